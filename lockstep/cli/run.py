@@ -58,13 +58,19 @@ def capture(
     from monitor.metrics.endpoint import open_meters
 
     log_to_stderr(config)
-    run_or_wait = capture_in_turn if standby else run_capture
-    loaded = load(config)
-    watching = observer(err)
-    with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
-        if opened is not None:
-            watching = measured(watching, opened, Path(loaded.capture.values_directory))
-        run_or_wait(loaded.as_pipeline(), stopping=StopOnSignals(), observer=watching)
+    loaded, stopping, watching = load(config), StopOnSignals(), observer(err)
+
+    def capture_measured() -> None:
+        # Whoever stands by has no figures, and the address may be that of the one at work.
+        with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
+            directory = Path(loaded.capture.values_directory)
+            counting = watching if opened is None else measured(watching, opened, directory)
+            run_capture(loaded.as_pipeline(), stopping=stopping, observer=counting)
+
+    if standby:
+        capture_in_turn(loaded.as_pipeline(), stopping=stopping, say=watching.say, capture=capture_measured)
+    else:
+        capture_measured()
 
 
 def dashboard(
