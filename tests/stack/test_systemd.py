@@ -1,14 +1,17 @@
 """The units of ``deploy/systemd``: systemd takes them, and their rules are those of the commands that they run."""
 
 import configparser
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from lockstep import supervisor
 from lockstep.cli.main import COMMANDS
+from lockstep.config import Config
 from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
 
 UNITS = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service"))
@@ -69,3 +72,25 @@ def test_the_unit_gives_processes_the_time_that_they_take_to_end(unit: Path) -> 
     rules = service(unit)
     assert rules["KillMode"] == "mixed"
     assert int(rules["TimeoutStopSec"]) > supervisor._STOP_S
+
+
+@pytest.mark.parametrize(
+    "text", [*UNITS, Path(__file__).parents[2] / "docs" / "operations.md"], ids=lambda path: path.stem
+)
+def test_every_directory_that_is_written_to_is_named_where_etc_is_read_only(text: Path) -> None:
+    words = text.read_text(encoding="utf-8")
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    named = [
+        (section, name)
+        for section, model in sections.items()
+        if isinstance(model, type) and issubclass(model, BaseModel)
+        for name in model.model_fields
+        if name.endswith("directory")
+    ]
+    assert len(named) == 4
+    for section, name in named:
+        if text in UNITS:
+            assert service(text)["ProtectSystem"] == "full"
+            assert f"{section}.{name}" in words
+        else:
+            assert re.search(rf'^\[{section}\]\n(\w+ = .*\n)*{name} = "/var/lib/lockstep/', words, re.MULTILINE)

@@ -26,7 +26,7 @@ def config(tmp_path: Path) -> Path:
 
 def _store(config: Path) -> AlertStore:
     directory = load(config).alerts.directory
-    assert directory == config.parent / ".lockstep" / "alerts", "it counts from where the file is"
+    assert directory == config.parent / ".lockstep" / "alerts" / "shop", "it counts from where the file is"
     directory.mkdir(parents=True, exist_ok=True)
     return AlertStore(directory)
 
