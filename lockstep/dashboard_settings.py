@@ -11,11 +11,13 @@ from cdc.settings import Settings
 TOKEN_VARIABLE: Final = "LOCKSTEP_DASHBOARD_TOKEN"  # noqa: S105  the name of a variable, not a token
 """The environment variable that holds the token of page and API."""
 
+DEFAULT_LISTEN: Final = "127.0.0.1:8642"
+
 
 class DashboardSettings(Settings):
     """Where it listens. ``enabled``: whether ``lockstep run`` starts it too."""
 
-    listen: str = "127.0.0.1:8642"
+    listen: str = DEFAULT_LISTEN
     enabled: bool = True
 
     @field_validator("listen")
