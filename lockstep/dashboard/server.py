@@ -485,11 +485,7 @@ class _Server(uvicorn.Server):
 def access_of(config: Config, token: str | None) -> Access:
     """Raises ConfigurationError where others than this machine would be let in without a token."""
     settings = config.dashboard
-    if not settings.is_loopback and not token:
-        raise ConfigurationError(
-            f"dashboard.listen is {settings.listen}, which other machines reach, and there is no token",
-            hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
-        )
+    settings.refuse_without_token(token)
     return Access(settings.is_loopback, token or None, settings.host)
 
 

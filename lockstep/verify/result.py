@@ -13,6 +13,7 @@ from lockstep.config import Config
 from lockstep.generations import settings_of
 from lockstep.verify.options import SOURCE, VerifyOptions
 from lockstep.verify.report import VerifyReport
+from monitor.alerts.store import make_directory, open_lock
 from monitor.verification import Verification, VerifyOutcome, save_verification
 from sinks.registry import open_sink
 
@@ -31,8 +32,8 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
     Raises LockstepError where another one runs. Where there can't be a lock, nothing is locked.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / f"verify-{sink}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory(directory)
+        lock = open_lock(directory / f"verify-{sink}.lock")
     except OSError as error:
         logger.warning("%s can't be used, so nothing keeps two comparisons apart: %s", directory, error.strerror)
         yield
