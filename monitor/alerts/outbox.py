@@ -1,7 +1,7 @@
 """What is still to be delivered: a queue and a thread per channel, so that no channel holds up another, nor the look.
 
-A message leaves its queue once the channel has taken it, and that is kept on disk. So a message may come twice, where
-the process dies between the two; none is lost. Its id and kind are then the same.
+A message is kept on disk before any channel gets it, and leaves its queue once the channel has taken it. So a message
+may come twice, where the process dies before that is kept as well; none is lost. Its id and kind are then the same.
 """
 
 import collections
@@ -30,17 +30,17 @@ class Outbox:
     def __init__(
         self,
         channels: Mapping[str, Channel],
-        queues: Mapping[str, Sequence[Message]],
         *,
         delivered: Callable[[], None],
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
-        """``queues`` is what is left of before, and ``delivered`` is called after each delivery."""
+        """``delivered`` is called after each delivery."""
         self._delivered = delivered
         self._wait_first_s = wait_first_s
         self._changed = threading.Condition()
         self._is_closed = False
-        self._queues = {name: collections.deque(queues.get(name, ()), _QUEUE_MAX) for name in channels}
+        self._queues = {name: collections.deque[Message](maxlen=_QUEUE_MAX) for name in channels}
+        self._staged: list[Message] = []
         self._threads = [
             threading.Thread(target=self._work, args=(name, channel), name=f"alert-{name}", daemon=True)
             for name, channel in channels.items()
@@ -48,17 +48,30 @@ class Outbox:
         for thread in self._threads:
             thread.start()
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """Have these delivered by every channel."""
+    def stage(self, messages: Iterable[Message]) -> None:
+        """Have these among what is still to be delivered, and deliver none of them before ``release``."""
+        with self._changed:
+            self._staged.extend(messages)
+
+    def release(self) -> None:
+        """Have what is staged delivered by every channel."""
         with self._changed:
             for queue in self._queues.values():
-                queue.extend(messages)
+                queue.extend(self._staged)
+            self._staged = []
+            self._changed.notify_all()
+
+    def add(self, queues: Mapping[str, Sequence[Message]]) -> None:
+        """Have what is left of before delivered, by the channels that it is for."""
+        with self._changed:
+            for name, queue in self._queues.items():
+                queue.extend(queues.get(name, ()))
             self._changed.notify_all()
 
     def queues(self) -> dict[str, list[Message]]:
         """What is still to be delivered."""
         with self._changed:
-            return {name: list(queue) for name, queue in self._queues.items()}
+            return {name: [*queue, *self._staged] for name, queue in self._queues.items()}
 
     def close(self) -> None:
         """Deliver nothing more. Who is at it may go on for a few seconds."""

@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import sys
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from cdc.model.errors import ConfigurationError, Unavailable
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.channels import Command, Mail, Webhook
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
-from monitor.alerts.store import AlertStore
+from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
 from monitor.conditions import Condition, Severity
 from monitor.lag import LagReport
@@ -43,6 +45,7 @@ class Receiver:
         self.documents: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.status = 204
+        self.arrived = threading.Event()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -50,6 +53,7 @@ class Receiver:
                 if receiver.status < 300:
                     receiver.documents.append(json.loads(body))
                     receiver.headers.append(dict(self.headers))
+                    receiver.arrived.set()
                 self.send_response(receiver.status)
                 self.end_headers()
 
@@ -155,6 +159,72 @@ def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Rec
     with _process(settings) as process:
         _looks(process, 20)
     assert receiver.told == [("opened", "slot-lost")]
+
+
+def test_a_message_is_on_disk_before_any_channel_has_it(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else kill -9 in between has it told again under another id, and the first one is never over."""
+    save, at_save = AlertStore.save, []
+
+    def slow(self: AlertStore, state: State) -> None:
+        if not receiver.documents and any(state.queues.values()):
+            receiver.arrived.wait(0.3)  # a disk that takes its time
+            at_save.append(list(receiver.told))
+        save(self, state)
+
+    monkeypatch.setattr(AlertStore, "save", slow)
+    with _watch(_settings(tmp_path, receiver.port)) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+    assert at_save == [[]]
+
+
+def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the disk that an earlier message's delivery leaves behind while the next one is being told."""
+    settings = _settings(tmp_path, receiver.port)
+    receiver.status = 503
+    seen = []
+
+    def delivers_meanwhile(record: logging.LogRecord) -> bool:
+        if "rebuild-needed" in record.getMessage():
+            receiver.status = 204
+            until(lambda: not _undelivered(settings))
+            seen.append({name for name, _ in AlertStore(settings.directory).load().book})
+        return True
+
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        monkeypatch.setattr(logging.getLogger("lockstep.alerts"), "filters", [delivers_meanwhile])
+        watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
+        until(lambda: len(receiver.documents) == 2)
+    assert seen == [{"slot-lost"}]
+
+
+@pytest.mark.parametrize("content", [b'{"format":2,"open":[],"queues":{}}', b"{"])
+def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
+    content: bytes, receiver: Receiver, tmp_path: Path
+) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    file = settings.directory / "state.json"
+    with _watch(settings) as watch:
+        receiver.status = 503
+        watch.look(replace(_WELL, rebuild_needed={"cache": ("mask",)}), now_ms=1)
+    before = file.read_bytes()
+    file.write_bytes(content)
+    receiver.status = 204
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=2)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+        watch.look(_BROKEN, now_ms=3)
+        assert file.read_bytes() == content
+        file.write_bytes(before)
+        watch.look(_BROKEN, now_ms=4)
+        until(lambda: receiver.told[1:] == [("opened", "rebuild-needed")])
+        until(lambda: not _undelivered(settings))
+    assert {name for name, _ in AlertStore(settings.directory).load().book} == {"slot-lost", "rebuild-needed"}
 
 
 def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Receiver, tmp_path: Path) -> None:
