@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState
-from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
+from monitor.lag import RECEIVED, LagReport, StageState, time_text
+from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
@@ -314,12 +314,13 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
             continue
         last = report.verified.get(sink.label)
         began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
-        if now_ms - began_ms > OVERDUE_TIMES * verify.every_ms:
+        due_ms = verify.overdue_since(began_ms, now_ms)
+        if due_ms is not None:
             yield Condition(
                 "verify-overdue",
                 sink.label,
                 Severity.WARNING,
-                f"{sink.label} hasn't been compared with the source for {OVERDUE_TIMES} times verify.every",
+                f"{sink.label} was to be compared with the source at {time_text(due_ms)}, and no comparison has begun",
                 f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
             )
 

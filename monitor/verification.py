@@ -6,7 +6,7 @@ up to where the generation was last found equal. It goes with the generation.
 
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -19,10 +19,8 @@ from sinks.contract import CoordinationRecords
 
 _FORMAT: Final = 1
 _UNITS_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DAY_MS: Final = _UNITS_MS["d"]
 _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-
-OVERDUE_TIMES: Final = 2
-"""A comparison is overdue after so many times the time between two."""
 
 
 class VerifySettings(Settings):
@@ -52,12 +50,37 @@ class VerifySettings(Settings):
 
     def may_begin(self, now_ms: int) -> bool:
         """Whether a comparison may begin at this time of the day."""
+        first_ms, length_ms = self._daily()
+        return (now_ms - first_ms) % _DAY_MS < length_ms
+
+    def overdue_since(self, began_ms: int, now_ms: int) -> int | None:
+        """When the next comparison could have begun at the earliest, where that is long ago; else None.
+
+        That is ``every`` ago, and so much of it, or all of a day's ``between``, was time in which one may begin.
+        """
+        if self.every_ms is None:
+            return None
+        first_ms, length_ms = self._daily()
+        due_ms = began_ms + self.every_ms
+        if not self.may_begin(due_ms):
+            due_ms += (first_ms - due_ms) % _DAY_MS
+        in_window_ms = self._in_window_ms(now_ms) - self._in_window_ms(due_ms)
+        is_overdue = now_ms - due_ms > self.every_ms and in_window_ms >= min(self.every_ms, length_ms)
+        return due_ms if is_overdue else None
+
+    def _daily(self) -> tuple[int, int]:
+        """When the time in which one may begin begins each day, and how long it is."""
         match = None if self.between is None else _WINDOW.fullmatch(self.between)
         if match is None:
-            return True
-        first, last = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
-        now = datetime.fromtimestamp(now_ms / 1000, UTC).time()
-        return first <= now < last if first < last else now >= first or now < last
+            return 0, _DAY_MS
+        first, last = (int(match[at]) * _UNITS_MS["h"] + int(match[at + 1]) * _UNITS_MS["m"] for at in (1, 3))
+        return first, (last - first) % _DAY_MS or _DAY_MS
+
+    def _in_window_ms(self, until_ms: int) -> int:
+        """How much of the time from some day long ago on was in the window."""
+        first_ms, length_ms = self._daily()
+        days, rest_ms = divmod(until_ms - first_ms, _DAY_MS)
+        return days * length_ms + min(rest_ms, length_ms)
 
 
 class VerifyOutcome(StrEnum):

@@ -80,6 +80,24 @@ def test_a_comparison_is_overdue_after_twice_its_time() -> None:
     assert _found({}, now_h=100, every="6h", sinks=("search",)) == set()
 
 
+def test_time_outside_of_the_window_makes_none_overdue() -> None:
+    """The docs' own example: what began at 4 is due at 10, and may begin at 22."""
+    at_four = {"cache": Verification(4 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}
+    nightly: dict[str, Any] = {"every": "6h", "between": "22:00-06:00"}
+    overdue = {("verify-overdue", "cache")}
+    assert [hour for hour in range(4, 32) if _found(at_four, now_h=hour, **nightly)] == [29, 30, 31]
+    # What is due half an hour before the end of the window has that half hour, and the next night.
+    late = {"cache": Verification(int(23.5 * _HOUR_MS), 1, VerifyOutcome.EQUAL)}
+    assert _found(late, now_h=24 + 27.4, **nightly) == set()
+    assert _found(late, now_h=24 + 27.6, **nightly) == overdue
+    # A window that is shorter than `every` has passed once without one.
+    hourly: dict[str, Any] = {"every": "1d", "between": "03:00-04:00"}
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=50.9, **hourly) == set()
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=51.1, **hourly) == overdue
+    short: dict[str, Any] = {"every": "10m", "between": "03:00-04:00"}
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=3.4, **short) == overdue
+
+
 @pytest.mark.parametrize(
     ("between", "inside", "outside"),
     [("22:00-06:00", ("22:00", "00:00", "05:59"), ("06:00", "21:59")), ("09:30-10:00", ("09:30",), ("10:00", "09:29"))],
