@@ -59,7 +59,8 @@ class Severity(IntEnum):
 class Condition:
     """One thing that is wrong. ``since_ms`` is since when, where that is known. ``step`` says what to do.
 
-    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts.
+    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts. ``hold_s`` is how
+    long at least.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Condition:
     step: str
     since_ms: int | None = None
     passes: bool = False
+    hold_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -87,15 +89,15 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What no lag report says; each part is None, or lacks an entry, where nobody could tell.
+    """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
     due.
     """
 
-    certificates: Mapping[str, int] = field(default_factory=dict)
-    disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    certificates: Mapping[str, int | None] | None = field(default_factory=dict)
+    disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
     since_ms: int | None = None
 
@@ -105,14 +107,20 @@ class Findings:
     """What is open, and of what nobody can tell now: those conditions stay as they were.
 
     ``unknown_subjects`` are of any condition. Nothing is known but of ``known_names`` where that isn't None.
+    ``unknown_keys`` are names and subjects, or names of which nothing is known.
     """
 
     open: tuple[Condition, ...]
     unknown_subjects: frozenset[str] = frozenset()
     known_names: frozenset[str] | None = None
+    unknown_keys: frozenset[tuple[str, str | None]] = frozenset()
 
     def is_unknown(self, name: str, subject: str) -> bool:
-        return subject in self.unknown_subjects or (self.known_names is not None and name not in self.known_names)
+        return (
+            subject in self.unknown_subjects
+            or (self.known_names is not None and name not in self.known_names)
+            or not self.unknown_keys.isdisjoint(((name, subject), (name, None)))
+        )
 
 
 _NEVER_VERIFIED: Final = VerifySettings()
@@ -135,7 +143,7 @@ def find_conditions(
     if isinstance(report, LockstepError) or silent:
         known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
         unreachable = _unreachable("; ".join(error.message for error in silent))
-        return Findings((unreachable, *of_facts), known_names=known)
+        return Findings((unreachable, *of_facts), known_names=known, unknown_keys=frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
@@ -148,7 +156,31 @@ def find_conditions(
         stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
     }
     unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
-    return Findings(tuple(found), frozenset(unknown))
+    keys = {*_unasked(facts, settings), *(("lag", label) for label in _unmeasured(report))}
+    return Findings(tuple(found), frozenset(unknown), unknown_keys=frozenset(keys))
+
+
+def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str | None]]:
+    """Conditions of which no fact says anything."""
+    for name, known in (("certificate-expires", facts.certificates), ("disk-filling", facts.disks)):
+        if known is None:
+            yield name, None
+        else:
+            yield from ((name, subject) for subject, fact in known.items() if fact is None)
+    if settings.standby and facts.has_standby is None:
+        yield "no-standby", CAPTURE
+
+
+def _unmeasured(report: LagReport) -> set[str]:
+    """Live generations that answer, and of which nobody can tell how far they are behind, by their labels."""
+    return {
+        stage.sink.label
+        for stage in report.stages
+        if stage.sink is not None
+        and stage.sink.is_live
+        and stage.seconds_behind is None
+        and stage.sink.name not in report.unanswered
+    }
 
 
 def _unreachable(reason: str) -> Condition:
@@ -235,6 +267,12 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
         )
 
 
+def _is_before_the_stream(report: LagReport) -> bool:
+    """Whether the first copy isn't done, or hasn't begun: no sink can have anything of the stream by then."""
+    states = (StageState.BUILDING, StageState.PAUSED)
+    return any(stage.name == RECEIVED and (stage.state in states or stage.lsn is None) for stage in report.stages)
+
+
 def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
     for stage in report.stages:
         sink, behind_s = stage.sink, stage.seconds_behind
@@ -246,6 +284,17 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 f"readers of {sink.label} may lack what was committed in the last {behind_s:.0f} s",
                 "`lockstep lag` shows which stage holds it up",
                 passes=True,
+            )
+    if not _is_before_the_stream(report):
+        for label in sorted(_unmeasured(report)):
+            yield Condition(
+                "lag",
+                label,
+                Severity.WARNING,
+                f"nobody knows how far readers of {label} are behind",
+                "`lockstep lag` shows which stage holds it up",
+                passes=True,
+                hold_s=settings.lag_s,
             )
     for name, error in report.unanswered.items():
         yield Condition(
@@ -340,7 +389,9 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
 
 
 def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
-    for whose, until_ms in facts.certificates.items():
+    for whose, until_ms in (facts.certificates or {}).items():
+        if until_ms is None:
+            continue
         days = (until_ms - now_ms) / _DAY_MS
         if days < settings.certificate_days:
             yield Condition(
@@ -353,7 +404,10 @@ def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterato
 
 
 def _disks(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    for directory, (free, size) in facts.disks.items():
+    for directory, disk in (facts.disks or {}).items():
+        if disk is None:
+            continue
+        free, size = disk
         percent = 100 * free / size if size else 100.0
         if percent < settings.disk_free_percent:
             is_critical = percent < settings.disk_free_percent * _CRITICAL_FREE_SHARE

@@ -30,7 +30,7 @@ Expiry = Callable[[], int | None]
 
 
 class FactsCollector:
-    """Asks once a minute, and for certificates once an hour, until it is closed."""
+    """Asks once a minute, until it is closed. A certificate that was read is asked for again after an hour."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class FactsCollector:
         self._directories = directories
         self._with_standby = with_standby
         self._since_ms = time.time_ns() // 1_000_000
-        self._latest = Facts(since_ms=self._since_ms)
+        self._latest = Facts(None, None, None, self._since_ms)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="alert-facts", daemon=True)
         self._thread.start()
@@ -67,29 +67,34 @@ class FactsCollector:
         self.close()
 
     def _work(self) -> None:
-        asked_s, certificates = float("-inf"), dict[str, int]()
+        asked_s, certificates = float("-inf"), dict[str, int | None]()
         while not self._closed.is_set():
+            whose = certificates_of(self._pipeline, self._sinks)
             if time.monotonic() - asked_s > _CERTIFICATES_S:
                 asked_s = time.monotonic()
-                certificates |= expiries(certificates_of(self._pipeline, self._sinks))
+            else:
+                whose = {
+                    name: ask for name, ask in whose.items() if name in certificates and certificates[name] is None
+                }
+            certificates = after(certificates, expiries(whose))
             has_standby = has_capture_standby(self._pipeline) if self._with_standby else None
             self._latest = Facts(dict(certificates), disks_of(self._directories), has_standby, self._since_ms)
             self._closed.wait(_LOOK_S)
 
 
-def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int]]:
-    """Directory -> free bytes that we may use, and all. Of several on one disk one is enough."""
+def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int] | None]:
+    """Directory -> free bytes that we may use, and all; None where that can't be asked. Of one disk one is enough."""
     disks: dict[int, tuple[str, tuple[int, int]]] = {}
+    unknown: dict[str, tuple[int, int] | None] = {}
     for directory in directories:
-        there = next((path for path in (directory, *directory.absolute().parents) if path.is_dir()), None)
-        if there is None:
-            continue
         try:
+            there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
             usage, device = shutil.disk_usage(there), there.stat().st_dev
-        except OSError:
+        except (OSError, StopIteration):
+            unknown[str(directory)] = None
             continue
         disks.setdefault(device, (str(directory), (usage.free, usage.total)))
-    return dict(disks.values())
+    return unknown | dict(disks.values())
 
 
 def has_capture_standby(pipeline: Pipeline) -> bool | None:
@@ -106,17 +111,24 @@ def has_capture_standby(pipeline: Pipeline) -> bool | None:
     return None if row is None else bool(row[0])
 
 
-def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int]:
-    """Whose certificate expires when, of those that could be read."""
-    found = {}
+def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int | None]:
+    """Whose certificate expires when; None where it can't be read. Who has none is left out."""
+    found = dict[str, int | None]()
     for whose, ask in certificates.items():
         try:
             expires_ms = ask()
         except (OSError, ValueError):  # whoever uses it says what is wrong with it
+            found[whose] = None
             continue
         if expires_ms is not None:
             found[whose] = expires_ms
     return found
+
+
+def after(known: Mapping[str, int | None], asked: Mapping[str, int | None]) -> dict[str, int | None]:
+    """What is known once these were asked, all among them that weren't known. Who can't be read now stays as he was."""
+    kept = {whose: expires_ms for whose, expires_ms in known.items() if expires_ms is not None}
+    return {**asked, **kept, **{whose: expires_ms for whose, expires_ms in asked.items() if expires_ms is not None}}
 
 
 def certificates_of(pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> dict[str, Expiry]:

@@ -12,7 +12,7 @@ from monitor.alerts.channels import channels_of
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
-from monitor.conditions import Condition, Facts, Severity, find_conditions
+from monitor.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.lag import LagReport
 from monitor.verification import VerifySettings
 
@@ -44,10 +44,11 @@ class AlertWatch:
         self._is_loaded = False
         self._trouble: str | None = None
         self._open: tuple[Condition, ...] = ()
+        self._held: Mapping[Key, int] = {}
 
     @property
     def open(self) -> tuple[Condition, ...]:
-        """What was wrong at the last look, whether it was told or not."""
+        """What was wrong at the last look, told or not; what has to hold for long, once it was told or held so long."""
         return self._open
 
     @property
@@ -62,7 +63,8 @@ class AlertWatch:
         that can't be read is left as it is, and nothing is kept until it can be read or is gone.
         """
         findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms, verify=self._verify)
-        self._open = findings.open
+        self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
+        self._open = self._shown(findings, self._book, now_ms=now_ms)
         silences: Mapping[str, int] = {}
         try:
             if not self._is_loaded:
@@ -82,6 +84,7 @@ class AlertWatch:
             pipeline=self._pipeline,
             now_ms=now_ms,
         )
+        self._open = self._shown(findings, book, now_ms=now_ms)
         for message in messages:
             log_message(message)
         with self._saving:
@@ -108,6 +111,14 @@ class AlertWatch:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _shown(self, findings: Findings, book: Mapping[Key, Entry], *, now_ms: int) -> tuple[Condition, ...]:
+        told = {key for key, entry in book.items() if entry.told}
+        return tuple(
+            each
+            for each in findings.open
+            if not each.hold_s or each.key in told or now_ms - self._held[each.key] >= each.hold_s * 1000
+        )
 
     def _resume(self, state: State) -> None:
         """Go on where the process before was. What this one has told since it couldn't read that stays told."""

@@ -139,6 +139,38 @@ def test_nothing_is_over_because_nobody_can_look() -> None:
     assert not silent.is_unknown("lag", "search")
 
 
+def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
+    """As after a restart, before anybody has asked."""
+    for report in (_report(), Unavailable("no source")):
+        unasked = find_conditions(report, Facts(None, None), AlertSettings(standby=True), now_ms=_NOW_MS)
+        for key in (("certificate-expires", "kafka k:9093"), ("disk-filling", "/d"), ("no-standby", "capture")):
+            assert unasked.is_unknown(*key)
+        facts = Facts({"kafka k:9093": None, "gone.pem": _NOW_MS * 2}, {"/d": None, "/e": (9, 10)}, True)
+        unread = find_conditions(report, facts, AlertSettings(standby=True), now_ms=_NOW_MS)
+        assert unread.is_unknown("certificate-expires", "kafka k:9093")
+        assert unread.is_unknown("disk-filling", "/d")
+        assert not unread.is_unknown("certificate-expires", "gone.pem")
+        assert not unread.is_unknown("certificate-expires", "of a sink that isn't there any more")
+        assert not unread.is_unknown("disk-filling", "/e")
+    assert not find_conditions(_report(), Facts(), AlertSettings(), now_ms=_NOW_MS).is_unknown("no-standby", "capture")
+
+
+def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
+    """As after `recover`, until its first watermark of the new epoch."""
+    findings = find_conditions(_report(_applied(_sink(), behind_s=None)), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    assert findings.is_unknown("lag", "cache")
+    (lag,) = findings.open
+    assert (lag.key, lag.hold_s) == (("lag", "cache"), 300.0)
+    assert "nobody knows how far" in lag.sentence
+    assert _found(_report(_applied(_sink(is_live=False), behind_s=None))) == {}
+    for lsn, state in ((None, StageState.ABSENT), (None, StageState.BUILDING), (10, StageState.PAUSED)):
+        received = Stage(RECEIVED, lsn, None, None, None, state=state)
+        report = _report(received, _applied(_sink(), behind_s=None))
+        first = find_conditions(report, Facts(), AlertSettings(), now_ms=_NOW_MS)
+        assert first.open == (), "nobody has rows of the stream before the first copy is done"
+        assert first.is_unknown("lag", "cache")
+
+
 def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
     """The rest of it is as old as the last whole one, or was never known at all."""
     never = LagReport((), None, None, {}, silent_servers={"kafka": Unavailable("Kafka at k:9092 hasn't answered")})

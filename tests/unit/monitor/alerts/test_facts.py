@@ -1,11 +1,15 @@
 """Whose certificates are looked at, which disks, and what becomes of those that can't be."""
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import trustme
 
 from lockstep.config import Config, load
-from monitor.alerts.facts import certificates_of, disks_of, expiries, has_capture_standby
+from monitor.alerts.certificates import file_expires_ms
+from monitor.alerts.facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
+from tests.databases import until
 
 _TOML = """
 [pipeline]
@@ -61,7 +65,9 @@ def test_one_that_can_not_be_read_keeps_no_other(tmp_path: Path) -> None:
         for whose, ask in certificates_of(config.as_pipeline(), config.sinks).items()
         if whose.endswith("pem")
     }
-    assert expiries(of_files).keys() == {str(tmp_path / "client.pem")}
+    found = expiries(of_files)
+    assert [whose for whose, expires_ms in found.items() if expires_ms] == [str(tmp_path / "client.pem")]
+    assert found[str(tmp_path / "kafka.pem")] is None
 
 
 def test_a_source_without_tls_or_over_a_socket_has_none_to_look_at(tmp_path: Path) -> None:
@@ -78,6 +84,36 @@ def test_a_disk_is_measured_once_also_for_a_directory_that_is_not_there_yet(tmp_
     ((directory, (free, size)),) = disks.items()
     assert directory == str(tmp_path / "not" / "yet")
     assert 0 < free <= size
+
+
+def test_a_certificate_that_can_not_be_read_now_stays_known_and_one_without_tls_has_none() -> None:
+    assert after({}, {"a": 1, "b": None}) == {"a": 1, "b": None}
+    assert after({"a": 1, "b": None}, {"a": None, "b": 2}) == {"a": 1, "b": 2}
+    assert after({"a": 1, "b": None}, {}) == {"a": 1}, "it was asked, and has none"
+
+
+def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _load(tmp_path)
+    monkeypatch.setattr("monitor.alerts.facts._LOOK_S", 0.01)
+    files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
+    monkeypatch.setattr(
+        "monitor.alerts.facts.certificates_of",
+        lambda *_: {whose: partial(file_expires_ms, Path(whose)) for whose in files},
+    )
+    with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False) as facts:
+        until(lambda: facts.latest().certificates == dict.fromkeys(files))
+        trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+        until(lambda: bool((facts.latest().certificates or {}).get(str(tmp_path / "client.pem"))))
+
+
+def test_a_directory_that_can_not_be_looked_into_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert disks_of([tmp_path]) == {str(tmp_path): None}
 
 
 def test_a_source_that_does_not_answer_says_nothing_of_a_standby(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
 from monitor.conditions import Condition, Severity
-from monitor.lag import LagReport
+from monitor.lag import LagReport, SinkFacts, Stage
 from tests.databases import until
 
 _BROKEN = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
@@ -111,7 +111,7 @@ import sys, time
 from pathlib import Path
 from monitor.alerts.settings import AlertSettings, WebhookSettings
 from monitor.alerts.watch import AlertWatch
-from monitor.lag import LagReport
+from monitor.lag import LagReport, SinkFacts, Stage
 settings = AlertSettings(directory=Path(sys.argv[1]), webhook=WebhookSettings(url=sys.argv[2]))
 watch = AlertWatch("shop", settings, retry_s=0.01)
 report = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
@@ -241,6 +241,21 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)
         until(lambda: receiver.told == [("opened", "slot-lost"), ("cleared", "slot-lost")])
+
+
+def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiver: Receiver, tmp_path: Path) -> None:
+    sink = SinkFacts("cache", 1, True, 10, 0, 0, 0)
+    unmeasured = LagReport((Stage("applied: cache", 10, 0, None, 0, sink),), True, 0, {}, wal_status="reserved")
+    settings = _settings(tmp_path, receiver.port, lag_s=60.0)
+    with _watch(settings) as first, _watch(settings) as second:
+        for watch in (first, second):
+            watch.look(unmeasured, now_ms=0)
+            watch.look(unmeasured, now_ms=59_000)
+            assert watch.open == ()
+        for watch in (first, second):
+            watch.look(unmeasured, now_ms=60_000)
+            assert [condition.key for condition in watch.open] == [("lag", "cache")]
+        until(lambda: receiver.told == [("opened", "lag")])
 
 
 def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
