@@ -63,7 +63,7 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from lockstep.console import EXIT_FAILED, say
     from monitor.alerts.book import Kind, Message
     from monitor.alerts.channels import channels_of
-    from monitor.conditions import Condition, Severity
+    from monitor.alerts.conditions import Condition, Severity
 
     loaded, now_ms = load(config), _now_ms()
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
@@ -95,7 +95,7 @@ def silence(
     What is open when it ends is told then.
     """
     from lockstep.console import say
-    from monitor.conditions import NAMES
+    from monitor.alerts.conditions import NAMES
 
     match = re.fullmatch(r"(\d{1,6})([smhd])", duration)
     if match is None:
@@ -115,7 +115,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     machine one tells.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.alerts import open_attendant
+    from lockstep.attendant import open_attendant
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from monitor.collector import LagCollector

@@ -34,6 +34,7 @@ from lockstep.dashboard.model import (
     TopicsState,
     VerifyRun,
 )
+from monitor.steps import rebuild_step
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
@@ -180,7 +181,7 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
             yield Problem(where=name, state="unanswered", reason=why, next_step=_DOCTOR)
     for label, names in lag.get("rebuild_needed", {}).items():
         why = f"the configuration has changed since it was built: {', '.join(names)}"
-        yield Problem(where=label, state="outdated", reason=why, next_step=f"`lockstep rebuild {label.split()[0]}`")
+        yield Problem(where=label, state="outdated", reason=why, next_step=rebuild_step(label))
     for label, count in lag.get("open_rejections", {}).items():
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"

@@ -25,7 +25,7 @@ from starlette.exceptions import HTTPException
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
-from lockstep.alerts import Attendant, open_attendant
+from lockstep.attendant import Attendant, open_attendant
 from lockstep.config import Config
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard

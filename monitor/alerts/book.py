@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from monitor.conditions import Condition, Findings, Severity
+from monitor.alerts.conditions import Condition, Findings, Severity
 
 Key = tuple[str, str]
 

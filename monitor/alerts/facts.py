@@ -17,7 +17,7 @@ from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.replication import APPLICATION
 from monitor.alerts.certificates import file_expires_ms, server_expires_ms
-from monitor.conditions import Facts
+from monitor.alerts.conditions import Facts
 from sinks.access import Tls
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings

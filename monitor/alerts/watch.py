@@ -9,10 +9,10 @@ from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, take
 from monitor.alerts.channels import channels_of
+from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
-from monitor.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.lag import LagReport
 from monitor.verification import VerifySettings
 

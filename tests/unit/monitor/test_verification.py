@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from monitor.alerts.conditions import Facts, find_conditions
 from monitor.alerts.settings import AlertSettings
-from monitor.conditions import Facts, find_conditions
 from monitor.lag import LagReport, SinkFacts, Stage
 from monitor.verification import (
     Verification,

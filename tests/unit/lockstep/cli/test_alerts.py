@@ -9,8 +9,8 @@ import pytest
 from lockstep.cli.main import exit_code
 from lockstep.config import load
 from monitor.alerts.book import Entry, Kind, Message
+from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.store import AlertStore, State
-from monitor.conditions import Condition, Severity
 
 
 @pytest.fixture

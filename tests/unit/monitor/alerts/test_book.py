@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from monitor.alerts.book import Entry, Key, Kind, take
-from monitor.conditions import Condition, Findings, Severity
+from monitor.alerts.conditions import Condition, Findings, Severity
 
 _STOPPED = Condition("job-stopped", "cache", Severity.CRITICAL, "stopped", "start it")
 _LAG = Condition("lag", "cache", Severity.WARNING, "behind", "look", passes=True)

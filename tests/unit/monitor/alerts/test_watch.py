@@ -23,10 +23,10 @@ import trustme
 from cdc.model.errors import ConfigurationError, Unavailable
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.channels import Command, Mail, Webhook
+from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
-from monitor.conditions import Condition, Severity
 from monitor.lag import LagReport, SinkFacts, Stage
 from tests.databases import until
 

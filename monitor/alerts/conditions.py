@@ -12,6 +12,7 @@ from typing import Any, Final
 from cdc.model.errors import LockstepError
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, StageState, time_text
+from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -331,7 +332,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             label,
             Severity.WARNING,
             f"{label} was built with other {', '.join(names)}",
-            f"`lockstep rebuild {label} --switch`",
+            rebuild_step(label),
         )
 
 

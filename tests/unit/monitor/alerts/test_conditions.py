@@ -7,8 +7,8 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
+from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
-from monitor.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 
 _DAY_MS = 24 * 3600 * 1000
