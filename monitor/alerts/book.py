@@ -70,7 +70,7 @@ class Entry:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Entry":
         told = None if fields["told"] is None else Severity[fields["told"].upper()]
-        return cls(condition_from_json(fields), fields["seen_ms"], told)
+        return cls(condition_from_json(fields), int(fields["seen_ms"]), told)
 
 
 def condition_from_json(fields: Mapping[str, Any]) -> Condition:

@@ -20,12 +20,17 @@ logger = logging.getLogger("lockstep.alerts")
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
+_BUG_TRIES: Final = 5
+"""How often a message is tried where not the channel refuses it, but our code fails: it would fail for ever."""
 _QUEUE_MAX: Final = 1000
 """A channel that is down for so long loses the oldest messages."""
 
 
 class Outbox:
-    """Delivers messages in order, per channel, again and again until the channel takes them."""
+    """Delivers messages in order, per channel, again and again until the channel takes them.
+
+    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through.
+    """
 
     def __init__(
         self,
@@ -83,33 +88,40 @@ class Outbox:
 
     def _work(self, name: str, channel: Channel) -> None:
         queue = self._queues[name]
-        wait_s, has_said = self._wait_first_s, False
+        tries = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: queue or self._is_closed)
                 if self._is_closed:
                     return
                 message = queue[0]
+            tries += 1
             try:
                 channel.send(message)
-            except Exception as error:  # a bug of one channel may not end its thread: the next message may get through
-                if not has_said:
-                    has_said = True
-                    reason = error.message if isinstance(error, LockstepError) else type(error).__name__
-                    logger.warning(
-                        LogMessage("alert isn't delivered", {"channel": name}, f"{reason}; it goes on trying")
-                    )
-                self._pause(wait_s)
-                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+            except (LockstepError, OSError) as error:
+                reason = error.message if isinstance(error, LockstepError) else type(error).__name__
+                self._say_once(name, f"{reason}; it goes on trying", tries)
+                self._pause(tries)
                 continue
-            wait_s, has_said = self._wait_first_s, False
+            except Exception as bug:
+                self._say_once(name, f"{type(bug).__name__}; it is tried {_BUG_TRIES} times", tries)
+                if tries < _BUG_TRIES:
+                    self._pause(tries)
+                    continue
+                subject = {"channel": name, "name": message.condition.name, "subject": message.condition.subject}
+                logger.exception(LogMessage("alert is dropped", subject, f"it failed {tries} times"))
+            tries = 0
             with self._changed:
                 if queue and queue[0] is message:
                     queue.popleft()
             self._delivered()
 
-    def _pause(self, seconds: float) -> None:
-        until_s = time.monotonic() + seconds
+    def _say_once(self, name: str, why: str, tries: int) -> None:
+        if tries == 1:
+            logger.warning(LogMessage("alert isn't delivered", {"channel": name}, why))
+
+    def _pause(self, tries: int) -> None:
+        until_s = time.monotonic() + min(self._wait_first_s * 2 ** min(tries - 1, 16), _WAIT_MAX_S)
         with self._changed:
             while not self._is_closed and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)

@@ -8,10 +8,10 @@ import contextlib
 import fcntl
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -19,6 +19,7 @@ from cdc.model.errors import LockstepError
 from monitor.alerts.book import Entry, Key, Message
 
 _FORMAT: Final = 1
+_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,7 @@ class AlertStore:
 
     def load(self) -> State:
         """What was saved last."""
-        document = self._read("state.json")
-        entries = [Entry.from_json(entry) for entry in document.get("open", [])]
-        queues = {
-            channel: [Message.from_json(message) for message in messages]
-            for channel, messages in document.get("queues", {}).items()
-        }
-        return State({entry.condition.key: entry for entry in entries}, queues)
+        return self._read("state.json", _state) or State()
 
     def save(self, state: State) -> None:
         """Keep this. It is on disk when it returns."""
@@ -81,7 +76,7 @@ class AlertStore:
 
     def silences(self, *, now_ms: int) -> dict[str, int]:
         """What is silenced now -> until when, in milliseconds since 1970."""
-        until = self._read("silences.json").get("until_ms", {})
+        until = self._read("silences.json", _until_ms) or {}
         return {name: until_ms for name, until_ms in until.items() if until_ms > now_ms}
 
     def silence(self, name: str, until_ms: int, *, now_ms: int) -> None:
@@ -93,22 +88,22 @@ class AlertStore:
         silences = self.silences(now_ms=now_ms) | {name: until_ms}
         self._write("silences.json", {"until_ms": {key: until for key, until in silences.items() if until > now_ms}})
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, parse: Callable[[Mapping[str, Any]], _Parsed]) -> _Parsed | None:
+        """What is in the file; None where there is none."""
+        path = self._directory / name
         try:
-            document = orjson.loads((self._directory / name).read_bytes())
+            document = orjson.loads(path.read_bytes())
+            if document["format"] != _FORMAT:
+                raise LockstepError(f"{path} is of another version of Lockstep", hint="use that one, or move it away")
+            return parse(document)
         except FileNotFoundError:
-            return {}
+            return None
         except OSError as error:
             raise self._unusable(error) from error
-        except orjson.JSONDecodeError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another shape
             raise LockstepError(
-                f"{self._directory / name} isn't JSON", hint="move it away: alerts that are open are told once more"
+                f"{path} is damaged", hint="move it away: alerts that are open are told once more"
             ) from error
-        if document["format"] != _FORMAT:
-            raise LockstepError(
-                f"{self._directory / name} is of another version of Lockstep", hint="use that one, or move it away"
-            )
-        return dict(document)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         try:
@@ -131,3 +126,16 @@ class AlertStore:
             f"the directory {self._directory} can't be used: {error.strerror}",
             hint="check the path of alerts.directory, its permissions and its disk",
         )
+
+
+def _state(document: Mapping[str, Any]) -> State:
+    entries = [Entry.from_json(entry) for entry in document["open"]]
+    queues = {
+        channel: [Message.from_json(message) for message in messages]
+        for channel, messages in document["queues"].items()
+    }
+    return State({entry.condition.key: entry for entry in entries}, queues)
+
+
+def _until_ms(document: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(until_ms) for name, until_ms in document["until_ms"].items()}

@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 import trustme
 
-from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.channels import Command, Mail, Webhook
 from monitor.alerts.conditions import Condition, Severity
+from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
@@ -203,7 +204,22 @@ def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
     assert seen == [{"slot-lost"}]
 
 
-@pytest.mark.parametrize("content", [b'{"format":2,"open":[],"queues":{}}', b"{"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format":2,"open":[],"queues":{}}',
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b'"format"',
+        b'{"format":1}',
+        b'{"format":1,"open":[{}],"queues":{}}',
+        b'{"format":1,"open":[],"queues":[]}',
+        b'{"format":1,"open":[],"queues":{"webhook":[{"id":"a","kind":"shouted"}]}}',
+        b'{"format":1,"open":[{"name":"a","subject":"b","severity":"loud","told":null,"seen_ms":"x"}],"queues":{}}',
+    ],
+)
 def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
     content: bytes, receiver: Receiver, tmp_path: Path
 ) -> None:
@@ -305,6 +321,48 @@ def test_a_silence_of_the_command_counts_from_the_next_look(receiver: Receiver, 
         until(lambda: receiver.told == [("opened", "slot-lost")])
 
 
+def test_silences_that_can_not_be_read_keep_nobody_from_being_told(receiver: Receiver, tmp_path: Path) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    settings.directory.mkdir()
+    (settings.directory / "silences.json").write_text('{"format":1,"until_ms":{"slot-lost":null}}')
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+    with pytest.raises(LockstepError, match=r"silences.json is damaged"):
+        AlertStore(settings.directory).silences(now_ms=1)
+
+
+class _Buggy:
+    """Fails with what isn't an answer of anybody, for one condition."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.told: list[str] = []
+
+    def send(self, message: Message) -> None:
+        if message.condition.name == "lag":
+            self.tries += 1
+            raise TypeError
+        self.told.append(message.condition.name)
+
+
+def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some_tries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    channel, delivered = _Buggy(), threading.Event()
+    outbox = Outbox({"buggy": channel}, delivered=delivered.set, wait_first_s=0.001)
+    try:
+        outbox.add({"buggy": [_MESSAGE, replace(_MESSAGE, condition=replace(_MESSAGE.condition, name="gap"))]})
+        until(lambda: channel.told == ["gap"])
+        until(lambda: outbox.queues() == {"buggy": []})
+    finally:
+        outbox.close()
+    assert channel.tries == 5
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" channel=")[0] for text in said] == ["alert isn't delivered", "alert is dropped"]
+    assert "name=lag" in said[1]
+
+
 # -- channels
 
 
@@ -364,6 +422,8 @@ class MailServer:
         self.mails: list[str] = []
         self.logins: list[tuple[str, bool]] = []
         self.takes_login = True
+        self.refused: set[str] = set()
+        self.recipients: list[str] = []
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(self._context)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -401,6 +461,13 @@ class MailServer:
                     connection.sendall(b"354 go\r\n")
                     self.mails.append(b"".join(iter(lines.readline, b".\r\n")).decode())
                     connection.sendall(b"250 kept\r\n")
+                case "RCPT":
+                    address = words[1].partition("<")[2].rstrip(">")
+                    if address in self.refused:
+                        connection.sendall(b"452 mailbox full\r\n")
+                    else:
+                        self.recipients.append(address)
+                        connection.sendall(b"250 ok\r\n")
                 case "QUIT":
                     connection.sendall(b"221 bye\r\n")
                     break
@@ -429,18 +496,39 @@ def test_mail_is_sent_encrypted_with_a_login_and_to_nobody_else(tmp_path: Path) 
             sender="lockstep@example.com",
             to=("on-call@example.com",),
         )
-        Mail(settings).send(_MESSAGE)
+        Mail(settings, "on-call@example.com").send(_MESSAGE)
         assert server.logins == [("\0lockstep\0tell-nobody", True)]
         (mail,) = server.mails
         assert "Subject: [lockstep shop] open: lag cache" in mail
         assert "What to do: look" in mail
         server.takes_login = False
         with pytest.raises(Unavailable, match="code 535") as refused:
-            Mail(settings).send(_MESSAGE)
+            Mail(settings, "on-call@example.com").send(_MESSAGE)
         assert "tell-nobody" not in str(refused.value)
         with pytest.raises(Unavailable, match="can't be reached"):  # the system's authorities don't know this one
-            Mail(settings.model_copy(update={"ca_file": None})).send(_MESSAGE)
+            Mail(settings.model_copy(update={"ca_file": None}), "on-call@example.com").send(_MESSAGE)
         assert len(server.logins) == 2, "no password goes to a server that wasn't checked"
+
+
+def test_an_address_that_the_server_refuses_is_tried_again_and_keeps_no_other_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(MailServer(trustme.CA().issue_cert("localhost"))) as server:
+        server.refused = {"full@example.com"}
+        to = ("on-call@example.com, Second <second@example.com>", "full@example.com")
+        mail = MailSettings(host="localhost", port=server.port, tls="none", sender="lockstep@example.com", to=to)
+        settings = AlertSettings(directory=tmp_path / "alerts", mail=mail)
+        full = ["mail to full@example.com"]
+        with _watch(settings) as watch:
+            watch.look(_BROKEN, now_ms=1)
+            watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
+            until(lambda: sorted(server.recipients) == ["on-call@example.com"] * 2 + ["second@example.com"] * 2)
+            until(lambda: [name for name, each in AlertStore(settings.directory).load().queues.items() if each] == full)
+            server.refused = set()
+            until(lambda: server.recipients.count("full@example.com") == 2)
+        assert len(server.recipients) == 6, "nobody gets it twice"
+    (said,) = [record.getMessage() for record in caplog.records if "isn't delivered" in record.getMessage()]
+    assert "full@example.com, with code 452; it goes on trying" in said
 
 
 def test_a_password_is_never_sent_in_the_clear() -> None:
