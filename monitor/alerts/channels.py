@@ -46,7 +46,7 @@ def channels_of(settings: AlertSettings) -> dict[str, Channel]:
         channels["command"] = Command(settings.command)
     if settings.mail is not None:
         for _, address in getaddresses(settings.mail.to):
-            channels[f"mail to {address}"] = Mail(settings.mail, address)
+            channels[f"mail:{address}"] = Mail(settings.mail, address)
     return channels
 
 

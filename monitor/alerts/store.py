@@ -30,6 +30,14 @@ class State:
     queues: Mapping[str, Sequence[Message]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whether a process of this machine tells, and when one that does has looked last; None: none ever has."""
+
+    is_there: bool
+    looked_ms: int | None
+
+
 class AlertStore:
     """The directory of a pipeline's alerts. Every method raises LockstepError for a file that can't be used."""
 
@@ -52,6 +60,30 @@ class AlertStore:
                 return False
             self._lock = lock
         return True
+
+    def mark_look(self) -> None:
+        """Let others see that whoever has the lock looks."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._lock)
+
+    def watcher(self) -> Watcher:
+        """Who tells now."""
+        try:
+            lock = os.open(self._directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Watcher(False, None)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            looked_ms = os.fstat(lock).st_mtime_ns // 1_000_000
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return Watcher(True, looked_ms)
+            return Watcher(False, looked_ms)
+        finally:
+            os.close(lock)
 
     def close(self) -> None:
         if self._lock is not None:

@@ -71,6 +71,7 @@ class AlertWatch:
                 if not self._store.take_lock():
                     return
                 self._resume(self._store.load())
+            self._store.mark_look()
             silences = self._store.silences(now_ms=now_ms)
             self._trouble = None
         except LockstepError as error:

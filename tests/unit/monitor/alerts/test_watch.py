@@ -252,7 +252,12 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
             until(lambda: not _undelivered(settings))
             second.look(_BROKEN, now_ms=1)
             assert second.open
+            watcher = AlertStore(settings.directory).watcher()
+            assert watcher.is_there
+            until(lambda: (AlertStore(settings.directory).watcher().looked_ms or 0) > (watcher.looked_ms or 0))
             os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not AlertStore(settings.directory).watcher().is_there
         second.look(_BROKEN, now_ms=2)
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)
@@ -518,7 +523,7 @@ def test_an_address_that_the_server_refuses_is_tried_again_and_keeps_no_other_wa
         to = ("on-call@example.com, Second <second@example.com>", "full@example.com")
         mail = MailSettings(host="localhost", port=server.port, tls="none", sender="lockstep@example.com", to=to)
         settings = AlertSettings(directory=tmp_path / "alerts", mail=mail)
-        full = ["mail to full@example.com"]
+        full = ["mail:full@example.com"]
         with _watch(settings) as watch:
             watch.look(_BROKEN, now_ms=1)
             watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
