@@ -238,8 +238,10 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
     # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
-    is_copied = all(stage.state is not StageState.BUILDING for stage in report.stages if stage.name == RECEIVED)
-    is_expected = report.wal_status is not None and is_copied and not report.held_by_copies
+    # A paused copy beside the stream explains nothing: capture goes on.
+    copying = (StageState.BUILDING, StageState.PAUSED)
+    is_copied = all(stage.state not in copying for stage in report.stages if stage.name == RECEIVED)
+    is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:
         yield Condition(
             "capture-stopped",

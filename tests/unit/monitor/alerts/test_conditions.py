@@ -62,6 +62,7 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
         ({"broken": ("another server", "more")}, ("capture-broken/capture", Severity.CRITICAL)),
         ({"slot_active": False}, ("capture-stopped/capture", Severity.CRITICAL)),
         ({"slot_active": False, "first_copy_paused": True}, None),
+        ({"slot_active": False, "paused_copies": ("public.t",)}, ("capture-stopped/capture", Severity.CRITICAL)),
         ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
         ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
         ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
