@@ -49,6 +49,25 @@ def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
     assert load_verification(records, 2) == Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7)
 
 
+def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
+    """The LSN is one of another line of WAL: it may be greater than any of the new one."""
+    equal = Verification(
+        1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1, through_epoch=3, but_for=("tables (1)",)
+    )
+    records = _Records()
+    save_verification(records, 1, equal)
+    assert load_verification(records, 1) == equal
+    assert equal.in_epoch(3) is equal
+    after = equal.in_epoch(4)
+    assert (after.through_lsn, after.to_json()["verified_through"], after.outcome) == (0, None, VerifyOutcome.EQUAL)
+    assert "verified through" not in after.sentence("cache")
+    save_verification(records, 1, Verification(3, 4, VerifyOutcome.FAILED, error="no route"))
+    failed = load_verification(records, 1)
+    assert failed is not None
+    assert (failed.in_epoch(3).through_lsn, failed.in_epoch(4).through_lsn) == (10, 0)
+    assert "verified through 0/A of 1970-01-01 00:00:00 UTC but for tables (1)" in failed.sentence("cache")
+
+
 def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
     stage = Stage("applied: cache", 10, 0, 0.0, 0, SinkFacts("cache", 1, True, 10, 0, 0, 0))
     report = LagReport((stage,), True, 0, {}, wal_status="reserved", verified=verified)
