@@ -34,6 +34,7 @@ from lockstep.dashboard.model import (
     TopicsState,
     VerifyRun,
 )
+from monitor.steps import rebuild_step
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
@@ -180,7 +181,7 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
             yield Problem(where=name, state="unanswered", reason=why, next_step=_DOCTOR)
     for label, names in lag.get("rebuild_needed", {}).items():
         why = f"the configuration has changed since it was built: {', '.join(names)}"
-        yield Problem(where=label, state="outdated", reason=why, next_step=f"`lockstep rebuild {label.split()[0]}`")
+        yield Problem(where=label, state="outdated", reason=why, next_step=rebuild_step(label))
     for label, count in lag.get("open_rejections", {}).items():
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"
@@ -347,6 +348,10 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
     return Rejections(reasons=tuple(sorted(reasons, key=lambda one: -one.count)))
 
 
+def _is_left_out(table: Known) -> bool:
+    return bool(table["not_compared"])
+
+
 def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) -> VerifyRun:
     """A run of ``lockstep verify --json`` that has ended, from what it printed."""
     try:
@@ -358,7 +363,7 @@ def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) ->
             finished_ms=finished_ms,
             rows=sum(table["rows"]["sink"] or 0 for table in listed),
             differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
-            verified_through=report["lsn"] if report["equal"] else None,
+            verified_through=report["lsn"] if report["equal"] and not any(map(_is_left_out, listed)) else None,
             seconds=seconds,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError):
