@@ -34,15 +34,18 @@ from lockstep.dashboard.model import (
     TopicsState,
     VerifyRun,
 )
+from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
 APPLIED: Final = "applied: "
-_IN_KAFKA: Final = "in Kafka"
-_NOT_WELL: Final = frozenset({"stopped", "stalled", "silent", "absent", "paused", "unanswered", "lost"})
+STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "unanswered"})
+"""States of what doesn't go on, and nobody has wanted it so."""
+
+_NOT_WELL: Final = STANDS_STILL | {"paused"}
+_MOVES: Final = ("current", "behind")
 _DOCTOR: Final = "`lockstep doctor` looks at every server and says what to do"
-_START: Final = "`lockstep run` or `lockstep apply` starts it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,19 +79,20 @@ def pipeline_state(
 ) -> PipelineState:
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
+    in_kafka = stages.get(IN_KAFKA, {})
     source = SourceState(
         server=subject.server,
         database=subject.database,
         slot=subject.slot,
         wal_status=lag.get("wal_status"),
-        wal_end=stages.get("WAL end", {}).get("lsn"),
-        confirmed_lsn=stages.get(_IN_KAFKA, {}).get("lsn"),
+        wal_end=stages.get(WAL_END, {}).get("lsn"),
+        confirmed_lsn=in_kafka.get("lsn"),
         retained_bytes=lag.get("retained_bytes"),
         safe_wal_bytes=lag.get("safe_wal_bytes"),
         wal_bytes_per_s=lag.get("wal_bytes_per_s"),
         minutes_until_full=lag.get("minutes_until_full"),
     )
-    capture = _capture(stages.get(_IN_KAFKA, {}), lag, rates)
+    capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates)
     sinks = tuple(_sink(stage, lag, subject, rates) for stage in stages.values() if "sink" in stage)
     return PipelineState(
         pipeline=subject.pipeline,
@@ -103,52 +107,32 @@ def pipeline_state(
     )
 
 
-def _judged(stage: Known) -> str | None:
-    """The stage's state. None where no look has judged it: one that is unknown after a look has a reason."""
-    state: str | None = stage.get("state")
-    return None if state == "unknown" and stage.get("reason") is None else state
-
-
-def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
-    state, reason, step = _judged(stage), stage.get("reason"), stage.get("hint")
-    if lag.get("broken"):
-        state, reason, step = "stopped", " ".join(lag["broken"]), _DOCTOR
-    elif stage and lag.get("slot_active") is False and state in (None, "current", "behind"):
-        state, reason, step = "absent", "no capture reads the slot", "`lockstep run` or `lockstep capture` starts it"
-    elif stage and state is None:
-        state = "behind" if stage["bytes_behind"] else "current"
+def _capture(received: Known, in_kafka: Known, rates: Rates) -> CaptureState:
+    """What it has published, and the state of both of its stages: of the first one where that doesn't move."""
+    judged = in_kafka if received.get("state") in _MOVES else received
     return CaptureState(
-        state=state or "unknown",
-        since_ms=stage.get("since_ms"),
-        reason=reason,
-        next_step=step,
-        lsn=stage.get("lsn"),
-        seconds_behind=stage.get("seconds_behind"),
-        bytes_behind=stage.get("bytes_behind"),
+        state=judged.get("state") or "unknown",
+        since_ms=judged.get("since_ms"),
+        reason=judged.get("reason"),
+        next_step=judged.get("hint"),
+        lsn=in_kafka.get("lsn"),
+        seconds_behind=in_kafka.get("seconds_behind"),
+        bytes_behind=in_kafka.get("bytes_behind"),
         events_per_s=rates.published,
     )
 
 
 def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState:
     label = stage["stage"].removeprefix(APPLIED)
-    job = stage.get("job") or {}
-    state = _judged(stage) or job.get("state") or "unknown"
-    reason, step = stage.get("reason") or job.get("reason"), stage.get("hint") or job.get("hint")
-    if state == "running":
-        state = "behind" if stage["events_behind"] else "current"
-    if state in ("absent", "silent") and reason is None:
-        reason, step = ("no job applies to it" if state == "absent" else "its job ended without a word"), _START
-    if stage["sink"] in lag.get("unanswered", {}):
-        state, reason, step = "unanswered", lag["unanswered"][stage["sink"]], _DOCTOR
     return SinkState(
         name=stage["sink"],
         kind=subject.kinds.get(stage["sink"], ""),
         generation=stage["generation"],
         live=stage["live"],
-        state=state,
-        since_ms=stage.get("since_ms") or job.get("since_ms"),
-        reason=reason,
-        next_step=step,
+        state="unanswered" if stage["sink"] in lag.get("unanswered", {}) else stage["state"],
+        since_ms=stage["since_ms"],
+        reason=stage["reason"],
+        next_step=stage["hint"],
         lsn=stage["lsn"],
         seconds_behind=stage["seconds_behind"],
         bytes_behind=stage["bytes_behind"],

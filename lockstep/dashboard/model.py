@@ -58,7 +58,7 @@ class StageDocument(Document):
 
 
 class CaptureState(StageDocument):
-    """What capture has published: the stage ``in Kafka``."""
+    """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives."""
 
 
 class SinkState(StageDocument):
@@ -399,7 +399,7 @@ class Done(Document):
 
 
 class Health(Document):
-    """Whether the pipeline is looked at, and nothing of it has stopped."""
+    """Whether the pipeline is looked at, and every part of it goes on."""
 
     ready: bool
     message: str

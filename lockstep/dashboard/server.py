@@ -30,7 +30,7 @@ from lockstep.config import Config
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
-from lockstep.dashboard.documents import Subject
+from lockstep.dashboard.documents import STANDS_STILL, Subject
 from lockstep.dashboard.follow_key import follow_key
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
@@ -219,7 +219,7 @@ def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: Ev
 
     @app.get("/readyz", responses={503: {"model": model.Health}})
     async def readyz() -> Response:
-        """Whether the last look is fresh, and nothing has stopped."""
+        """Whether the last look is fresh, and every part of the pipeline is at work and answers."""
         health = health_of(sampler.state, now_ms())
         return _json(health, 200 if health.ready else 503)
 
@@ -260,10 +260,10 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     age_s = (at_ms - state.sampled_ms) / 1000
     if age_s > _FRESH_S:
         return model.Health(ready=False, message=f"The last look is {age_s:.0f} s old.")
-    stopped = sum(problem.state in ("stopped", "unanswered", "stalled", "silent") for problem in state.problems)
-    if stopped:
-        return model.Health(ready=False, message=f"Of the pipeline's parts, {stopped} stopped or don't answer.")
-    return model.Health(ready=True, message="The pipeline is looked at, and nothing has stopped.")
+    still = sum(problem.state in STANDS_STILL for problem in state.problems)
+    if still:
+        return model.Health(ready=False, message=f"Of the pipeline's parts, {still} don't go on or don't answer.")
+    return model.Health(ready=True, message="The pipeline is looked at, and every part goes on.")
 
 
 def _add_wait(app: FastAPI, waits: Waits) -> None:
