@@ -20,7 +20,7 @@ from typing import IO, Final
 from cdc.model.errors import ConfigurationError, LockstepError
 from lockstep.config import Config
 from lockstep.console import SUPERVISOR_VARIABLE
-from lockstep.dashboard.documents import verify_run
+from lockstep.dashboard.documents import told_of, verify_run
 from lockstep.dashboard.model import Done, VerifyRun
 from lockstep.dashboard.sampler import Log, now_ms
 
@@ -156,7 +156,7 @@ class Actions:
         if action.name == "verify":
             run = verify_run(action.arguments[1], said, finished_ms=now_ms(), seconds=time.monotonic() - began)
             self._verified.appendleft(run)
-            text = {"equal": "Every row is equal.", "differs": f"{run.differing} rows differ."}.get(run.state, text)
+            text = told_of(run) or text
         done = Done(ok=code == 0, message=text)
         with self._lock:
             del self._running[key]

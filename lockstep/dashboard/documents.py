@@ -32,9 +32,12 @@ from lockstep.dashboard.model import (
     Tables,
     TableState,
     TopicsState,
+    Verified,
     VerifyRun,
+    VerifyRuns,
 )
 from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
+from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
@@ -338,12 +341,41 @@ def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) ->
         listed = report["tables"]
         return VerifyRun(
             sink=sink,
-            state="equal" if report["equal"] else "differs",
+            state=report["outcome"],
             finished_ms=finished_ms,
             rows=sum(table["rows"]["sink"] or 0 for table in listed),
             differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
-            verified_through=report["lsn"] if report["equal"] else None,
+            verified_through=report["lsn"] if report["outcome"] == VerifyOutcome.EQUAL else None,
             seconds=seconds,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return VerifyRun(sink=sink, state="failed", finished_ms=finished_ms, seconds=seconds)
+        return VerifyRun(sink=sink, state=VerifyOutcome.FAILED.value, finished_ms=finished_ms, seconds=seconds)
+
+
+def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
+    """The comparison that each sink keeps as its last one, and those that were asked for here."""
+    kept = tuple(
+        Verified(
+            sink=label,
+            state=one["outcome"],
+            ended_ms=one["ended_ms"],
+            differing=one["differing"],
+            error=one["error"],
+            verified_through=one["verified_through"],
+            verified_through_ms=one["verified_through_ms"],
+        )
+        for label, one in lag.get("verified", {}).items()
+    )
+    return VerifyRuns(sinks=kept, runs=tuple(runs))
+
+
+def told_of(run: VerifyRun) -> str | None:
+    """What is said of a comparison that has ended; None of one that failed, which has said why itself."""
+    match run.state:
+        case VerifyOutcome.EQUAL:
+            return "Every row is equal."
+        case VerifyOutcome.DIFFERENT:
+            return f"{run.differing} rows differ."
+        case VerifyOutcome.INCOMPLETE:
+            return f"Nothing differs, and not everything was compared: `lockstep verify {run.sink}` says why."
+    return None

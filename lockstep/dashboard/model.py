@@ -288,7 +288,7 @@ class Rejections(Document):
 
 
 class VerifyRun(Document):
-    """A comparison of a sink with the source. ``state`` is equal, differs or failed."""
+    """A comparison of a sink with the source. ``state`` is equal, different, incomplete or failed."""
 
     sink: str
     state: str
@@ -299,9 +299,22 @@ class VerifyRun(Document):
     seconds: float | None = None
 
 
-class VerifyRuns(Document):
-    """The comparisons that the page was asked for since its server started, newest first."""
+class Verified(Document):
+    """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there."""
 
+    sink: str
+    state: str
+    ended_ms: int
+    differing: int
+    error: str | None = None
+    verified_through: str | None = None
+    verified_through_ms: int | None = None
+
+
+class VerifyRuns(Document):
+    """What each sink keeps of its last comparison, and those asked for here since the server started, newest first."""
+
+    sinks: tuple[Verified, ...]
     runs: tuple[VerifyRun, ...]
 
 

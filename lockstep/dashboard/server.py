@@ -30,7 +30,7 @@ from lockstep.config import Config
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
-from lockstep.dashboard.documents import STANDS_STILL, Subject
+from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
 from lockstep.dashboard.follow_key import follow_key
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
@@ -174,7 +174,7 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     _tell_errors(app)
     _add_page(app)
     _add_looks(app, sampler, questions, streams)
-    _add_answers(app, config, questions, running, log, attendant)
+    _add_answers(app, config, sampler, questions, running, log, attendant)
     _add_wait(app, waits)
     _add_tail(app, config, streams)
     _add_actions(app, questions, running)
@@ -279,7 +279,13 @@ def _add_wait(app: FastAPI, waits: Waits) -> None:
 
 
 def _add_answers(
-    app: FastAPI, config: Config, questions: Questions, running: Actions, log: Log, attendant: Attendant
+    app: FastAPI,
+    config: Config,
+    sampler: Sampler,
+    questions: Questions,
+    running: Actions,
+    log: Log,
+    attendant: Attendant,
 ) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
@@ -320,8 +326,8 @@ def _add_answers(
 
     @app.get("/api/verify")
     async def verify() -> model.VerifyRuns:
-        """The comparisons that were asked for here."""
-        return model.VerifyRuns(runs=running.verified())
+        """The last comparison of each sink, and those that were asked for here."""
+        return verify_runs(sampler.lag, running.verified())
 
     @app.get("/api/alerts")
     async def alerts() -> model.Alerts:

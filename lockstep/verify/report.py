@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from monitor.verification import VerifyOutcome
 
 _SHOWN_MAX: Final = 100
 """Differences shown to people; ``--json`` has all."""
@@ -121,6 +122,14 @@ class VerifyReport:
     def is_equal(self) -> bool:
         return all(table.is_equal for table in self.tables)
 
+    @property
+    def outcome(self) -> VerifyOutcome:
+        """The verdict. A comparison that left a table or a row out has found nothing equal as a whole."""
+        if any(table.differences for table in self.tables):
+            return VerifyOutcome.DIFFERENT
+        is_whole = all(table.is_equal and not table.not_compared for table in self.tables)
+        return VerifyOutcome.EQUAL if is_whole else VerifyOutcome.INCOMPLETE
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sink": self.sink,
@@ -128,6 +137,7 @@ class VerifyReport:
             "against": self.against,
             "lsn": None if self.lsn is None else format_lsn(self.lsn),
             "equal": self.is_equal,
+            "outcome": self.outcome.value,
             "tables": [table.to_json() for table in self.tables],
         }
 
@@ -141,7 +151,7 @@ def verify_table(report: VerifyReport) -> RenderableType:
     if len(differences) > _SHOWN_MAX:
         parts.append(Text(f"and {len(differences) - _SHOWN_MAX:,} more: --json shows all", style="dim"))
     parts += [Text(sentence, style="yellow") for table in report.tables for sentence in sentences(table)]
-    parts.append(Text(_verdict(report), style="green" if report.is_equal else "red"))
+    parts.append(Text(_verdict(report), style="green" if report.outcome is VerifyOutcome.EQUAL else "red"))
     return Group(*parts)
 
 
@@ -210,7 +220,7 @@ def _verdict(report: VerifyReport) -> str:
     where = f"generation {report.generation} of {report.sink}"
     if report.tables and all(table.not_compared for table in report.tables):
         return f"nothing of {where} was compared"
-    if report.is_equal:
+    if report.outcome is VerifyOutcome.EQUAL:
         return (
             f"{where} equals the {report.against}"
             if report.lsn is None

@@ -51,19 +51,12 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
 
 def keep(config: Config, report: VerifyReport, *, began_ms: int) -> None:
     """Store what a comparison of everything has found. Raises what the destination raises."""
-    differing = sum(len(table.differences) for table in report.tables)
-    is_complete = all(table.is_equal and not table.not_compared for table in report.tables)
-    outcome = VerifyOutcome.INCOMPLETE
-    if differing:
-        outcome = VerifyOutcome.DIFFERENT
-    elif is_complete and report.lsn is not None:
-        outcome = VerifyOutcome.EQUAL
-    through = report.lsn if outcome is VerifyOutcome.EQUAL else None
+    through = report.lsn if report.outcome is VerifyOutcome.EQUAL else None
     verification = Verification(
         began_ms,
         _now_ms(),
-        outcome,
-        differing,
+        report.outcome,
+        sum(len(table.differences) for table in report.tables),
         through_lsn=through or 0,
         through_ms=began_ms if through else 0,
     )

@@ -3,15 +3,28 @@
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from cdc.model.lsn import Lsn
+from cdc.model.table import TableName
 from jobs.generations.status import JobState, JobStatus
-from lockstep.dashboard.documents import Rates, Subject, findings, pipeline_state, sink_detail, verify_run
+from lockstep.dashboard.documents import (
+    Rates,
+    Subject,
+    findings,
+    pipeline_state,
+    sink_detail,
+    told_of,
+    verify_run,
+    verify_runs,
+)
 from lockstep.dashboard.model import PipelineState
 from lockstep.dashboard.server import health_of
+from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls
+from monitor.verification import Verification, VerifyOutcome
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 
@@ -158,7 +171,23 @@ def test_a_comparison_that_broke_off_has_failed(output: bytes) -> None:
 
 def test_a_comparison_counts_every_difference() -> None:
     table = b'{"rows": {"expected": 4, "sink": 3}, "missing": 1, "extra": 0, "different": 2}'
-    run = verify_run(
-        "search", b'{"equal": false, "lsn": "0/1", "tables": [%b]}' % table, finished_ms=1, seconds=2.0
-    )  # fmt: skip
-    assert (run.state, run.rows, run.differing, run.verified_through) == ("differs", 3, 3, None)
+    output = b'{"outcome": "different", "lsn": "0/1", "tables": [%b]}' % table
+    run = verify_run("search", output, finished_ms=1, seconds=2.0)
+    assert (run.state, run.rows, run.differing, run.verified_through) == ("different", 3, 3, None)
+
+
+def test_the_page_says_of_a_comparison_what_the_sink_keeps_of_it() -> None:
+    lost = TableReport(TableName("public", "t"), not_compared="its topic lacks its beginning")
+    equal = TableReport(TableName("public", "u"), expected_rows=3, sink_rows=3)
+    found = VerifyReport("search", 1, "source", 0x10, (lost, equal))
+    run = verify_run("search", orjson.dumps(found.to_json()), finished_ms=1, seconds=2.0)
+    assert (run.state, run.verified_through) == (found.outcome, None)
+    assert found.outcome is VerifyOutcome.INCOMPLETE
+    assert "`lockstep verify search`" in (told_of(run) or "")
+
+
+def test_the_last_comparison_of_each_sink_is_shown_whoever_made_it() -> None:
+    verification = Verification(1_000, 2_000, VerifyOutcome.EQUAL, through_lsn=0x80, through_ms=1_000)
+    lag = replace(looked(source(), sink()), verified={"search": verification})
+    (kept,) = verify_runs(lag.to_json(), ()).sinks
+    assert (kept.sink, kept.state, kept.ended_ms, kept.verified_through) == ("search", "equal", 2_000, "0/80")
