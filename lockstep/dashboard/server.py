@@ -145,7 +145,7 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     log = Log()
     sampler = Sampler(config, subject_of(config), log, path=path)
     questions = Questions(config, path, sampler)
-    running = Actions(path, log, known=config)
+    running = Actions(path, log)
     waits = Waits(config.as_pipeline(), config.sinks)
     closing = contextlib.ExitStack()
     attendant = closing.enter_context(open_attendant(config, path))
@@ -176,7 +176,7 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     _add_looks(app, sampler, questions, streams)
     _add_answers(app, config, sampler, questions, running, log, attendant)
     _add_wait(app, waits)
-    _add_tail(app, config, streams)
+    _add_tail(app, config, questions, streams)
     _add_actions(app, questions, running)
     return Guard(app, access)
 
@@ -305,7 +305,7 @@ def _add_answers(
     @app.get("/api/sinks/{name}")
     def sink(name: str) -> model.SinkDetail:
         """A sink with its last hour."""
-        return questions.sink(name)
+        return questions.sink_detail(name)
 
     @app.get("/api/copies")
     def copies() -> model.Copies:
@@ -341,7 +341,7 @@ def _add_answers(
         return model.Alerts(open=open_now, log=log.newest())
 
 
-def _add_tail(app: FastAPI, config: Config, streams: EventStreams) -> None:
+def _add_tail(app: FastAPI, config: Config, questions: Questions, streams: EventStreams) -> None:
     places = Places()
 
     @app.get("/api/tail", response_class=StreamingResponse, responses=_EVENTS)
@@ -351,11 +351,10 @@ def _add_tail(app: FastAPI, config: Config, streams: EventStreams) -> None:
         op: Annotated[str, Query(pattern="^[crudt]?$")] = "",
     ) -> Response:
         """Events as they come, without their rows. What comes faster than it is read is left out."""
-        if table and table not in map(str, config.source.table_names):
-            raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+        wanted = Wanted(questions.table(table) if table else None, key, op)
         if not places.take():
             raise Unavailable(f"{FOLLOWERS_MAX} pages follow events already")
-        frames = _tailed(config, Wanted(table, key, op), streams, places)
+        frames = _tailed(config, wanted, streams, places)
         return StreamingResponse(frames, media_type="text/event-stream")
 
 
@@ -404,65 +403,63 @@ def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
     @app.post("/api/actions/copy")
     def copy(body: model.OfTable, request: Request) -> model.Done:
         """Copy a table anew."""
-        return done(request, actions.of_copy("table", running.table(body.table)))
+        return done(request, actions.of_copy("table", str(questions.table(body.table))))
 
     @app.post("/api/actions/pause_copy")
     def pause_copy(body: model.OfTable, request: Request) -> model.Done:
         """Hold up the copy of a table."""
-        return done(request, actions.of_copy("pause", running.table(body.table)))
+        return done(request, actions.of_copy("pause", str(questions.table(body.table))))
 
     @app.post("/api/actions/resume_copy")
     def resume_copy(body: model.OfTable, request: Request) -> model.Done:
         """Let it go on."""
-        return done(request, actions.of_copy("resume", running.table(body.table)))
+        return done(request, actions.of_copy("resume", str(questions.table(body.table))))
 
     @app.post("/api/actions/cancel_copy")
     def cancel_copy(body: model.OfTable, request: Request) -> model.Done:
         """Give it up."""
-        return done(request, actions.of_copy("cancel", running.table(body.table)))
+        return done(request, actions.of_copy("cancel", str(questions.table(body.table))))
 
     @app.post("/api/actions/rebuild")
     def rebuild(body: model.OfSink, request: Request) -> model.Done:
         """Build a sink's next generation."""
-        return done(request, actions.of_sink("rebuild", running.sink(body.sink)))
+        return done(request, actions.of_sink("rebuild", questions.sink(body.sink)))
 
     @app.post("/api/actions/switch")
     def switch(body: model.OfSink, request: Request) -> model.Done:
         """Let readers see the newest generation that is ready."""
-        return done(request, actions.of_sink("switch", running.sink(body.sink)))
+        return done(request, actions.of_sink("switch", questions.sink(body.sink)))
 
     @app.post("/api/actions/switch_back")
     def switch_back(body: model.OfSink, request: Request) -> model.Done:
         """Let readers see the generation before again."""
-        return done(request, actions.of_sink("switch", running.sink(body.sink), "--back"))
+        return done(request, actions.of_sink("switch", questions.sink(body.sink), "--back"))
 
     @app.post("/api/actions/verify")
     def verify(body: model.Comparison, request: Request) -> model.Done:
         """Compare a sink, or a table in every sink, with the source."""
         if body.sink is not None:
-            return done(request, actions.of_verify(running.sink(body.sink)))
-        table = running.table(body.table or "")
-        answers = [done(request, actions.of_verify(sink, table)) for sink in running.sinks_of(table)]
-        texts = [
-            f"{sink}: {answer.message}" for sink, answer in zip(running.sinks_of(table), answers, strict=True)
-        ]  # fmt: skip
-        return model.Done(ok=all(answer.ok for answer in answers), message=" ".join(texts))
+            return done(request, actions.of_verify(questions.sink(body.sink)))
+        table = questions.table(body.table or "")
+        answers = {sink: done(request, actions.of_verify(sink, str(table))) for sink in questions.sinks_of(table)}
+        texts = [f"{sink}: {answer.message}" for sink, answer in answers.items()]
+        return model.Done(ok=all(answer.ok for answer in answers.values()), message=" ".join(texts))
 
     @app.post("/api/actions/repair")
     def repair(body: model.OfSink, request: Request) -> model.Done:
         """Have the rows that differ published again."""
-        return done(request, actions.of_verify(running.sink(body.sink), repair=True))
+        return done(request, actions.of_verify(questions.sink(body.sink), repair=True))
 
     @app.post("/api/actions/retry")
     def retry(body: model.OfRejections, request: Request) -> model.Done:
         """Apply rejected events again."""
-        questions.check_reason(running.sink(body.sink), body.reason)
+        questions.check_reason(questions.sink(body.sink), body.reason)
         return done(request, actions.of_rejections("retry", body.sink, body.reason))
 
     @app.post("/api/actions/discard")
     def discard(body: model.OfRejections, request: Request) -> model.Done:
         """Close rejections without applying them."""
-        questions.check_reason(running.sink(body.sink), body.reason)
+        questions.check_reason(questions.sink(body.sink), body.reason)
         return done(request, actions.of_rejections("discard", body.sink, body.reason))
 
 
