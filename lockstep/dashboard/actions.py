@@ -93,6 +93,11 @@ class Actions:
         waiter = threading.Thread(target=self._wait, args=(key, action, process, output, errors, on_end), daemon=True)
         waiter.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs."""
+        return bool(self._running)
+
     def verified(self) -> tuple[VerifyRun, ...]:
         """Comparisons that have ended, newest first."""
         return tuple(self._verified)

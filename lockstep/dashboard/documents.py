@@ -83,17 +83,18 @@ def pipeline_state(
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
     in_kafka = stages.get(IN_KAFKA, {})
+    slot = {} if lag.get("silent_servers") else lag  # its figures are those of the last look that got through
     source = SourceState(
         server=subject.server,
         database=subject.database,
         slot=subject.slot,
-        wal_status=lag.get("wal_status"),
+        wal_status=slot.get("wal_status"),
         wal_end=stages.get(WAL_END, {}).get("lsn"),
         confirmed_lsn=in_kafka.get("lsn"),
-        retained_bytes=lag.get("retained_bytes"),
-        safe_wal_bytes=lag.get("safe_wal_bytes"),
-        wal_bytes_per_s=lag.get("wal_bytes_per_s"),
-        minutes_until_full=lag.get("minutes_until_full"),
+        retained_bytes=slot.get("retained_bytes"),
+        safe_wal_bytes=slot.get("safe_wal_bytes"),
+        wal_bytes_per_s=slot.get("wal_bytes_per_s"),
+        minutes_until_full=slot.get("minutes_until_full"),
     )
     capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates)
     sinks = tuple(_sink(stage, lag, subject, rates) for stage in stages.values() if "sink" in stage)

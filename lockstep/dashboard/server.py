@@ -5,9 +5,11 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -26,7 +28,7 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
 from lockstep.alerts import Attendant, open_attendant
-from lockstep.config import Config
+from lockstep.config import Config, load
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
@@ -35,7 +37,7 @@ from lockstep.dashboard.follow_key import follow_key
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
-from lockstep.dashboard_settings import TOKEN_VARIABLE
+from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.pipeline import gauges_of
 from monitor.waits import Waits
@@ -47,6 +49,7 @@ STREAMS_MAX: Final = 200
 _FRESH_S: Final = 15.0
 """A look may wait for a server that hangs. After so long without one, nobody knows how the pipeline is."""
 
+_FILE_EVERY_S: Final = 1.0
 _TAIL_QUEUE: Final = 500
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     code: {"model": model.Refusal, "description": what}
@@ -67,6 +70,13 @@ _METRICS: Final[dict[int | str, dict[str, Any]]] = {
 _EVENTS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
+
+
+class Ending(Enum):
+    """Why a server ends by itself. ``CHANGED``: its configuration has, and all of its parts are to be made anew."""
+
+    FAILED = auto()
+    CHANGED = auto()
 
 
 class EventStreams:
@@ -90,6 +100,12 @@ class EventStreams:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._set, text)
+
+    def close_soon(self) -> None:
+        """The same as ``close``, called in any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
         """End every stream. Called in the loop."""
@@ -140,10 +156,15 @@ def look_once(config: Config) -> model.PipelineState:
     return Sampler(config, subject_of(config), Log()).look_once()
 
 
-def dashboard_app(config: Config, path: Path, access: Access, streams: EventStreams) -> Guard:
-    """The application, behind what guards it. It looks at the pipeline while it is served."""
+def dashboard_app(
+    config: Config, path: Path, access: Access, streams: EventStreams, end: Callable[[Ending], object]
+) -> Guard:
+    """The application, behind what guards it. It looks at the pipeline while it is served.
+
+    ``end`` is called in any thread where the process has to end.
+    """
     log = Log()
-    sampler = Sampler(config, subject_of(config), log, path=path)
+    sampler = Sampler(config, subject_of(config), log)
     questions = Questions(config, path, sampler)
     running = Actions(path, log)
     waits = Waits(config.as_pipeline(), config.sinks)
@@ -153,8 +174,10 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.open()
-        sampler.start(streams.publish, attendant.look)
+        sampler.start(streams.publish, attendant.look, lambda: end(Ending.FAILED))
+        watching = asyncio.create_task(_until_changed(config, path, running, lambda: end(Ending.CHANGED)))
         yield
+        watching.cancel()
         waits.close()
         sampler.stop()
         running.close()
@@ -181,12 +204,52 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     return Guard(app, access)
 
 
+async def _until_changed(config: Config, path: Path, running: Actions, tell: Callable[[], object]) -> None:
+    """Tell when the file has another configuration with which a server could start, and no command runs."""
+    file = ConfigurationFile(path, config)
+    while not (file.has_changed() and not running.is_busy):
+        await asyncio.sleep(_FILE_EVERY_S)
+    tell()
+
+
+class ConfigurationFile:
+    """The file that a server was started with."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        """``config`` is what was loaded from there."""
+        self._path = path
+        self._config = config
+        self._seen: tuple[int, ...] = ()
+        self._is_other = False
+
+    def has_changed(self) -> bool:
+        """Whether it says something else now, and a server could start with that."""
+        seen = self._signs()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                config = load(self._path)
+                access_of(config, os.environ.get(TOKEN_VARIABLE))
+                self._is_other = config != self._config
+            except LockstepError as error:  # it may be half written: who has finished it writes it again
+                self._is_other = False
+                logger.info("the configuration file has changed, and isn't taken up as it is: %s", error.message)
+        return self._is_other
+
+    def _signs(self) -> tuple[int, ...]:
+        """What is different after a change; nothing while the file isn't there."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return (0,)
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+
 def _tell_errors(app: FastAPI) -> None:
     @app.exception_handler(LockstepError)
     async def tell(_: Request, error: LockstepError) -> Response:
         code = 400 if isinstance(error, ConfigurationError) else 503 if isinstance(error, Unavailable) else 409
-        text = error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
-        return _refusal(code, text)
+        return _refusal(code, _told(error))
 
     @app.exception_handler(HTTPException)
     async def tell_http(_: Request, error: HTTPException) -> Response:
@@ -350,7 +413,10 @@ def _add_tail(app: FastAPI, config: Config, questions: Questions, streams: Event
         key: Annotated[str, Query(max_length=500)] = "",
         op: Annotated[str, Query(pattern="^[crudt]?$")] = "",
     ) -> Response:
-        """Events as they come, without their rows. What comes faster than it is read is left out."""
+        """Events as they come, without their rows. What comes faster than it is read is left out.
+
+        Where they can't come any more, the last one is `trouble`, and its document says why.
+        """
         wanted = Wanted(questions.table(table) if table else None, key, op)
         if not places.take():
             raise Unavailable(f"{FOLLOWERS_MAX} pages follow events already")
@@ -369,12 +435,20 @@ async def _tailed(config: Config, wanted: Wanted, streams: EventStreams, places:
         with contextlib.suppress(asyncio.QueueFull):
             waiting.put_nowait(frame)
 
+    def send(name: bytes, document: BaseModel) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(offer, b"event: %b\ndata: %b\n\n" % (name, document.model_dump_json().encode()))
+
     def work() -> None:
         try:
             for event in follow(config, wanted, lambda: gone.is_set() or streams.is_closed):
-                loop.call_soon_threadsafe(offer, b"event: event\ndata: %b\n\n" % event.model_dump_json().encode())
+                send(b"event", event)
         except LockstepError as error:
             logger.info("tail ended: %s", error.message)
+            send(b"trouble", model.Refusal(message=_told(error)))
+        except Exception:
+            logger.exception("tail ended by a bug")
+            send(b"trouble", model.Refusal(message="The dashboard failed to follow the events, and its log says why."))
         finally:
             places.give_back()
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -463,6 +537,10 @@ def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
         return done(request, actions.of_rejections("discard", body.sink, body.reason))
 
 
+def _told(error: LockstepError) -> str:
+    return error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
+
+
 def _json(document: BaseModel, code: int, headers: dict[str, str] | None = None) -> Response:
     return Response(document.model_dump_json(), code, headers, media_type="application/json")
 
@@ -477,9 +555,23 @@ class _Server(uvicorn.Server):
     def __init__(self, settings: uvicorn.Config, streams: EventStreams) -> None:
         super().__init__(settings)
         self._streams = streams
+        self._is_told_to_stop = False
+        self._ending: Ending | None = None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why it has ended, None where it was told to."""
+        return None if self._is_told_to_stop else self._ending
+
+    def end(self, ending: Ending) -> None:
+        """End in order. Called in any thread."""
+        self._ending = self._ending or ending
+        self._streams.close_soon()
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not what uvicorn does: it would send itself the signal again at its end.
+        self._is_told_to_stop = True
         self._streams.close()
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -493,37 +585,58 @@ def access_of(config: Config, token: str | None) -> Access:
             f"dashboard.listen is {settings.listen}, which other machines reach, and there is no token",
             hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
         )
-    return Access(settings.is_loopback, token or None, settings.host)
+    return Access(token or None, settings.host)
 
 
 def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had."""
+    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had.
+
+    Where the file has another configuration, the process begins anew with that. Raises LockstepError where nothing
+    would be looked at any more.
+    """
     settings = config.dashboard
     access = access_of(config, os.environ.get(TOKEN_VARIABLE))
     streams = EventStreams()
-    served = uvicorn.Config(
-        dashboard_app(config, path, access, streams),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=1,
-        limit_concurrency=500,
-        h11_max_incomplete_event_size=32 * 1024,
-    )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def end(ending: Ending) -> None:
+        server.end(ending)
+
+    with contextlib.closing(_listening(settings)) as listening:
+        served = uvicorn.Config(
+            dashboard_app(config, path, access, streams, end),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+            limit_concurrency=500,
+            h11_max_incomplete_event_size=32 * 1024,
+        )
+        server = _Server(served, streams)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
+        server.run(sockets=[listening])
+    match server.ending:
+        case Ending.FAILED:
+            raise LockstepError("the pipeline isn't looked at any more", hint="the log says why: start it again")
+        case Ending.CHANGED:
+            logger.info("the configuration has changed, and the dashboard begins anew")
+            # In place: whoever has started this process needs to know nothing of it.
+            command = [sys.executable, "-m", "lockstep", "dashboard", "--config", str(path)]
+            os.execv(sys.executable, command)  # noqa: S606  our own words and a path
+
+
+def _listening(settings: DashboardSettings) -> socket.socket:
+    """A socket that has the address for itself. Raises ConfigurationError for one that can't be had."""
+    listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
+        listening.listen()  # two that only bind may both have it
     except OSError as error:
         listening.close()
         raise ConfigurationError(
             f"the dashboard can't listen on {settings.listen}: {error.strerror}",
             hint="another process may have the port: set dashboard.listen",
         ) from error
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
-    _Server(served, streams).run(sockets=[listening])
+    return listening

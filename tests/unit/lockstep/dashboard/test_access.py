@@ -7,8 +7,8 @@ import pytest
 
 from lockstep.dashboard.access import BODY_MAX, Access
 
-LOCAL = Access(is_loopback=True, token=None)
-OPEN = Access(is_loopback=False, token="right", host="0.0.0.0")
+LOCAL = Access(token=None)
+OPEN = Access(token="right", host="0.0.0.0")
 HOST = {"host": "127.0.0.1:8642"}
 
 
@@ -36,12 +36,22 @@ def test_another_name_for_this_machine_is_refused(host: str) -> None:
     assert status(LOCAL, "GET", "/", {"host": host}) == 403
 
 
+@pytest.mark.parametrize("name", ["x-forwarded-for", "x-forwarded-host", "forwarded", "via", "x-real-ip"])
+def test_what_a_proxy_has_passed_on_needs_a_token(name: str) -> None:
+    """A proxy for other machines speaks to the loopback address as this machine does."""
+    assert status(LOCAL, "GET", "/api/pipeline", HOST | {name: "1"}) == 403
+    with_token = Access("right")
+    behind = {"host": "page.example", name: "1", "authorization": "Bearer right"}
+    assert status(with_token, "GET", "/api/pipeline", behind) is None
+    assert status(with_token, "GET", "/api/pipeline", behind | {"authorization": "Bearer wrong"}) == 401
+
+
 @pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key"])
 def test_actions_and_rows_need_the_session(path: str) -> None:
     method = "GET" if path == "/api/key" else "POST"
     assert status(LOCAL, method, path, POST) == 401
     assert status(LOCAL, method, path, POST | {"cookie": "lockstep_session_8642=wrong"}) == 401
-    assert status(LOCAL, method, path, POST | session(Access(True, None))) == 401, "another start's session"
+    assert status(LOCAL, method, path, POST | session(Access(None))) == 401, "another start's session"
     assert status(LOCAL, method, path, POST | session(LOCAL)) is None
 
 
@@ -92,7 +102,7 @@ def test_without_the_token_nothing_is_answered_but_probes(given: dict[str, str])
 
 
 def test_a_token_counts_on_loopback_as_well() -> None:
-    access = Access(is_loopback=True, token="right")
+    access = Access(token="right")
     assert status(access, "GET", "/api/pipeline") == 401
     assert status(access, "GET", "/api/pipeline", HOST | {"authorization": "Bearer right"}) is None
 
