@@ -78,7 +78,7 @@ class Rates:
 
 
 def pipeline_state(
-    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, running_copies: int = 0
+    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, open_alerts: int = 0
 ) -> PipelineState:
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
@@ -107,7 +107,7 @@ def pipeline_state(
         topics=TopicsState(count=subject.topics, events_per_s=rates.published),
         sinks=sinks,
         problems=tuple(_problems(lag, capture, sinks, trouble)),
-        running_copies=running_copies,
+        open_alerts=open_alerts,
     )
 
 

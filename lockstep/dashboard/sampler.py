@@ -55,11 +55,14 @@ class Sampler:
     ``report`` is what it was made from; None where that look failed.
     """
 
-    def __init__(self, config: Config, subject: Subject, log: Log) -> None:
-        """Nothing is looked at before ``start``."""
+    def __init__(
+        self, config: Config, subject: Subject, log: Log, *, open_alerts: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Nothing is looked at before ``start``. ``open_alerts`` counts them."""
         self._config = config
         self._subject = subject
         self._log = log
+        self._open_alerts = open_alerts
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._opened: tuple[LagCollector, TopicAdmin] | None = None
@@ -161,7 +164,14 @@ class Sampler:
         self.lag = {} if report is None else report.to_json()
         if trouble is not None:
             self._forget_rates()
-        state = pipeline_state(self._subject, self.lag, self.rates, sampled_ms=now_ms(), trouble=trouble)
+        state = pipeline_state(
+            self._subject,
+            self.lag,
+            self.rates,
+            sampled_ms=now_ms(),
+            trouble=trouble,
+            open_alerts=self._open_alerts(),
+        )
         for change in changes(self.state, state):
             self._log.add("state", change)
         self.state = state

@@ -164,12 +164,12 @@ def dashboard_app(
     ``end`` is called in any thread where the process has to end.
     """
     log = Log()
-    sampler = Sampler(config, subject_of(config), log)
+    closing = contextlib.ExitStack()
+    attendant = closing.enter_context(open_attendant(config, path))
+    sampler = Sampler(config, subject_of(config), log, open_alerts=lambda: len(attendant.open))
     questions = Questions(config, path, sampler)
     running = Actions(path, log)
     waits = Waits(config.as_pipeline(), config.sinks)
-    closing = contextlib.ExitStack()
-    attendant = closing.enter_context(open_attendant(config, path))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

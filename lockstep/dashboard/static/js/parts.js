@@ -138,13 +138,6 @@ export function table(caption, columns, rows, nothing = "Nothing here.") {
   );
 }
 
-/** Columns and rows without the columns of these numbers, where no row has a value in them. */
-export function withoutUnknown(columns, rows, ...numbers) {
-  const empty = numbers.filter((number) => rows.every(({ cells }) => cells[number] === format.UNKNOWN));
-  const isKept = (_, number) => !empty.includes(number);
-  return [columns.filter(isKept), rows.map((row) => ({ ...row, cells: row.cells.filter(isKept) }))];
-}
-
 /** What isn't well. `word` is said in place of the state's own. */
 export function problem({ where, state, word, since_ms: sinceMs, reason, next_step: nextStep }, now) {
   return h(
