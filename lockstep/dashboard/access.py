@@ -26,6 +26,9 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
+_TOKEN_HEADER: Final = "x-lockstep-token"  # noqa: S105  the name of a header, not a token
+_BASIC: Final = b'Basic realm="Lockstep", charset="UTF-8"'
+_BEARER: Final = b'Bearer realm="Lockstep"'
 _BY_PROXIES: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _SET_TOKEN: Final = f"set {TOKEN_VARIABLE} where the server runs"
 
@@ -85,7 +88,7 @@ class Access:
         if self.token is None:
             return False
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        given = headers.get("x-lockstep-token", "")
+        given = headers.get(_TOKEN_HEADER, "")
         if scheme.lower() == "bearer":
             given = credentials.strip()
         elif scheme.lower() == "basic":
@@ -144,7 +147,9 @@ class Guard:
         body = orjson.dumps({"message": refused.message})
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if refused.status == 401 and self._access.token is not None:
-            answer.append((b"www-authenticate", b'Basic realm="Lockstep", charset="UTF-8"'))
+            # The page asks for the token itself where it sends one. A browser would put a dialog of its own before it.
+            is_asked_by_page = _TOKEN_HEADER in headers
+            answer.append((b"www-authenticate", _BEARER if is_asked_by_page else _BASIC))
         await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
         await send_guarded({"type": "http.response.body", "body": body})
 

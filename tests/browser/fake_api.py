@@ -79,8 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._api.token is not None and self.headers["X-Lockstep-Token"] != self._api.token:
-            basic = {"WWW-Authenticate": 'Basic realm="Lockstep"'}
-            self._json(401, {"message": "this action needs the token"}, basic)
+            wanted = {"WWW-Authenticate": 'Bearer realm="Lockstep"'}
+            self._json(401, {"message": "this action needs the token"}, wanted)
             return
         if self._api.refusal is not None:
             self._json(401, {"message": self._api.refusal})

@@ -1,11 +1,13 @@
 """lockstep.dashboard.access"""
 
+import asyncio
 import base64
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from lockstep.dashboard.access import BODY_MAX, Access
+from lockstep.dashboard.access import BODY_MAX, Access, Guard
 
 LOCAL = Access(token=None)
 OPEN = Access(token="right", host="0.0.0.0")
@@ -113,6 +115,31 @@ def test_a_body_is_bounded_and_says_how_long_it_is() -> None:
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX + 1)}) == 413
     assert status(LOCAL, "POST", "/api/actions/copy", known) == 411
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": "-1"}) == 411
+
+
+@pytest.mark.parametrize(
+    ("access", "sent", "challenge"),
+    [
+        (OPEN, {}, "Basic"),
+        (OPEN, {"x-lockstep-token": ""}, "Bearer"),
+        (LOCAL, {"x-lockstep-token": ""}, None),
+    ],
+)
+def test_who_can_ask_a_person_for_the_token_is_asked_for_it(
+    access: Access, sent: dict[str, str], challenge: str | None
+) -> None:
+    """A browser shows a dialog of its own where it is asked for ``Basic``: the page does that itself."""
+    started: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        started.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in (HOST | sent | {"content-length": "2"}).items()]
+    scope = {"type": "http", "method": "POST", "path": "/api/actions/switch", "headers": raw}
+    asyncio.run(Guard(None, access)(scope, None, send))
+    assert started[0]["status"] == 401
+    given = dict(started[0]["headers"]).get(b"www-authenticate")
+    assert (None if given is None else given.decode().split()[0]) == challenge
 
 
 def test_two_servers_of_one_machine_have_cookies_of_their_own() -> None:
