@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import orjson
 
@@ -21,8 +21,10 @@ from lockstep.console import start_command
 from lockstep.dashboard import documents
 from lockstep.dashboard.model import Copies, Findings, PipelineState, Rejections, Schemas, SinkDetail, Tables
 from lockstep.dashboard.sampler import Sampler, now_ms
-from lockstep.rejections.book import RejectionBook
 from monitor.copies import CopyReport, CopyStatusCollector
+
+if TYPE_CHECKING:
+    from lockstep.rejections.book import RejectionBook
 
 T = TypeVar("T")
 
@@ -151,5 +153,7 @@ class Questions:
 
     def _ask_rejections(self) -> list[DeadLetter]:
         if self._book is None:
+            from lockstep.rejections.book import RejectionBook  # takes memory, and few ask
+
             self._book = RejectionBook(self._config)
         return self._book.read(None)[0]

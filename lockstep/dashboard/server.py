@@ -33,7 +33,6 @@ from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
 from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
-from lockstep.dashboard.follow_key import follow_key
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
@@ -380,6 +379,9 @@ def _add_answers(
         table: Annotated[str, Query(max_length=200)], key: Annotated[str, Query(min_length=1, max_length=2000)]
     ) -> model.FollowedKey:
         """What became of one row. The answer has its values."""
+        # What compares rows takes memory, and few ask.
+        from lockstep.dashboard.follow_key import follow_key
+
         return follow_key(config, questions.table(table), key)
 
     @app.get("/api/rejections")
