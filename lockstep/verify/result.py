@@ -57,15 +57,10 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
 
 def result_of(report: VerifyReport, *, began_ms: int, ended_ms: int) -> Verification:
     """What is to be kept of a comparison of everything. Pure."""
-    differing = sum(len(table.differences) for table in report.tables)
-    is_complete = bool(report.tables) and all(table.is_equal and not table.not_compared for table in report.tables)
-    outcome = VerifyOutcome.INCOMPLETE
-    if differing:
-        outcome = VerifyOutcome.DIFFERENT
-    elif is_complete:
-        outcome = VerifyOutcome.EQUAL
-    verification = Verification(began_ms, ended_ms, outcome, differing)
-    if outcome is VerifyOutcome.EQUAL:
+    verification = Verification(
+        began_ms, ended_ms, report.outcome, sum(len(table.differences) for table in report.tables)
+    )
+    if report.outcome is VerifyOutcome.EQUAL:
         verification = replace(
             verification,
             through_lsn=report.lsn or 0,
