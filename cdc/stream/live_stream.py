@@ -113,6 +113,8 @@ class StreamOpener:
     wrap_stream: StreamWrapper
     in_parts: bool
     """Whether large transactions are sent while they run."""
+    was_published: set[TableName]
+    """Tables that some stream of this process has seen published; those of this one join them."""
 
     def open(self, state: CaptureState) -> LiveStream:
         """Start streaming where ``state`` ends.
@@ -135,7 +137,8 @@ class StreamOpener:
         relations = {record.table.oid: record.table for record in records if record.table.name in shapes_of}
         of_today = {0, *(table.oid for table in recorded.values())}
         former = {oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today}
-        watch = TableWatch(pipeline, sql, self.say)
+        self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
+        watch = TableWatch(pipeline, sql, self.say, was_published=self.was_published)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
         stream, confirmed = self._stream(state)
