@@ -24,7 +24,8 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connection_error
 from cdc.postgres.memberships import memberships
 from cdc.postgres.replication import ComingSlot, CreatedSlot
-from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
+from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
+from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.membership import Membership
 from cdc.protocol.walsender import Frame
@@ -140,9 +141,7 @@ class StreamCopies:
         return self._coming is not None and self._coming.is_ready()
 
     def _say_waiting(self) -> None:
-        oldest = oldest_writer(self._sql)
-        whose = "" if oldest is None else f"; the oldest, of process {oldest.pid}, has run for {oldest.seconds:.0f} s"
-        self._say(f"a copy waits until transactions that write have ended{whose}")
+        self._say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self._sql))}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
         """The tables for which the stream has to stop."""
