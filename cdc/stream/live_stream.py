@@ -45,7 +45,8 @@ from cdc.stream.topics import TopicWatch
 from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.whole_transactions import WholeTransactions
 
-_STATUS_INTERVAL_S: Final = 10.0
+_STATUS_INTERVAL_S: Final = 2.0
+"""Who looks tells a capture that is at work on a copy from one that hangs by this, within seconds."""
 
 StreamWrapper = Callable[[ReplicationConnection], Stream]
 

@@ -1,6 +1,7 @@
 """Copies in the middle of the stream that don't stop it: what is written meanwhile, kills, locks, long transactions."""
 
 import contextlib
+import re
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TableCopy
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
+from monitor.lag import Stage, StageState
+from monitor.stalls import STALLED_S
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -163,8 +166,11 @@ def test_a_transaction_that_is_open_all_the_time_holds_nothing_up(copying: Copyi
 
 
 @pytest.mark.alone
-def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(copying: Copying, database: Database) -> None:
+def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(
+    copying: Copying, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for a synchronous standby that isn't there: its events are published before it is visible."""
+    monkeypatch.setattr("snapshot.waits.SAID_AFTER_S", 0.2)
     captured = copying.captured.start()
     captured.settle()
     server = database.value("select current_setting('synchronous_standby_names')")
@@ -185,6 +191,9 @@ def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(copying: Copying
         assert copy is not None
         assert copy.rows == 0
         assert database.value("select n from big where id = 5") == 0
+        captured.wait_for(
+            f"process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
+        )
         # Also for the next process, which hasn't published it.
         captured.stop()
         captured.start()
@@ -725,6 +734,41 @@ def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
         assert len(slots) == asked
         order(copying, CopyAction.RESUME, name)
         copying.wait_whole(name)
+        captured.assert_equal()
+
+
+def test_a_capture_that_stands_still_for_a_slot_is_behind_and_does_not_hang(
+    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshot.in_stream._SLOT_PATIENCE_S", 60.0)
+    asked: list[str] = []
+    with _odd(database, endpoints, tmp_path) as copying, database.reading() as holder:
+
+        def coming(source: SourceSettings, name: str) -> ComingSlot:
+            asked.append(name)
+            if len(asked) == 2:  # the one for which the stream stands still
+                holder.execute("begin; insert into other values (7, 7)")
+            return ComingSlot(source, name)
+
+        monkeypatch.setattr("snapshot.in_stream.ComingSlot", coming)
+        captured = copying.captured.start()
+        captured.settle()
+        copying.ask(_ODD)
+        copying.wait(lambda: len(asked) == 2)
+        database.execute("insert into big values ('new', 1)")
+        received: list[Stage] = []
+        with LagCollector(captured.config.as_pipeline(), {}) as collector:
+
+            def has_stood_for_long() -> bool:
+                received.append(collector.collect().stages[1])
+                seconds = re.search(r"for (\d+) s, but gives signs of life", received[-1].reason or "")
+                return seconds is not None and int(seconds[1]) >= 2 * STALLED_S
+
+            until(has_stood_for_long)
+        assert {stage.state for stage in received} <= {StageState.CURRENT, StageState.BEHIND}
+        assert f"until pid {holder.info.backend_pid} " in (received[-1].reason or "")
+        holder.execute("commit")
+        copying.wait_whole(_ODD)
         captured.assert_equal()
 
 
