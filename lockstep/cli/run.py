@@ -20,12 +20,12 @@ from lockstep.cli.options import (
 
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Run capture, all sinks and the web page, supervised."""
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
-    loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    loaded = read(config)  # A wrong one is reported here, once, instead of by every process of the group.
     stopping = StopOnSignals(interrupts=False)
     raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
 
@@ -44,7 +44,7 @@ def capture(
     from lockstep.capture.metrics import measured
     from lockstep.capture.run import capture as run_capture
     from lockstep.capture.standby import capture_in_turn
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
     from monitor.metrics.definitions import Part
@@ -52,7 +52,7 @@ def capture(
 
     log_to_stderr(config)
     run_or_wait = capture_in_turn if standby else run_capture
-    loaded = load(config)
+    loaded = read(config)
     watching = observer(err)
     with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
         if opened is not None:
