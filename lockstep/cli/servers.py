@@ -148,7 +148,7 @@ def _print_status(servers: "Sequence[ServerStatus]") -> None:
     from rich.table import Table
 
     from lockstep.terminal import out
-    from monitor.table import readable_bytes
+    from monitor.units import readable_bytes
 
     table = Table()
     for heading in ("server", "state", "address", "version", "pid", "memory"):
