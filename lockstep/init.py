@@ -41,6 +41,8 @@ dsn = $dsn
 tables = [
 $tables
 ]
+# Or patterns, which take in tables that come later as well: tables = ["public.*"]; exclude_tables = ["public.*_old"]
+# leaves some of them out.
 $skipped${secrets}# slot = "lockstep_$plain_name"
 # publication = "lockstep_$plain_name"
 # An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.

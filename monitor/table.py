@@ -11,9 +11,8 @@ from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
 from monitor.lag import LagReport, Stage, StageState
 from monitor.steps import rebuild_step
+from monitor.units import readable_bytes
 from monitor.verification import VerifyOutcome
-
-_KIB, _MIB = 1024, 1024 * 1024
 
 
 def lag_table(lag: LagReport) -> Group:
@@ -95,10 +94,3 @@ def _is_told_nowhere_else(stage: Stage) -> bool:
 
 def _is_soon_full(lag: LagReport) -> bool:
     return lag.minutes_until_full is not None and lag.minutes_until_full < WARN_MINUTES
-
-
-def readable_bytes(count: int) -> str:
-    """A number of bytes in B, KiB or MiB."""
-    if count < _KIB:
-        return f"{count} B"
-    return f"{count / _KIB:.1f} KiB" if count < _MIB else f"{count / _MIB:.1f} MiB"
