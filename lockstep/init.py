@@ -228,6 +228,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # schema = "shop"                          # where the views are; else the sink's name
 # names = { "public.orders" = "orders" }    # of a table there (rebuild)
 # history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
+# indexes = { "public.orders" = [{ columns = ["note"] }] }    # of a table there, besides the key's
+# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later

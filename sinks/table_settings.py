@@ -191,6 +191,10 @@ class TableSettings(BaseModel):
         """What of this kind's own settings doesn't fit these tables, which are as the destination gets them."""
         return []
 
+    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
+        """Those of them that a generation which is there has too."""
+        return []
+
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly."""
         return False
