@@ -56,6 +56,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         yield Remark(f"the slot is lost after {left} more of WAL{minutes}", "red", "the slot's WAL")
     for sentence in lag.held_by_copies:
         yield Remark(sentence, "yellow", sentence)
+    for stage in lag.stages:
+        if stage.state is StageState.BEHIND and stage.reason is not None:
+            yield Remark(f"{stage.name}: {stage.reason}", "yellow", f"{stage.name}: limited")
     for name, error in lag.unanswered.items():
         yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():

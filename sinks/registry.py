@@ -82,6 +82,12 @@ def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[st
     return problems + settings.problems_with([renaming.table(table) for table in seen])
 
 
+def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
+    """What of these settings doesn't fit these tables of the source and stops no job, a sentence each."""
+    projection, renaming = settings.projection(), settings.renaming()
+    return settings.problems_at_work([renaming.table(projection.table(table)) for table in tables])
+
+
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
     """Have the sink's server say whether it would take a new generation of these tables of the source, where it can.
 
