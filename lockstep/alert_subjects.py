@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from lockstep.alerts import state_directories
+from lockstep.attendant import state_directories
 from lockstep.config import Config
+from monitor.alerts.conditions import CAPTURE, SERVERS
 from monitor.alerts.facts import certificates_of
-from monitor.conditions import CAPTURE, SERVERS
 from monitor.lag import IN_KAFKA, RECEIVED
 
 _OF_CAPTURE: Final = (

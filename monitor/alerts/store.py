@@ -11,10 +11,10 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -24,6 +24,7 @@ from monitor.alerts.book import Entry, Key, Message
 logger = logging.getLogger("lockstep.alerts")
 
 _FORMAT: Final = 1
+_Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class State:
 
     book: Mapping[Key, Entry] = field(default_factory=dict)
     queues: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whether a process of this machine tells, and when one that does has looked last; None: none ever has."""
+
+    is_there: bool
+    looked_ms: int | None
 
 
 class AlertStore:
@@ -64,6 +73,30 @@ class AlertStore:
             self._lock, self._has_said = lock, False
         return True
 
+    def mark_look(self) -> None:
+        """Let others see that whoever has the lock looks."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self._lock)
+
+    def watcher(self) -> Watcher:
+        """Who tells now."""
+        try:
+            lock = os.open(self._directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return Watcher(False, None)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            looked_ms = os.fstat(lock).st_mtime_ns // 1_000_000
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return Watcher(True, looked_ms)
+            return Watcher(False, looked_ms)
+        finally:
+            os.close(lock)
+
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
@@ -71,13 +104,7 @@ class AlertStore:
 
     def load(self) -> State:
         """What was saved last."""
-        document = self._read("state.json")
-        entries = [Entry.from_json(entry) for entry in document.get("open", [])]
-        queues = {
-            channel: [Message.from_json(message) for message in messages]
-            for channel, messages in document.get("queues", {}).items()
-        }
-        return State({entry.condition.key: entry for entry in entries}, queues)
+        return self._read("state.json", _state) or State()
 
     def save(self, state: State) -> None:
         """Keep this. It is on disk when it returns."""
@@ -93,7 +120,7 @@ class AlertStore:
 
     def silences(self, *, now_ms: int) -> dict[str, int]:
         """What is silenced now -> until when, in milliseconds since 1970."""
-        until = self._read("silences.json").get("until_ms", {})
+        until = self._read("silences.json", _until_ms) or {}
         return {name: until_ms for name, until_ms in until.items() if until_ms > now_ms}
 
     def silence(self, name: str, until_ms: int, *, now_ms: int) -> None:
@@ -105,22 +132,22 @@ class AlertStore:
         silences = self.silences(now_ms=now_ms) | {name: until_ms}
         self._write("silences.json", {"until_ms": {key: until for key, until in silences.items() if until > now_ms}})
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str, parse: Callable[[Mapping[str, Any]], _Parsed]) -> _Parsed | None:
+        """What is in the file; None where there is none."""
+        path = self._directory / name
         try:
-            document = orjson.loads((self._directory / name).read_bytes())
+            document = orjson.loads(path.read_bytes())
+            if document["format"] != _FORMAT:
+                raise LockstepError(f"{path} is of another version of Lockstep", hint="use that one, or move it away")
+            return parse(document)
         except FileNotFoundError:
-            return {}
+            return None
         except OSError as error:
             raise self._unusable(error) from error
-        except orjson.JSONDecodeError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # no JSON, or JSON of another shape
             raise LockstepError(
-                f"{self._directory / name} isn't JSON", hint="move it away: alerts that are open are told once more"
+                f"{path} is damaged", hint="move it away: alerts that are open are told once more"
             ) from error
-        if document["format"] != _FORMAT:
-            raise LockstepError(
-                f"{self._directory / name} is of another version of Lockstep", hint="use that one, or move it away"
-            )
-        return dict(document)
 
     def _write(self, name: str, document: Mapping[str, Any]) -> None:
         try:
@@ -173,3 +200,16 @@ def _give_to_owner(descriptor: int, directory: Path) -> None:
     if os.geteuid() == 0:
         owner = directory.stat()
         os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
+def _state(document: Mapping[str, Any]) -> State:
+    entries = [Entry.from_json(entry) for entry in document["open"]]
+    queues = {
+        channel: [Message.from_json(message) for message in messages]
+        for channel, messages in document["queues"].items()
+    }
+    return State({entry.condition.key: entry for entry in entries}, queues)
+
+
+def _until_ms(document: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(until_ms) for name, until_ms in document["until_ms"].items()}

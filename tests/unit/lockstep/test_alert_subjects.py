@@ -6,7 +6,7 @@ import pytest
 
 from lockstep.alert_subjects import is_subject, subjects_of
 from lockstep.config import Config, load
-from monitor.conditions import NAMES
+from monitor.alerts.conditions import NAMES
 
 
 @pytest.fixture
