@@ -1,9 +1,7 @@
 """Compares sinks with the source when that is due: one after the other, each in a process of its own."""
 
 import logging
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Final
 
 from cdc.model.log_message import LogMessage
 from lockstep.config import Config
-from lockstep.console import SUPERVISOR_VARIABLE
+from lockstep.console import start_command
 from monitor.lag import LagReport
 
 logger = logging.getLogger("lockstep.verify")
@@ -93,10 +91,5 @@ class VerifySchedule:
 
 
 def _start(sink: str, path: Path) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(
-        [sys.executable, "-m", "lockstep", "verify", sink, "--config", str(path)],
-        stdout=subprocess.DEVNULL,  # it has keys of rows; what was found is kept in the sink
-        env=environment,
-        start_new_session=True,
-    )
+    # What it prints has keys of rows; what was found is kept in the sink.
+    return start_command("verify", sink, config=path, stdout=subprocess.DEVNULL)

@@ -67,13 +67,13 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     Exit code 1 when one didn't take it.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
     from monitor.alerts.book import Kind, Message
     from monitor.alerts.channels import channels_of
     from monitor.alerts.conditions import Condition, Severity
 
-    loaded, now_ms = load(config), _now_ms()
+    loaded, now_ms = read(config), _now_ms()
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
     channels = channels_of(loaded.alerts)
@@ -100,19 +100,30 @@ def silence(
 ) -> None:
     """Keep alerts of a condition back for some time.
 
-    What is open when it ends is told then.
+    What is open when it ends is told then. A subject that the condition can't have is refused.
     """
+    from lockstep.alert_subjects import is_subject, subjects_of
+    from lockstep.config import load
     from lockstep.console import say
     from monitor.alerts.conditions import NAMES
+    from monitor.alerts.store import AlertStore
 
     match = re.fullmatch(r"(\d{1,6})([smhd])", duration)
     if match is None:
         raise typer.BadParameter("must be a number and s, m, h or d: 30m, 2h", param_hint="'--for'")
-    if name.partition("/")[0] not in NAMES:
-        raise typer.BadParameter(f"no such condition: {name}; there are {', '.join(NAMES)}", param_hint="'NAME'")
-    now_ms = _now_ms()
+    condition, slash, subject = name.partition("/")
+    if condition not in NAMES:
+        raise typer.BadParameter(f"no such condition: {condition}; there are {', '.join(NAMES)}", param_hint="'NAME'")
+    now_ms, loaded = _now_ms(), load(config)
+    store = AlertStore(loaded.alerts.directory)
+    if slash and not is_subject(condition, subject, loaded):
+        # What was told, and what is silenced, may be of a sink that has been taken out of the configuration since.
+        known = {*map("/".join, store.load().book), *store.silences(now_ms=now_ms)}
+        if name not in known:
+            names = ", ".join([condition, *(f"{condition}/{each}" for each in subjects_of(loaded)[condition])])
+            raise typer.BadParameter(f"{condition} is never about {subject!r}; there are {names}", param_hint="'NAME'")
     until_ms = now_ms + int(match[1]) * _UNITS_S[match[2]] * 1000
-    _store(config).silence(name, until_ms, now_ms=now_ms)
+    store.silence(name, until_ms, now_ms=now_ms)
     say(f"{name} is silenced until {time_text(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
 
 
@@ -159,10 +170,10 @@ def _write(line: str) -> None:
 
 
 def _store(config: Path) -> "AlertStore":
-    from lockstep.config import load
+    from lockstep.config import read
     from monitor.alerts.store import AlertStore
 
-    return AlertStore(load(config).alerts.directory)
+    return AlertStore(read(config).alerts.directory)
 
 
 def _now_ms() -> int:

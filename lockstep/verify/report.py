@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from monitor.verification import VerifyOutcome
 
 BY_TOPIC: Final = "compared with its topic: it is append-only, so its rows have no key in the source"
 """The note of such a table."""
@@ -131,6 +132,14 @@ class VerifyReport:
     def is_equal(self) -> bool:
         return all(table.is_equal for table in self.tables)
 
+    @property
+    def outcome(self) -> VerifyOutcome:
+        """The verdict. A comparison that left a table or a row out has found nothing equal as a whole."""
+        if any(table.differences for table in self.tables):
+            return VerifyOutcome.DIFFERENT
+        is_whole = bool(self.tables) and all(table.is_equal and not table.not_compared for table in self.tables)
+        return VerifyOutcome.EQUAL if is_whole else VerifyOutcome.INCOMPLETE
+
     def to_json(self) -> dict[str, Any]:
         return {
             "sink": self.sink,
@@ -138,6 +147,7 @@ class VerifyReport:
             "against": self.against,
             "lsn": None if self.lsn is None else format_lsn(self.lsn),
             "equal": self.is_equal,
+            "outcome": self.outcome.value,
             "tables": [table.to_json() for table in self.tables],
         }
 
@@ -151,7 +161,7 @@ def verify_table(report: VerifyReport) -> RenderableType:
     if len(differences) > _SHOWN_MAX:
         parts.append(Text(f"and {len(differences) - _SHOWN_MAX:,} more: --json shows all", style="dim"))
     parts += [Text(sentence, style="yellow") for table in report.tables for sentence in sentences(table)]
-    parts.append(Text(_verdict(report), style="green" if report.is_equal else "red"))
+    parts.append(Text(_verdict(report), style="green" if report.outcome is VerifyOutcome.EQUAL else "red"))
     return Group(*parts)
 
 

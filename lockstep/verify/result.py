@@ -16,6 +16,7 @@ from lockstep.generations import settings_of
 from lockstep.verify.options import SOURCE, VerifyOptions
 from lockstep.verify.report import BY_TOPIC, VerifyReport
 from lockstep.verify.sides.compared_columns import NOT_IN_LOG
+from monitor.alerts.store import make_directory, open_lock
 from monitor.verification import Verification, VerifyOutcome, save_verification
 from sinks.registry import open_sink
 
@@ -36,8 +37,8 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
     Raises LockstepError where another one runs. Where there can't be a lock, nothing is locked.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / f"verify-{sink}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory(directory)
+        lock = open_lock(directory / f"verify-{sink}.lock")
     except OSError as error:
         logger.warning("%s can't be used, so nothing keeps two comparisons apart: %s", directory, error.strerror)
         yield
@@ -56,15 +57,10 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
 
 def result_of(report: VerifyReport, *, began_ms: int, ended_ms: int) -> Verification:
     """What is to be kept of a comparison of everything. Pure."""
-    differing = sum(len(table.differences) for table in report.tables)
-    is_complete = bool(report.tables) and all(table.is_equal and not table.not_compared for table in report.tables)
-    outcome = VerifyOutcome.INCOMPLETE
-    if differing:
-        outcome = VerifyOutcome.DIFFERENT
-    elif is_complete:
-        outcome = VerifyOutcome.EQUAL
-    verification = Verification(began_ms, ended_ms, outcome, differing)
-    if outcome is VerifyOutcome.EQUAL:
+    verification = Verification(
+        began_ms, ended_ms, report.outcome, sum(len(table.differences) for table in report.tables)
+    )
+    if report.outcome is VerifyOutcome.EQUAL:
         verification = replace(
             verification,
             through_lsn=report.lsn or 0,

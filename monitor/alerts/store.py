@@ -2,10 +2,13 @@
 
 One process tells: it holds the lock of the directory for as long as it lives, and the system frees it in any end.
 ``state.json`` is its alone. ``silences.json`` is written by the command, and read at each look.
+
+What root makes there belongs to the directory's owner, since the process that tells may be a service of that user.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +20,8 @@ import orjson
 
 from cdc.model.errors import LockstepError
 from monitor.alerts.book import Entry, Key, Message
+
+logger = logging.getLogger("lockstep.alerts")
 
 _FORMAT: Final = 1
 _Parsed = TypeVar("_Parsed")
@@ -44,21 +49,28 @@ class AlertStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._lock: int | None = None
+        self._has_said = False
 
     def take_lock(self) -> bool:
-        """Become the one that tells; False while another process is. Lasts until ``close``."""
+        """Become the one that tells; False while another process is, which is logged once. Lasts until ``close``."""
         if self._lock is None:
             try:
-                self._directory.mkdir(parents=True, exist_ok=True)
-                lock = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                make_directory(self._directory)
+                lock = open_lock(self._directory / "lock")
             except OSError as error:
                 raise self._unusable(error) from error
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 os.close(lock)
+                if not self._has_said:
+                    self._has_said = True
+                    logger.info(
+                        "another process tells of alerts, since it holds %s/lock; this one does when that one ends",
+                        self._directory,
+                    )
                 return False
-            self._lock = lock
+            self._lock, self._has_said = lock, False
         return True
 
     def mark_look(self) -> None:
@@ -114,7 +126,7 @@ class AlertStore:
     def silence(self, name: str, until_ms: int, *, now_ms: int) -> None:
         """Silence a condition, or a name and subject joined by ``/``, until then. A time that is over ends it."""
         try:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
         except OSError as error:
             raise self._unusable(error) from error
         silences = self.silences(now_ms=now_ms) | {name: until_ms}
@@ -142,6 +154,7 @@ class AlertStore:
             handle, temporary = tempfile.mkstemp(dir=self._directory, prefix=f".{name}.")
             try:
                 with os.fdopen(handle, "wb") as file:
+                    _give_to_owner(handle, self._directory)
                     file.write(orjson.dumps({"format": _FORMAT, **document}))
                     file.flush()
                     os.fsync(file.fileno())
@@ -158,6 +171,35 @@ class AlertStore:
             f"the directory {self._directory} can't be used: {error.strerror}",
             hint="check the path of alerts.directory, its permissions and its disk",
         )
+
+
+def make_directory(directory: Path) -> None:
+    """Make it and what is missing above it. Raises OSError."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        made = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            _give_to_owner(made, path.parent)
+        finally:
+            os.close(made)
+
+
+def open_lock(path: Path) -> int:
+    """A descriptor of a file to lock, made where there is none. Raises OSError."""
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    _give_to_owner(lock, path.parent)
+    return lock
+
+
+def _give_to_owner(descriptor: int, directory: Path) -> None:
+    """Let what root has just made belong to whom the directory belongs. By its descriptor: names can be changed."""
+    if os.geteuid() == 0:
+        owner = directory.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
 
 
 def _state(document: Mapping[str, Any]) -> State:

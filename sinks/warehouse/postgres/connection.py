@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
 from cdc.protocol.pgvalues import SESSION_SETTINGS
+from cdc.secret import while_passwords_change
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.errors import is_of_a_row, reason_of, translated
 from sinks.warehouse.settings import WarehouseSettings
@@ -189,14 +190,8 @@ class WarehouseConnection:
         try:
             yield
         except self.driver_errors() as error:
-            ours = translated(error)
-            if self._settings.login.password_command is not None and "authentication failed" in ours.message:
-                # Where passwords are changed, server and command change at different moments.
-                ours = Unavailable(
-                    f"the password that login.password_command of this sink prints isn't taken: {ours.message}",
-                    hint=ours.hint,
-                    retry_after_s=5.0,
-                )
+            command = self._settings.login.password_command
+            ours = while_passwords_change(translated(error), command, setting="login.password_command of this sink")
             if isinstance(ours, Unavailable):
                 self.disconnect()
             raise ours from error

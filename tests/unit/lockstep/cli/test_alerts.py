@@ -20,14 +20,16 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=h dbname=d'\ntables = ['public.t']\n"
         "[kafka]\nbootstrap_servers = 'k:9092'\n"
-        "[alerts]\ncommand = ['sh', '-c', 'cat > told.json']\n".replace("told.json", str(tmp_path / "told.json"))
+        "[sinks.cache]\ntype = 'redis'\n[alerts]\ncommand = ['sh', '-c', 'cat > told.json']\n".replace(
+            "told.json", str(tmp_path / "told.json")
+        )
     )
     return path
 
 
 def _store(config: Path) -> AlertStore:
     directory = load(config).alerts.directory
-    assert directory == config.parent / ".lockstep" / "alerts", "it counts from where the file is"
+    assert directory == config.parent / ".lockstep" / "alerts" / "shop", "it counts from where the file is"
     directory.mkdir(parents=True, exist_ok=True)
     return AlertStore(directory)
 
@@ -94,6 +96,18 @@ def test_a_silence_of_nothing_that_there_is_is_refused(config: Path, capsys: pyt
     assert exit_code(["alerts", "silence", "lagg", "-c", str(config)]) == 2
     assert "no such condition: lagg" in capsys.readouterr().err
     assert exit_code(["alerts", "silence", "lag", "--for", "soon", "-c", str(config)]) == 2
+    assert exit_code(["alerts", "silence", "lag/cahce", "-c", str(config)]) == 2
+    assert "lag is never about 'cahce'; there are lag, lag/cache" in " ".join(capsys.readouterr().err.split())
+    assert _store(config).silences(now_ms=1) == {}
+
+
+def test_what_was_told_of_a_sink_that_was_taken_out_can_be_silenced_and_heard_again(config: Path) -> None:
+    condition = Condition("lag", "gone", Severity.WARNING, "it is late", "look", 1)
+    _store(config).save(State({condition.key: Entry(condition, 1, Severity.WARNING)}))
+    assert exit_code(["alerts", "silence", "lag/gone", "-c", str(config)]) == 0
+    _store(config).save(State())
+    assert exit_code(["alerts", "silence", "lag/gone", "--for", "0m", "-c", str(config)]) == 0
+    assert _store(config).silences(now_ms=1) == {}
 
 
 def test_a_test_message_goes_over_every_channel(
