@@ -22,12 +22,12 @@ when it was last seen to move. None where nobody knows.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
 from cdc.protocol.control_records import Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
@@ -337,11 +337,6 @@ def has_all_of_kafka(source: SourceFacts, sink: SinkFacts) -> bool:
     """Whether the sink has applied all that was in Kafka when capture was asked. Pure."""
     published = source.published_lsn
     return published is not None and 0 < published <= sink.watermark_lsn and sink.records_behind == 0
-
-
-def time_text(ms: int) -> str:
-    """A time in milliseconds since 1970 as messages have it."""
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:
