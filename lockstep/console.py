@@ -27,6 +27,8 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_TAKEN_OVER = 3
 """Another process does the same. Whoever restarts this one has the two take over from each other without end."""
+EXIT_UNWATCHED = 4
+"""What is shown is as old as the last look of somebody who has ended, or hangs."""
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
 

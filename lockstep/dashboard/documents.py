@@ -37,6 +37,7 @@ from lockstep.dashboard.model import (
     VerifyRuns,
 )
 from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
+from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
@@ -168,7 +169,7 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
             yield Problem(where=name, state="unanswered", reason=why, next_step=_DOCTOR)
     for label, names in lag.get("rebuild_needed", {}).items():
         why = f"the configuration has changed since it was built: {', '.join(names)}"
-        yield Problem(where=label, state="outdated", reason=why, next_step=f"`lockstep rebuild {label.split()[0]}`")
+        yield Problem(where=label, state="outdated", reason=why, next_step=rebuild_step(label))
     for label, count in lag.get("open_rejections", {}).items():
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"
@@ -333,6 +334,10 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
             )
         )
     return Rejections(reasons=tuple(sorted(reasons, key=lambda one: -one.count)))
+
+
+def _is_left_out(table: Known) -> bool:
+    return bool(table["not_compared"])
 
 
 def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) -> VerifyRun:

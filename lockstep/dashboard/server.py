@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
-from lockstep.alerts import Attendant, open_attendant
+from lockstep.attendant import Attendant, open_attendant
 from lockstep.config import Config, load
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
@@ -37,7 +37,9 @@ from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
+from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
+from monitor.metrics.meters import Gauges
 from monitor.metrics.pipeline import gauges_of
 from monitor.waits import Waits
 
@@ -287,12 +289,12 @@ def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: Ev
 
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def metrics() -> Response:
-        """The last look for Prometheus."""
+        """The last look for Prometheus; without a figure where it got no answer."""
         state, report = sampler.state, sampler.report
-        if state is None or report is None:
-            raise Unavailable("the last look got no answer", hint="`/api/pipeline` says why")
-        text = exposition(gauges_of(report, now_s=state.sampled_ms / 1000))
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        gauges = Gauges(Part.DASHBOARD)
+        if state is not None and report is not None:
+            gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
+        return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/api/pipeline")
     async def pipeline() -> model.PipelineState:
@@ -582,11 +584,7 @@ class _Server(uvicorn.Server):
 def access_of(config: Config, token: str | None) -> Access:
     """Raises ConfigurationError where others than this machine would be let in without a token."""
     settings = config.dashboard
-    if not settings.is_loopback and not token:
-        raise ConfigurationError(
-            f"dashboard.listen is {settings.listen}, which other machines reach, and there is no token",
-            hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
-        )
+    settings.refuse_without_token(token)
     return Access(token or None, settings.host)
 
 

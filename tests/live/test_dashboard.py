@@ -197,7 +197,7 @@ def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dash
 
 
 def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
-    until(lambda: dashboard.status("GET", "/metrics") == 200)
+    until(lambda: "\nlockstep_look_timestamp_seconds " in dashboard.get("/metrics"))
     _, text, headers = dashboard.ask("GET", "/metrics")
     samples = {
         (sample.name, sample.labels.get("stage")): sample.value
@@ -369,6 +369,8 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     assert problem.next_step is not None
     assert dashboard.status("GET", "/readyz") == 503
     assert dashboard.status("GET", "/") == 200
+    shown = {line.partition(" ")[0] for line in dashboard.get("/metrics").splitlines()}
+    assert ("lockstep_broken" in shown) is (what == "store"), "a silent server says nothing of that"
     if what != "store":
         code, refusal, _ = dashboard.ask("GET", "/api/copies")
         assert (code, list(refusal)) == (503, ["message"])

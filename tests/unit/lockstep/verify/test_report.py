@@ -169,8 +169,15 @@ def test_a_table_that_was_not_compared_is_named_with_the_reason():
     assert both.outcome is VerifyOutcome.INCOMPLETE
     assert "was not compared completely" in shown(both)
     assert "public.orders was not compared: the beginning of topic" in shown(both)
+    assert "what was compared of generation 3 of search equals the source (as of" in shown(both)
     assert [table["not_compared"] for table in both.to_json()["tables"]] == [None, lost.not_compared]
 
 
 def test_what_else_is_to_be_known_of_a_comparison_is_said():
     assert list(sentences(replace(EQUAL, note="compared with its topic"))) == ["public.orders: compared with its topic"]
+
+
+def test_a_sink_that_may_lack_rows_is_not_said_to_have_them_all():
+    (said,) = sentences(replace(EQUAL, may_lack_rows=True))
+    assert said.startswith("public.orders: rows that the sink lacks weren't counted")
+    assert report(replace(EQUAL, may_lack_rows=True)).to_json()["tables"][0]["may_lack_rows"] is True
