@@ -34,7 +34,8 @@ def dashboard(
     endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> Iterator[Dashboard]:
     """Of a pipeline whose rows have arrived in all of its sinks."""
-    name = "shop" if SCREENSHOTS else f"page{uuid.uuid4().hex[:6]}"
+    prefix = "shop" if SCREENSHOTS else "page"
+    name = f"{prefix}{uuid.uuid4().hex[:4]}"
     dashboard = captured_pipeline(endpoints, tmp_path_factory.mktemp("page"), name)
     try:
         dashboard.pipeline.wait_applied(dashboard.pipeline.apply(spark))
