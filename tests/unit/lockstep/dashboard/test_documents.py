@@ -199,6 +199,9 @@ def test_the_page_says_of_a_comparison_what_the_sink_keeps_of_it() -> None:
     found = VerifyReport("search", 1, "source", 0x10, (lost, equal))
     run = verify_run("search", orjson.dumps(found.to_json()), finished_ms=1, seconds=2.0)
     assert (run.state, run.verified_through) == (found.outcome, None)
+    output = orjson.dumps(replace(found, tables=(equal,)).to_json())
+    whole, one = (verify_run("search", output, finished_ms=1, seconds=2.0, table=name) for name in (None, "public.u"))
+    assert (whole.verified_through, one.verified_through) == ("0/10", None), "one table says nothing of the others"
     assert found.outcome is VerifyOutcome.INCOMPLETE
     assert "`lockstep verify search`" in (told_of(run) or "")
 
