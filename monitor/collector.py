@@ -203,7 +203,7 @@ class LagCollector:
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
             verified={
-                facts.label: verification
+                facts.label: verification.in_epoch(epoch)
                 for facts in sinks
                 if facts.is_live and (verification := self._verified.get(facts.name)) is not None
             },
