@@ -23,13 +23,23 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
-from cdc.postgres.slot import emit_heartbeat, is_captured, system_identifier
+from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
-from monitor.lag import IN_KAFKA, RECEIVED, LagReport, SinkFacts, SourceFacts, has_all_of_kafka, report
+from monitor.lag import (
+    APPLIED,
+    IN_KAFKA,
+    RECEIVED,
+    LagReport,
+    SinkFacts,
+    SourceFacts,
+    elsewhere,
+    has_all_of_kafka,
+    report,
+)
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
 from monitor.stalls import Look, Stalls, unreachable
@@ -226,7 +236,7 @@ class LagCollector:
             for generation, progress, _, blocked_by in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
-                    signs[f"applied: {label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
+                    signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
                     if progress.skipped:
                         left_out.add(label)
                 if blocked_by is not None:
@@ -307,16 +317,6 @@ class LagCollector:
             for generation in generations
         ]
 
-    def refresh(self, sinks: Collection[str]) -> None:
-        """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.
-
-        The sinks must have answered the last ``collect``.
-        """
-        for name in sinks:
-            generations = self._known.get(name, ())
-            for generation in [known for known in generations if known.is_live] or generations:
-                self._opened(name, generation.number).generations.refresh()
-
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
             if name not in self._questions:  # A connection that a thread waits on ends with the process.
@@ -379,7 +379,7 @@ class LagCollector:
         )
         wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
-        captured = self._is_captured()
+        capture = self._capture()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
             last_end,
@@ -400,7 +400,8 @@ class LagCollector:
             walsender=walsender,
             blocked_by=blocked_by,
             slot_waits_for=slot_waits_for,
-            is_captured=captured,
+            is_captured=capture is not None,
+            captured_silent_s=None if capture is None else capture.silent_s,
             told_at=told_at,
         )
 
@@ -426,15 +427,7 @@ class LagCollector:
             return None, ()
         gaps = state.gaps_now(is_slot_lost=is_slot_lost)
         system_id, database = self._identity
-        elsewhere = tuple(
-            f"{what} was {was}, is {is_}"
-            for what, was, is_ in (
-                ("system identifier", state.system_id, system_id or state.system_id),
-                ("database", state.database, database),
-            )
-            if was != is_
-        )
-        return gaps[-1] if gaps else None, elsewhere
+        return gaps[-1] if gaps else None, elsewhere(state, system_id=system_id, database=database)
 
     def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
         """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""
@@ -459,10 +452,10 @@ class LagCollector:
         self._looks.append(look)
         return look
 
-    def _is_captured(self) -> bool:
+    def _capture(self) -> CaptureSession | None:
         assert self._connection is not None  # it has answered
         try:
-            return is_captured(self._connection, self._pipeline.slot)
+            return find_capture(self._connection, self._pipeline.slot)
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
