@@ -9,10 +9,7 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, Stage, StageState
 from monitor.table import lag_table
-
-
-def _stage(name: str, lsn: int | None) -> Stage:
-    return Stage(f"applied: {name}", lsn, 0, 0.0, 0, SinkFacts(name, 1, True, lsn or 0, 0, 0, 0))
+from tests.lag import applied_stage
 
 
 def _lag(*stages: Stage, **changes: object) -> LagReport:
@@ -54,7 +51,7 @@ def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:
 
 
 def test_where_all_is_well_there_is_nothing_to_say() -> None:
-    assert _shown(_lag(_stage("cache", 5))) == _shown(LagReport((_stage("cache", 5),), True, 0, {}))
+    assert _shown(_lag(applied_stage("cache", 5))) == _shown(LagReport((applied_stage("cache", 5),), True, 0, {}))
 
 
 def test_a_slot_that_will_be_lost_is_announced() -> None:
