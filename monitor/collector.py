@@ -242,7 +242,15 @@ class LagCollector:
                 if blocked_by is not None:
                     blocked[label] = blocked_by
         return Look(
-            time.monotonic(), now_ms, source, signs, self._pipeline.slot, is_copying, frozenset(left_out), blocked
+            time.monotonic(),
+            now_ms,
+            source,
+            signs,
+            self._pipeline.slot,
+            is_copying,
+            frozenset(left_out),
+            blocked,
+            {name: settings.events_per_s for name, settings in self._settings.items()},
         )
 
     def _heartbeat(self) -> None:

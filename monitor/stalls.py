@@ -44,7 +44,8 @@ class Look:
 
     ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
     the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
-    purpose. ``blocked`` says by label who holds the lock that the job waits for.
+    purpose. ``blocked`` says by label who holds the lock that the job waits for. ``limits`` has by a sink's name how
+    many events its settings let through in a second.
     """
 
     at_s: float
@@ -55,6 +56,7 @@ class Look:
     copying: bool = False
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -203,7 +205,10 @@ class Stalls:
             return _as(stage, StageState.BUILDING, reason="a table of the pipeline is being copied")
         if stage.lsn is None and not has_rows_left:
             return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
-        return _moving(stage)
+        moving, limit = _moving(stage), look.limits.get(sink.name, 0)
+        if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
+            return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")
+        return moving
 
     def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
         """For how many seconds the stage has lacked something and not moved."""

@@ -1,6 +1,6 @@
-"""A sink's settings -> the sink: the one file that knows them all.
+"""A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library.
 
-Importing it loads the settings alone: every command does that, and few open a sink of each kind.
+A sink's code is loaded with the first that is opened: every command reads settings, and few write rows.
 
 Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the
 former in ``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them
@@ -21,7 +21,6 @@ from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
 
 SinkSettings = Annotated[
@@ -37,6 +36,8 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     keeps_names = settings.schema_changes == "keep"
     if not (projection or renaming or keeps_names):
         return opened
+    from sinks.wrappers.projecting import ProjectingSink
+
     return replace(
         opened, sink=ProjectingSink(opened, projection, generation, renaming=renaming, keeps_names=keeps_names)
     )
@@ -79,6 +80,12 @@ def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[st
     problems = projection.key_problems(tables) + projection.clash_problems(tables)
     problems += projection.unknown_problems(tables) + renaming.unknown_problems(seen) + renaming.clash_problems(seen)
     return problems + settings.problems_with([renaming.table(table) for table in seen])
+
+
+def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
+    """What of these settings doesn't fit these tables of the source and stops no job, a sentence each."""
+    projection, renaming = settings.projection(), settings.renaming()
+    return settings.problems_at_work([renaming.table(projection.table(table)) for table in tables])
 
 
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:

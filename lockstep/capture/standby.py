@@ -89,9 +89,11 @@ def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str |
         yield f"the source's system identifier is {system_id}, not {state.system_id}"
     if pipeline.publication != state.publication:
         yield f"source.publication is {pipeline.publication}, not {state.publication}"
-    ours, theirs = set(pipeline.source.table_names), set(state.memberships)
-    if theirs - ours:
-        yield f"source.tables lacks {', '.join(sorted(map(str, theirs - ours)))}"
+    # What a pattern takes in, the one that takes over decides.
+    ours, theirs = set(pipeline.source.named), set(state.memberships)
+    lacking = [name for name in theirs if not pipeline.source.may_have(name)]
+    if lacking:
+        yield f"source.tables lacks {', '.join(sorted(map(str, lacking)))}"
     if theirs and ours - theirs:
         yield f"source.tables has {', '.join(sorted(map(str, ours - theirs)))} as well"
 

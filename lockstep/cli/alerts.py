@@ -67,13 +67,13 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     Exit code 1 when one didn't take it.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
     from monitor.alerts.book import Kind, Message
     from monitor.alerts.channels import channels_of
     from monitor.alerts.conditions import Condition, Severity
 
-    loaded, now_ms = load(config), _now_ms()
+    loaded, now_ms = read(config), _now_ms()
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
     channels = channels_of(loaded.alerts)
@@ -170,10 +170,10 @@ def _write(line: str) -> None:
 
 
 def _store(config: Path) -> "AlertStore":
-    from lockstep.config import load
+    from lockstep.config import read
     from monitor.alerts.store import AlertStore
 
-    return AlertStore(load(config).alerts.directory)
+    return AlertStore(read(config).alerts.directory)
 
 
 def _now_ms() -> int:

@@ -24,13 +24,13 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
 
     Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place.
     """
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.dashboard_settings import TOKEN_VARIABLE
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
-    loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    loaded = read(config)  # A wrong one is reported here, once, instead of by every process of the group.
     if loaded.dashboard.enabled:
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
@@ -51,14 +51,14 @@ def capture(
     from lockstep.capture.metrics import measured
     from lockstep.capture.run import capture as run_capture
     from lockstep.capture.standby import capture_in_turn
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
     from monitor.metrics.definitions import Part
     from monitor.metrics.endpoint import open_meters
 
     log_to_stderr(config)
-    loaded, stopping, watching = load(config), StopOnSignals(), observer(err)
+    loaded, stopping, watching = read(config), StopOnSignals(), observer(err)
 
     def capture_measured() -> None:
         # Whoever stands by has no figures, and the address may be that of the one at work.

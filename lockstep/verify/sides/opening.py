@@ -9,8 +9,6 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
-from jobs.spark.computed_columns import opened_row_computer
-from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
@@ -96,6 +94,9 @@ def open_sides(
         earlier_shapes = histories(records)
 
         def open_computer() -> RowComputer:
+            from jobs.spark.computed_columns import opened_row_computer  # PySpark takes longer than a small comparison
+            from lockstep.apply import with_java
+
             say("starting Spark: this sink's settings have expressions, which it evaluates")
             spark = with_java(config.spark)
             return closing.enter_context(opened_row_computer(spark, settings.expressions(), shapes))
