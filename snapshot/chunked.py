@@ -44,7 +44,7 @@ from snapshot.chunk_reader import Gone, KeyOrder, Locked, NothingYet, Point, Too
 from snapshot.chunk_session import Answer, ChunkSession, Look, row_events
 from snapshot.chunked_repairs import ChunkedRepairs
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
-from snapshot.copy import CopyProgress
+from snapshot.copy import Copied, CopyProgress
 from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
 from snapshot.table_reader import NoRoomForLocks
@@ -335,7 +335,8 @@ class ChunkedCopies:
         copy = replace(done, after=found.last or copy.after, rows=rows, is_through=found.last is None)
         self._session.adopt(name, copy, point.lsn)
         self._waits.over(name)
-        self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False))
+        new = Copied(len(rows_left), size)
+        self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False, new=new))
         return Pause(self._loop.state, pause.frame)
 
     def _read_again(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:

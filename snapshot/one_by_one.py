@@ -90,7 +90,7 @@ class OneByOne:
             elif done is not None and not part.only_newer:
                 self._publisher.send_beside_state(done.key(), done.to_bytes())
             self._publisher.commit(self._state)
-            self._report(ledger.progress(name, self._estimated.get(name, 0)))
+            self._report(ledger.progress(name, self._estimated.get(name, 0), rows=rows, size=size))
 
         copy_part(
             part,

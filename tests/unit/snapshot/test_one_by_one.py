@@ -248,6 +248,7 @@ def test_progress_ends_with_all_rows() -> None:
         (ORDERS, 3, True),
         (ITEMS.name, 1, True),
     ]
+    assert [(report.new.rows, report.new.records) for report in copy.reports] == [(3, 3), (1, 1)]
 
 
 def test_a_table_with_fewer_rows_than_estimated_is_still_finished() -> None:
