@@ -379,7 +379,9 @@ def _below(directory: Path, config: Config) -> Config:
     if "://" not in checkpoints:
         changes["spark"] = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
     joined: Config = _joined(directory, config.model_copy(update=changes))
-    return joined
+    # Pipelines whose files lie side by side have the same setting, and what is told of one isn't told of the other.
+    alerts = joined.alerts.model_copy(update={"directory": joined.alerts.directory / config.pipeline.name})
+    return joined.model_copy(update={"alerts": alerts})
 
 
 def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:

@@ -10,6 +10,7 @@ from rich.text import Text
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
 from monitor.lag import LagReport, Stage, StageState
+from monitor.steps import rebuild_step
 from monitor.units import readable_bytes
 from monitor.verification import VerifyOutcome
 
@@ -61,7 +62,7 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         yield Remark(job.sentence(label) or "", "red" if job.needs_somebody else "yellow")
     for label, names in lag.rebuild_needed.items():
         yield Remark(
-            f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
+            f"{label}: rebuild needed, it was built with other {', '.join(names)}: {rebuild_step(label)}",
             "yellow",
             f"{label}: rebuild needed",
         )

@@ -34,12 +34,20 @@ class _Altered(NamedTuple):
 class TableWatch:
     """Asks the catalogue over one connection, and remembers what it has said already."""
 
-    def __init__(self, pipeline: Pipeline, sql: psycopg.Connection[Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sql: psycopg.Connection[Any],
+        say: Callable[[str], None],
+        *,
+        was_published: set[TableName],
+    ) -> None:
+        """``was_published`` are tables that were published once, as far as is known; those that are join them."""
         self._pipeline = pipeline
         self._sql = sql
         self._say = say
         self._absent: set[TableName] = set()
-        self._was_published: set[TableName] = set()
+        self._was_published = was_published
         self._renamed_to: dict[TableName, TableName] = {}
         self._altered: dict[TableName, _Altered] = {}
         self._only_leaves: dict[TableName, str] = {}

@@ -24,6 +24,7 @@ from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import LockstepError, NotInParts, Unavailable
 from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
@@ -97,6 +98,7 @@ def capture(
     guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held)
     pause = FirstCopyPause(pipeline.slot, observer.say)
     in_parts = pipeline.capture.spool_transactions
+    was_published: set[TableName] = set()
     while not stopping():
         started = time.monotonic()
         try:
@@ -113,6 +115,7 @@ def capture(
                         guard=guard,
                         pause=pause,
                         in_parts=in_parts,
+                        was_published=was_published,
                     )
                 ) as session:
                     try:
@@ -159,7 +162,9 @@ class _Session:
         guard: SlotGuard,
         pause: FirstCopyPause,
         in_parts: bool,
+        was_published: set[TableName],
     ) -> None:
+        self._was_published = was_published
         self._repairs = repairs
         self._guard = guard
         self._pause = pause
@@ -366,6 +371,7 @@ class _Session:
             closing=self._closing,
             wrap_stream=self._wrap_stream,
             in_parts=self._in_parts,
+            was_published=self._was_published,
         ).open(state)
         self._guard.slot_is_ours()
         copies = StreamCopies(

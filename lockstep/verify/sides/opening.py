@@ -43,6 +43,7 @@ class Sides:
     new_topic_side: Callable[[], TopicSide]
     log_ends: Callable[[], Mapping[TopicPartition, int]]
     tables: tuple[ComparedTable, ...]
+    epoch_now: Callable[[], int]
 
     @property
     def is_against_source(self) -> bool:
@@ -51,6 +52,11 @@ class Sides:
     def sync_point(self) -> SyncPoint:
         """Where the stream is now: an LSN where the source is asked, else the ends of the topics."""
         return self.source.sync_point() if self.is_against_source else SyncPoint(offsets=self.log_ends())
+
+    def check_epoch(self, point: SyncPoint) -> None:
+        """Raises LockstepError where capture was recovered since the point: its LSN is of another line of WAL."""
+        if point.lsn is not None and self.epoch_now() != point.epoch:
+            raise LockstepError("capture was recovered in the meantime", hint="start again")
 
 
 @contextmanager
@@ -75,6 +81,10 @@ def open_sides(
         partitions = partitions_of([topics[name] for name in names], cluster.partition_counts())
         return cluster.end_offsets(partitions, while_waiting=waiting.check)
 
+    def epoch_now() -> int:
+        state = read_state(client, config.pipeline.name, config.slot)
+        return 0 if state is None else state.epoch
+
     with ExitStack() as closing:
         generations = _Generations(options, closing, waiting=waiting, say=say)
         generation = generations.live(settings) if options.generation is None else options.generation
@@ -92,12 +102,11 @@ def open_sides(
             return closing.enter_context(opened_row_computer(spark, settings.expressions(), shapes))
 
         view = SinkView(projection_of(settings), open_computer)
-        state = read_state(client, config.pipeline.name, config.slot)
         source = SourceSide(
             config.source,
             names=names,
             publication=config.publication,
-            epoch=0 if state is None else state.epoch,
+            epoch=epoch_now(),
             load=options.load,
             waiting=waiting,
             view=view,
@@ -151,6 +160,7 @@ def open_sides(
             new_topic_side,
             log_ends,
             tables,
+            epoch_now,
         )
 
 

@@ -47,6 +47,13 @@ def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None
     assert config.spark.checkpoint_directory == str(tmp_path / "somewhere")
 
 
+def test_pipelines_whose_files_lie_side_by_side_have_alerts_of_their_own(write, tmp_path: Path) -> None:
+    shop = load(write(VALID))
+    crm = load(write(VALID.replace('name = "shop"', 'name = "crm"')))
+    assert shop.alerts.directory == tmp_path / ".lockstep" / "alerts" / "shop"
+    assert crm.alerts.directory == tmp_path / ".lockstep" / "alerts" / "crm"
+
+
 def test_every_path_counts_from_the_file(write, tmp_path: Path) -> None:
     kafka = '[kafka]\nsecurity_protocol = "sasl_ssl"\npassword_file = "kafka"\nca_file = "ca"'
     text = VALID.replace("[kafka]", f'password_file = "source"\n{kafka}')
