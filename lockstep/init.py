@@ -143,7 +143,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # every = "6h"                             # compares each sink with the source so often; else only by hand
 # between = "22:00-06:00"                  # when a comparison may begin, in UTC
 # sinks = ["search"]                       # which; else all
-# pause_ratio = 1.0                        # pause after each read of the source, in times what it took
+# pause_ratio = 1.0                        # pause after each read of the source, in times what the source took
 
 # [alerts]
 # lag_s = 300.0                            # readers of a sink may be so far behind

@@ -279,14 +279,16 @@ def stored_row(table: Table) -> Callable[[Sequence[bytes | None]], StoredRow]:
     """A reader of rows of texts: the tag, then the table's columns."""
     names = [column.name for column in table.columns]
     encoders = [json_encoder(_stored_type(column), column.is_array) for column in table.columns]
+    heads = [orjson.dumps(name) + b":" for name in names]
 
     def read(texts: Sequence[bytes | None]) -> StoredRow:
         tag, *values = texts
         assert tag is not None
-        row: dict[str, JsonValue] = {
-            name: None if value is None else orjson.loads(encode(value))
-            for name, encode, value in zip(names, encoders, values, strict=True)
-        }
+        members = [
+            head + (b"null" if value is None else encode(value))
+            for head, encode, value in zip(heads, encoders, values, strict=True)
+        ]
+        row: dict[str, JsonValue] = orjson.loads(b"{" + b",".join(members) + b"}")
         return StoredRow({name: row[name] for name in table.key}, row, tag.decode())
 
     return read
