@@ -184,8 +184,20 @@ class Dialect(Protocol):
         """What can be done with a batch before its transaction. Raises UnknownColumn."""
         ...
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
-        """How many of the events won over what is there. Raises UnknownColumn."""
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
+        """How many of the events won over what is there. Raises UnknownColumn.
+
+        Those up to the tag ``purged`` of rows that aren't there are repetitions, and win over nothing.
+        """
+        ...
+
+    def purge(self, held: "HeldTable", *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
+        """Delete some of the rows that were deleted so long ago, of tags below this one.
+
+        Returns how many, and their greatest tag, "" for none.
+        """
         ...
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:

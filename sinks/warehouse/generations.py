@@ -1,11 +1,13 @@
 """The generations of a warehouse sink. Views read the live one."""
 
+import time
 from collections.abc import Collection, Mapping
 
-from cdc.model.errors import DataLost, LockstepError
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.stored_progress import check_stored, check_written
+from sinks.warehouse.purged import IDLE_S, PURGE_S, purge_bound
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -20,6 +22,7 @@ class WarehouseGenerations:
         self._number = tables.generation
         self._known: Progress | None = None
         self._timeline: str | None = None
+        self._purge_at = 0.0
 
     def migrate(self) -> None:
         with self._connection.transaction():
@@ -134,3 +137,21 @@ class WarehouseGenerations:
             check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline
+        self._purge(progress)
+
+    def _purge(self, progress: Progress) -> None:
+        """Now and then a portion of the rows that were deleted long ago, beside the batches.
+
+        What can't be done now is done another time.
+        """
+        below = purge_bound(progress)
+        if not self._tables.purges or below is None or time.monotonic() < self._purge_at:
+            return
+        wait_s = PURGE_S
+        try:
+            with self._connection.transaction():
+                if self._bookkeeping.hold_writer(self._tables.fence) and not self._tables.purge(below):
+                    wait_s = IDLE_S
+        except Unavailable:
+            pass
+        self._purge_at = time.monotonic() + wait_s

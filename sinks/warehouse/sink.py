@@ -145,11 +145,16 @@ class WarehouseSink:
         self._dialect.make_ready(tables, histories)
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
+            purged = self._tables.purged.load()  # as long as this lasts, nothing more is
             for events in tables:
                 write = (
                     self._dialect.append
                     if is_bulk
-                    else partial(self._dialect.merge, overwrite_equal_tags=batch.overwrite_equal_tags)
+                    else partial(
+                        self._dialect.merge,
+                        overwrite_equal_tags=batch.overwrite_equal_tags,
+                        purged=purged.get(events.table, ""),
+                    )
                 )
                 applied += write(events, rejections)
             for versions in histories:

@@ -10,7 +10,7 @@ from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.dialect import Refuse
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
-from sinks.warehouse.names import HISTORY_SUFFIX, TAG_COLUMN, qualified
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, qualified
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
@@ -119,9 +119,14 @@ class PostgreSql:
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
         """Lines are made while the server reads them."""
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
         statements = self._statements[events.table]
-        merge = statements.merge_again if overwrite_equal_tags else statements.merge
+        if overwrite_equal_tags:  # of a rejected version nothing was ever applied, however old it is
+            merge = statements.merge_again
+        else:
+            merge = statements.merge_after(purged) if purged else statements.merge
 
         def write(portion: TableEvents) -> int:
             size = self.connection.copy(statements.copy, statements.blocks(portion))
@@ -130,6 +135,21 @@ class PostgreSql:
             return written
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
+
+    def purge(self, held: HeldTable, *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
+        if not held.has_synced_at:
+            return 0, ""
+        target, tag = self._qualified(held.name), quote_identifier(TAG_COLUMN)
+        deleted, synced = quote_identifier(DELETED_COLUMN), quote_identifier(SYNCED_COLUMN)
+        old = (
+            f"select ctid from {target} where {deleted} and {synced} < now() - make_interval(secs => {older_than_s!r}) "
+            f"and {tag} < '{below}' order by {synced} limit {rows_max}"
+        )
+        purged: Any = self.connection.run(
+            f"with gone as (delete from {target} where ctid = any (array({old})) returning {tag} as tag) "
+            "select count(*), coalesce(max(tag), '') from gone"
+        ).one()
+        return int(purged[0]), str(purged[1])
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._statements[events.table]
