@@ -41,6 +41,8 @@ dsn = $dsn
 tables = [
 $tables
 ]
+# Or patterns, which take in tables that come later as well: tables = ["public.*"]; exclude_tables = ["public.*_old"]
+# leaves some of them out.
 $skipped${secrets}# slot = "lockstep_$plain_name"
 # publication = "lockstep_$plain_name"
 # An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.
@@ -152,7 +154,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # standby = false                          # true: a `lockstep capture --standby` is meant to wait
 # open_after_s = 30.0                      # so long something has to hold before it is told
 # clear_after_s = 60.0                     # ... and to be gone
-# directory = ".lockstep/alerts"           # what was told, and silences
+# directory = ".lockstep/alerts"           # what was told, and silences, in <pipeline> below it
 # command = ["/usr/local/bin/page"]        # gets JSON on standard input
 
 # [alerts.webhook]
