@@ -200,14 +200,23 @@ class Dialect(Protocol):
         """
         ...
 
+    def trim_history(
+        self, held: "HeldTable", *, complete_from_ms: int, below: str, first_block: int, blocks: int
+    ) -> tuple[bool, str]:
+        """Delete what no reader of a time from ``complete_from_ms`` on needs, of tags below this one, in some blocks.
+
+        Returns whether there are more blocks, and the greatest tag that was deleted, "" for none.
+        """
+        ...
+
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
         ...
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
 
-        Raises UnknownColumn.
+        Those up to the tag ``purged`` are repetitions. Raises UnknownColumn.
         """
         ...
 

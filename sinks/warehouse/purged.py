@@ -1,9 +1,9 @@
-"""What is remembered of deleted rows once they are purged: up to which tag events of rows that aren't there are old.
+"""What is remembered of rows once they are purged: up to which tag events of rows that aren't there are old.
 
 A deleted row stays with its tag, so that an older event that comes again doesn't bring it back. Where it is purged, its
 table's greatest purged tag takes its place. Only rows below the watermark are purged, and below it everything has been
 applied. So an event at or below that tag is a repetition: its row is there in this version or a newer one, or it was
-deleted and purged.
+deleted and purged. The same holds for the versions of a history.
 """
 
 from collections.abc import Mapping
@@ -23,6 +23,12 @@ PURGE_S: Final = 1.0
 IDLE_S: Final = 60.0
 """The shortest time between two purges: after one that had as many rows as it takes, and after one that had fewer."""
 
+BLOCKS: Final = 500
+"""So much of a history is looked through in one transaction, in blocks of the server's."""
+
+PASS_S: Final = 3600.0
+"""The shortest time between two passes through all histories."""
+
 
 def purge_bound(progress: Progress) -> str | None:
     """The tag below which everything has been applied; None where that isn't so of all tables. Pure."""
@@ -34,12 +40,12 @@ def purge_bound(progress: Progress) -> str | None:
 class Purged:
     """The greatest purged tag of each table of a generation, in a record that is dropped with it.
 
-    Every method is called inside a transaction.
+    ``what`` names the record. Every method is called inside a transaction.
     """
 
-    def __init__(self, connection: Connection, generation: int) -> None:
+    def __init__(self, connection: Connection, generation: int, what: str = "purged") -> None:
         self._execute = connection.execute
-        self._name = f"g{generation}.purged"
+        self._name = f"g{generation}.{what}"
 
     def load(self) -> dict[TableName, str]:
         content = self._execute(

@@ -83,7 +83,8 @@ class WarehouseSettings(TableSettings):
     ``history`` names the tables of which all versions are kept, or is true for all of them.
     With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
     besides ours, in PostgreSQL. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
-    needs ``synced_at``, which says since when the row is deleted.
+    needs ``synced_at``, which says since when the row is deleted. ``keep_history_days`` is how far back a history goes,
+    0 for all that it has.
 
     ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
     file has no login, no TLS and no connection that could be idle.
@@ -102,6 +103,7 @@ class WarehouseSettings(TableSettings):
     history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
     synced_at: bool = False
     purge_deleted_after_days: float = Field(0.0, ge=0)
+    keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: RenewedLogin = RenewedLogin()
@@ -147,6 +149,7 @@ class WarehouseSettings(TableSettings):
         settings = (
             "indexes",
             "purge_deleted_after_days",
+            "keep_history_days",
             "login",
             "tls",
             "connect_timeout_s",

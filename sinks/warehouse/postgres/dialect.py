@@ -15,7 +15,7 @@ from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.errors import too_many_refused
-from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql, trim_sql
 from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import (
@@ -161,9 +161,32 @@ class PostgreSql:
         indexable = self._indexable(statements, events, rejections)
         return self.connection.in_halves(write, indexable, self._refuse(rejections))
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+    def trim_history(
+        self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
+    ) -> tuple[bool, str]:
+        target = self._history(held)
+        trim = trim_sql(
+            target,
+            held.shape,
+            complete_from_ms=complete_from_ms,
+            below=below,
+            first_block=first_block,
+            end_block=first_block + blocks,
+        )
+        tag = str(self.connection.run(trim).scalar_one())
+        has_more = self.connection.execute(
+            "select pg_relation_size(to_regclass(:relation)) > :block * current_setting('block_size')::bigint",
+            relation=target,
+            block=first_block + blocks,
+        ).scalar_one()
+        return bool(has_more), tag
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._history_statements[versions.events.table]
-        keep = statements.keep_again if overwrite_equal_tags else statements.keep
+        if overwrite_equal_tags:
+            keep = statements.keep_again
+        else:
+            keep = statements.keep_after(purged) if purged else statements.keep
 
         def write(portion: TableVersions) -> int:
             size = self.connection.copy(statements.copy, statements.version_blocks(portion))
