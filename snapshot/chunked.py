@@ -37,6 +37,7 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import tag_prefix, tag_text
 from cdc.protocol.walsender import Frame
+from cdc.row_rate import RowRate
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from snapshot.chunk_reader import Gone, KeyOrder, Locked, NothingYet, Point, TooLarge
@@ -46,7 +47,6 @@ from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
 from snapshot.copy import CopyProgress
 from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
-from snapshot.row_rate import RowRate
 from snapshot.table_reader import NoRoomForLocks
 from snapshot.topic_scan import TopicScan
 

@@ -8,12 +8,12 @@ from cdc.capture.settings import CaptureSettings
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_ledger import CopiedRange
+from cdc.row_rate import RowRate
 from snapshot.copy import CopyProgress, Interrupted, Publisher
 from snapshot.ledger import CopyLedger, FirstSnapshot, condition
 from snapshot.part_copy import PartReader, copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
-from snapshot.row_rate import RowRate
 
 
 class OneByOne:

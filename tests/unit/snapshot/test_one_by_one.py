@@ -13,12 +13,12 @@ from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.pgoutput import Fields
+from cdc.row_rate import RowRate
 from snapshot.copy import CopyProgress
 from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot
 from snapshot.one_by_one import OneByOne
 from snapshot.ranges import Part, Relation, parts
 from snapshot.row_events import Line
-from snapshot.row_rate import RowRate
 from tests.builders import ORDERS, column, table
 from tests.copy_lines import copy_line
 from tests.edges import Journal, MemoryPublisher, Time
