@@ -232,6 +232,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # names = { "public.orders" = "orders" }    # of a table there (rebuild)
 # history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
 # indexes = { "public.orders" = [{ columns = ["note"] }] }    # of a table there, besides the key's
+# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
+# keep_history_days = 0                    # how far back a history goes; 0: as far as it has versions
 # synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # connect_timeout_s = 10
