@@ -167,6 +167,7 @@ class Stalls:
         if job is not None and job.state is not JobState.RUNNING:
             self._still(stage, look, lacks=False)
             return _ended(stage, job)
+        held = [] if job is None else [aside for aside in job.asides.values() if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, job)
         has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out
@@ -181,6 +182,10 @@ class Stalls:
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
+        if held and job is not None and not has_rows_left:
+            first = job.aside_sentences(sink.name)[0]
+            since_ms = min(aside.since_ms for aside in held)
+            return replace(stage, state=StageState.PAUSED, since_ms=since_ms, reason=first, hint=None)
         if report.paused_copies or report.first_copy_paused:
             if not has_rows_left:
                 return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])

@@ -39,6 +39,11 @@ class Report(Protocol):
 Shown = TypeVar("Shown", bound=Report)
 
 
+TablesOfSink = Annotated[
+    list[str], typer.Argument(help="schema.table; several may be given.", autocompletion=table_names)
+]
+
+
 def lag(
     config: ConfigOption = DEFAULT_CONFIG,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
@@ -69,6 +74,10 @@ def lag(
         else:
             out.print(lag_table(report))
         stopped = any(job.needs_somebody for job in report.idle.values())
+        stopped = stopped or any(
+            stage.sink is not None and stage.sink.job is not None and stage.sink.job.has_failed_tables
+            for stage in report.stages
+        )
         stopped = stopped or (report.worst is not None and report.worst.state.needs_somebody)
         raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
 
@@ -380,6 +389,40 @@ def generations(
     else:
         out.print(generations_table(sink, descriptions))
     if any(description.needs_somebody for description in descriptions):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def pause(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Hold up tables of a sink while its others go on.
+
+    Nothing is lost: each goes on from where it was. The watermark waits for it. Exit code 1 when that failed.
+    """
+    _order_tables("pause", sink, table, config)
+
+
+def resume(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let tables of a sink go on that were paused, taken out or set aside.
+
+    Refused where the topic may have lost deletes meanwhile; the message has the command then.
+    """
+    _order_tables("apply", sink, table, config)
+
+
+def take_out(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let a sink go on without these tables.
+
+    Their rows stay in it as they are, and nothing waits for them. A rebuild builds what the configuration file says.
+    """
+    _order_tables("out", sink, table, config)
+
+
+def _order_tables(wish: str, sink: str, tables: list[str], config: Path) -> None:
+    from jobs.generations.asides import Wish
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, say
+    from lockstep.table_orders import order_tables
+
+    if not order_tables(load(config), sink, tables, Wish(wish), say=say):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -1,0 +1,275 @@
+"""Single tables of a sink are paused, resumed, taken out, or fail, while the others go on."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+from cdc.protocol.control_records import SchemaRecord
+from jobs.driver import run_sinks
+from jobs.generations.asides import Aside, AsideState, Wish, give_order, load_asides
+from jobs.generations.status import JobStatus, job_status
+from lockstep.generations import check_nothing_aside
+from sinks.contract import OpenedSink, Progress
+from sinks.registry import open_sink
+from sinks.warehouse.settings import WarehouseSettings
+from stack.stack import Endpoints
+from tests.builders import column, table
+from tests.databases import until
+from tests.events import Delete, Log, Put, kafka_settings
+from tests.job_process import JobProcess, spark_settings
+from tests.spark_here import Job
+from tests.topics import configure
+
+pytestmark = [pytest.mark.live, pytest.mark.busy]
+
+ORDERS = table(column("id", "int8"), column("note"))
+ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
+
+
+class Pipeline:
+    """A log of two tables, and a warehouse that follows it."""
+
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+        self.name = f"aside{uuid.uuid4().hex[:8]}"
+        self.directory = directory
+        self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, ITEMS])
+        self.sink = f"{self.name}w"
+        self.settings = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
+
+    def write(self, *changes: Put | Delete) -> int:
+        return self.log.commit(changes, commit_time_ms=time.time_ns() // 1_000_000)
+
+    def both(self, key: int, note: str) -> int:
+        """A row of each table."""
+        row = {"id": key, "note": note}
+        return self.write(Put(ORDERS, row), Put(ITEMS, row))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.name,
+            "kafka": self.log.kafka,
+            "tables": self.log.table_names,
+            "sinks": {self.sink: self.settings},
+            "spark": spark_settings(self.directory),
+        }
+
+    def job(self, spark: SparkSession) -> Job:
+        return Job(spark, partial(run_sinks, **self._arguments()))
+
+    def process(self) -> JobProcess:
+        return JobProcess(**self._arguments(), once=False)
+
+    def opened(self) -> OpenedSink:
+        return open_sink(self.sink, self.settings, 1)
+
+    def order(self, wish: Wish, of: Table) -> None:
+        opened = self.opened()
+        try:
+            give_order(opened.records, 1, [of.name], wish, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
+    def aside(self, of: Table) -> Aside | None:
+        opened = self.opened()
+        try:
+            return load_asides(opened.records, 1).get(of.name)
+        finally:
+            opened.sink.close()
+
+    def wait_aside(self, of: Table, state: AsideState | None) -> Aside | None:
+        def is_so() -> bool:
+            aside = self.aside(of)
+            return (None if aside is None else aside.state) is state
+
+        until(is_so, seconds=120)
+        return self.aside(of)
+
+    def rows(self, of: Table) -> dict[Any, Any]:
+        opened = self.opened()
+        try:
+            return {stored.key["id"]: stored.row["note"] for stored in opened.sink.scan(of)}
+        finally:
+            opened.sink.close()
+
+    def wait_rows(self, of: Table, expected: dict[int, str]) -> None:
+        def is_there() -> bool:
+            try:
+                return self.rows(of) == expected
+            except LockstepError:  # the job hasn't made its tables yet
+                return False
+
+        until(is_there, seconds=120)
+
+    def progress(self) -> Progress:
+        opened = self.opened()
+        try:
+            stored = opened.generations.load_progress()
+        finally:
+            opened.sink.close()
+        assert stored is not None
+        return stored
+
+    def status(self) -> JobStatus:
+        opened = self.opened()
+        try:
+            return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(endpoints, tmp_path)
+    yield made
+    made.log.close()
+
+
+def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
+    lsn = pipeline.both(1, "first")
+    pipeline.both(2, "second")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
+        until(lambda: pipeline.progress().watermark_lsn > lsn, seconds=60)
+        held = pipeline.progress().watermark_lsn
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        lsn = pipeline.both(1, "later")
+        pipeline.write(Delete(ITEMS, {"id": 2}), Put(ITEMS, {"id": 3, "note": "third"}))
+        pipeline.wait_rows(ORDERS, {1: "later", 2: "second"})
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first", 2: "second"}
+    assert pipeline.progress().watermark_lsn == held
+    with pipeline.job(spark) as job:
+        pipeline.both(4, "after a restart")
+        pipeline.wait_rows(ORDERS, {1: "later", 2: "second", 4: "after a restart"})
+        assert pipeline.rows(ITEMS) == {1: "first", 2: "second"}
+        assert pipeline.progress().watermark_lsn == held
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {1: "later", 3: "third", 4: "after a restart"})
+        pipeline.wait_aside(ITEMS, None)
+        newest = pipeline.both(5, "newest")
+        until(lambda: pipeline.progress().watermark_lsn == newest, seconds=60)
+        assert job.stop() == 0
+    assert pipeline.progress().left_at_ms == {}
+
+
+def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.both(1, "first")
+    with pipeline.process() as process:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        for key in range(2, 50):
+            pipeline.both(key, "while paused")
+        process.kill()
+    expected = {1: "first"} | dict.fromkeys(range(2, 50), "while paused")
+    pipeline.order(Wish.APPLY, ITEMS)
+    with pipeline.process() as process:
+        pipeline.wait_aside(ITEMS, AsideState.RESUMING)
+        process.kill()
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, expected)
+        pipeline.wait_rows(ORDERS, expected)
+        pipeline.wait_aside(ITEMS, None)
+        assert job.stop() == 0
+
+
+def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark: SparkSession) -> None:
+    wider = table(*ITEMS.columns, column("extra"), name=TableName("public", "items"))
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        row = {"id": 2, "note": "second", "extra": "new"}
+        pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(wider, {1: "first", 2: "second"})
+        assert job.stop() == 0
+
+
+def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.write(Delete(ITEMS, {"id": 1}))
+        configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
+        pipeline.order(Wish.APPLY, ITEMS)
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert "deletes may be missing" in (failed.reason or "")
+        assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.hint or "")
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert pipeline.status().needs_somebody
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        until(lambda: pipeline.progress().watermark_lsn == lsn, seconds=60)
+        pipeline.log.commit([Put(retyped, {"id": 2, "note": 5})], schemas=[SchemaRecord(retyped, pipeline.log.lsn)])
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert failed.reason
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert pipeline.progress().watermark_lsn == lsn
+        assert job.stop() == 0
+    opened = pipeline.opened()
+    try:
+        with pytest.raises(LockstepError, match="can't be switched to"):
+            check_nothing_aside(opened.records, pipeline.sink, 1, live=None, to="switched to")
+    finally:
+        opened.sink.close()
+
+
+def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.OUT, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.OUT)
+        newest = pipeline.both(2, "second")
+        until(lambda: pipeline.progress().watermark_lsn == newest, seconds=60)
+        assert pipeline.rows(ITEMS) == {1: "first"}
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
+        assert job.stop() == 0
+
+
+def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ORDERS)
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.wait_aside(ORDERS, AsideState.PAUSED)
+        pipeline.both(2, "second")
+        pipeline.order(Wish.APPLY, ORDERS)
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
