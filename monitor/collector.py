@@ -25,6 +25,7 @@ from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
 from cdc.postgres.slot import emit_heartbeat, is_captured, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
+from jobs.generations.asides import AsideState
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
@@ -512,13 +513,19 @@ class LagCollector:
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
+            asides = {} if job is None else job.asides
+            has = [
+                table
+                for table in self._tables(name, generation)
+                if table not in asides or asides[table].state is not AsideState.OUT
+            ]
             yield SinkFacts(
                 name,
                 generation.number,
                 is_live,
                 0 if reached is None else reached.watermark_lsn,
                 0 if reached is None else reached.commit_time_ms,
-                self._records_behind(self._tables(name, generation), read),
+                self._records_behind(has, read),
                 0 if progress is None else progress.rejected,
                 job,
             )

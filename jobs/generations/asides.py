@@ -80,19 +80,35 @@ class Aside:
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
 
-    def sentence(self, sink: str, table: str) -> str:
-        """Why readers of this sink find old rows of this table, or will, and what to do."""
+    def why(self, table: str) -> str:
+        """Why readers of the sink find old rows of this table, or will."""
+        match self.state:
+            case AsideState.PAUSED:
+                return f"{table} is paused, and the watermark waits for it"
+            case AsideState.FAILED:
+                return f"{table} is set aside, since it can't be applied: {self.reason}"
+            case AsideState.OUT:
+                return f"{table} was taken out: its rows stay as they were"
+            case AsideState.RESUMING:
+                return f"{table} was resumed, and catches up"
+
+    def next_step(self, sink: str, table: str) -> str | None:
+        """What to do; None where it ends by itself."""
         resume = f"`lockstep resume {sink} {table}`"
         match self.state:
             case AsideState.PAUSED:
-                return f"{table} is paused, and the watermark waits for it: {resume} lets it go on"
+                return f"{resume} lets it go on"
             case AsideState.FAILED:
-                hint = "" if self.hint is None else f"; {self.hint}"
-                return f"{table} is set aside, since it can't be applied: {self.reason}{hint}; then {resume}"
+                return resume if self.hint is None else f"{self.hint}; then {resume}"
             case AsideState.OUT:
-                return f"{table} was taken out: its rows stay as they were; {resume} takes it in again"
+                return f"{resume} takes it in again"
             case AsideState.RESUMING:
-                return f"{table} was resumed, and catches up"
+                return None
+
+    def sentence(self, sink: str, table: str) -> str:
+        """Both of them."""
+        step = self.next_step(sink, table)
+        return self.why(table) if step is None else f"{self.why(table)}; {step}"
 
 
 Orders = Mapping[TableName, Order]

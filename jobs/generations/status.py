@@ -75,8 +75,12 @@ class JobStatus:
 
     def aside_sentences(self, sink: str) -> list[str]:
         """What to tell of each table that is set aside, those that need somebody first."""
-        by_need = sorted(self.asides.items(), key=lambda item: (item[1].state is not AsideState.FAILED, item[0]))
-        return [aside.sentence(sink, str(table)) for table, aside in by_need]
+        return [aside.sentence(sink, str(table)) for table, aside in self.by_need]
+
+    @property
+    def by_need(self) -> list[tuple[TableName, Aside]]:
+        """The tables that are set aside, those that need somebody first."""
+        return sorted(self.asides.items(), key=lambda item: (item[1].state is not AsideState.FAILED, item[0]))
 
     def sentence(self, label: str) -> str | None:
         """What to tell of the generation's job; None where one runs."""

@@ -401,9 +401,10 @@ def pause(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAUL
 
 
 def resume(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Let tables of a sink go on that were paused, taken out or set aside.
+    """Let tables of a sink go on that were set aside.
 
-    Refused where the topic may have lost deletes meanwhile; the message has the command then.
+    They were paused or taken out, or could not be applied. Refused where the topic may have lost deletes meanwhile: the
+    message has the command then.
     """
     _order_tables("apply", sink, table, config)
 

@@ -108,14 +108,24 @@ class Pipeline:
 
         until(is_there, seconds=120)
 
-    def progress(self) -> Progress:
+    def _progress(self) -> Progress | None:
         opened = self.opened()
         try:
-            stored = opened.generations.load_progress()
+            return opened.generations.load_progress()
         finally:
             opened.sink.close()
+
+    def progress(self) -> Progress:
+        stored = self._progress()
         assert stored is not None
         return stored
+
+    def wait_watermark(self, lsn: int) -> None:
+        def is_reached() -> bool:
+            stored = self._progress()
+            return stored is not None and stored.watermark_lsn == lsn
+
+        until(is_reached, seconds=120)
 
     def status(self) -> JobStatus:
         opened = self.opened()
@@ -133,15 +143,13 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
-    lsn = pipeline.both(1, "first")
-    pipeline.both(2, "second")
+    pipeline.both(1, "first")
+    held = pipeline.both(2, "second")
     with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
-        until(lambda: pipeline.progress().watermark_lsn > lsn, seconds=60)
-        held = pipeline.progress().watermark_lsn
+        pipeline.wait_watermark(held)
         pipeline.order(Wish.PAUSE, ITEMS)
         pipeline.wait_aside(ITEMS, AsideState.PAUSED)
-        lsn = pipeline.both(1, "later")
+        pipeline.both(1, "later")
         pipeline.write(Delete(ITEMS, {"id": 2}), Put(ITEMS, {"id": 3, "note": "third"}))
         pipeline.wait_rows(ORDERS, {1: "later", 2: "second"})
         assert job.stop() == 0
@@ -156,7 +164,7 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
         pipeline.wait_rows(ITEMS, {1: "later", 3: "third", 4: "after a restart"})
         pipeline.wait_aside(ITEMS, None)
         newest = pipeline.both(5, "newest")
-        until(lambda: pipeline.progress().watermark_lsn == newest, seconds=60)
+        pipeline.wait_watermark(newest)
         assert job.stop() == 0
     assert pipeline.progress().left_at_ms == {}
 
@@ -227,7 +235,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
     lsn = pipeline.both(1, "first")
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, {1: "first"})
-        until(lambda: pipeline.progress().watermark_lsn == lsn, seconds=60)
+        pipeline.wait_watermark(lsn)
         pipeline.log.commit([Put(retyped, {"id": 2, "note": 5})], schemas=[SchemaRecord(retyped, pipeline.log.lsn)])
         failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
         assert failed is not None
@@ -251,7 +259,7 @@ def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: 
         pipeline.order(Wish.OUT, ITEMS)
         pipeline.wait_aside(ITEMS, AsideState.OUT)
         newest = pipeline.both(2, "second")
-        until(lambda: pipeline.progress().watermark_lsn == newest, seconds=60)
+        pipeline.wait_watermark(newest)
         assert pipeline.rows(ITEMS) == {1: "first"}
         pipeline.order(Wish.APPLY, ITEMS)
         pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
