@@ -145,13 +145,18 @@ def orders_name(generation: int) -> str:
 
 def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName, Aside]:
     """The tables that a generation's job has set aside. Raises what the destination raises."""
-    text = records.load(_asides_name(generation))
+    text = records.load(asides_name(generation))
     entries: list[Any] = [] if text is None else orjson.loads(text)
     return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
 
 
 def save_asides(records: CoordinationRecords, generation: int, asides: Asides) -> None:
     """Replace what is known of the tables that are set aside."""
+    records.save(asides_name(generation), dump_asides(asides))
+
+
+def dump_asides(asides: Asides) -> str | None:
+    """The text of their record, None for no record."""
     entries = [
         [
             *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
@@ -159,10 +164,11 @@ def save_asides(records: CoordinationRecords, generation: int, asides: Asides) -
         ]
         for table, aside in sorted(asides.items())
     ]
-    records.save(_asides_name(generation), orjson.dumps(entries).decode() if entries else None)
+    return orjson.dumps(entries).decode() if entries else None
 
 
-def _asides_name(generation: int) -> str:
+def asides_name(generation: int) -> str:
+    """The coordination record of the tables that are set aside."""
     return f"g{generation}.asides"
 
 

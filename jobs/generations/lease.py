@@ -222,6 +222,11 @@ class GenerationLease:
         with self._lock:
             return self._records.load(name)
 
+    def save_record(self, name: str, text: str | None) -> None:
+        """Replace a coordination record, in the same way."""
+        with self._lock:
+            self._records.save(name, text)
+
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:

@@ -58,7 +58,7 @@ class JobStatus:
 
     @property
     def needs_somebody(self) -> bool:
-        return self.state in (JobState.STOPPED, JobState.SILENT) or self.has_failed_tables
+        return self.state in (JobState.STOPPED, JobState.SILENT)
 
     @property
     def has_failed_tables(self) -> bool:

@@ -32,6 +32,8 @@ from jobs.generations.asides import (
     AsideState,
     Order,
     Orders,
+    asides_name,
+    dump_asides,
     failed,
     load_asides,
     next_asides,
@@ -105,6 +107,7 @@ class SinkJob:
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
         self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
         self._asides: Asides = {}
+        self._asides_lock = threading.Lock()
         self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
         self._told: tuple[str, ...] = ()  # what was told of tables that are set aside
 
@@ -193,83 +196,87 @@ class SinkJob:
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
         lease = self._opened_lease()
-        orders = self._obey(lease)
-        plan = self._plan
-        if self._tables and not plan.tables:
-            return self._wait_for_orders(lease, orders)
+        opened = self._plan.opened()
+        try:
+            orders = self._obey(opened, lease)
+            plan = self._plan
+            if self._tables and not plan.tables:
+                return self._wait_for_orders(lease, orders)
+            return self._run_query_of(plan, opened, lease, orders)
+        finally:
+            opened.sink.close()
+
+    def _run_query_of(self, plan: SinkPlan, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
+        """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
         log = read_log_facts(plan, cluster)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
-        opened = plan.opened()
-        try:
-            require_in_use(opened.records, plan.name, plan.generation)
-            lease.begin()
-            stored = opened.generations.load_progress()
-            with preparing(opened.records, plan.generation, log.tables):
-                columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
-            if plan.bulk:
-                opened.generations.begin_bulk()
-            self._known_shapes = log.records
-            start, checkpoint, committed = self._start(opened, log, stored)
-            point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
-            now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-            self._check_resuming(cluster, log, point, orders, ends=ends, now_ms=now_ms)
-            self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
-            self._tell_asides()
-            # The watermark says that all is as at the source, the rows from before included.
-            keeper = _keeper(
+        require_in_use(opened.records, plan.name, plan.generation)
+        lease.begin()
+        stored = opened.generations.load_progress()
+        with preparing(opened.records, plan.generation, log.tables):
+            columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
+        if plan.bulk:
+            opened.generations.begin_bulk()
+        self._known_shapes = log.records
+        start, checkpoint, committed = self._start(opened, log, stored)
+        point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
+        now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
+        self._check_resuming(cluster, log, point, opened, orders, ends=ends, now_ms=now_ms)
+        self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
+        self._tell_asides()
+        # The watermark says that all is as at the source, the rows from before included.
+        keeper = _keeper(
+            plan,
+            opened,
+            log,
+            _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
+            start,
+            check_claim=lease.check,
+            holds_watermark=bool(columns.lacking),
+            asides=self._asides_by_topic(),
+        )
+        task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
+        backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
+        topics = TopicWatch(plan.name, log.topics)
+        retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
+        has_news = partial(self._has_news, lease, orders, self._asides, keeper)
+        with ended_early(plan, cluster, log.tables, topics, retention, has_news=has_news) as early:
+            by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
+            reached = self._reached_of(checkpoint.location, stored)
+            query_plan = QueryPlan(
                 plan,
-                opened,
-                log,
-                _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
+                task,
+                checkpoint,
                 start,
-                check_claim=lease.check,
-                holds_watermark=bool(columns.lacking),
-                asides=self._asides_by_topic(),
+                by_topic,
+                topics,
+                log.partitions,
+                backfill=backfill,
+                deletes=log.deletes,
+                reached=reached,
+                reads_again=_reads_again(point),
+                goes_on=self._goes_on(log),
+                on_no_task_left=self._tell_no_task_left,
             )
-            task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
-            backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
-            topics = TopicWatch(plan.name, log.topics)
-            retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
-            has_news = partial(self._has_news, lease, orders, keeper)
-            with ended_early(plan, cluster, log.tables, topics, retention, has_news=has_news) as early:
-                by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
-                reached = self._reached_of(checkpoint.location, stored)
-                query_plan = QueryPlan(
-                    plan,
-                    task,
-                    checkpoint,
-                    start,
-                    by_topic,
-                    topics,
-                    log.partitions,
-                    backfill=backfill,
-                    deletes=log.deletes,
-                    reached=reached,
-                    reads_again=_reads_again(point),
-                    goes_on=self._goes_on(log),
-                    on_no_task_left=self._tell_no_task_left,
-                )
-                try:
-                    self._has_query = True
-                    SinkQuery(
-                        query_plan,
-                        self._spark,
-                        keeper,
-                        lease,
-                        stop=early.ending,
-                        leaving=self._stop,
-                        report=self._report,
-                    ).run()
-                finally:
-                    self._has_query = False
-                    self._reached = (checkpoint.location, {**reached, **keeper.reached})
-            if early.failure is not None:
-                raise early.failure
-            return early.ending.is_set() and not self._stop.is_set()
-        finally:
-            opened.sink.close()
+            try:
+                self._has_query = True
+                SinkQuery(
+                    query_plan,
+                    self._spark,
+                    keeper,
+                    lease,
+                    stop=early.ending,
+                    leaving=self._stop,
+                    report=self._report,
+                ).run()
+            finally:
+                self._has_query = False
+                self._reached = (checkpoint.location, {**reached, **keeper.reached})
+        if early.failure is not None:
+            raise early.failure
+        return early.ending.is_set() and not self._stop.is_set()
 
     def _goes_on(self, log: LogFacts) -> bool:
         """Whether batches may be long ones. Tells why not, once for each reason."""
@@ -313,24 +320,24 @@ class SinkJob:
             before.sink.close()
         return self._lease
 
-    def _obey(self, lease: GenerationLease) -> dict[TableName, Order]:
+    def _obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
         """See which tables the next query reads. Returns the orders that say so."""
         plan = self._plan
-        assert self._lease_sink is not None
-        records = self._lease_sink.records
-        orders, before = self._orders(lease), load_asides(records, plan.generation)
-        self._asides = next_asides(self._tables, orders, before, now_ms=_now_ms())
-        if self._asides != before:
-            progress = self._lease_sink.generations.load_progress()
+        orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
+        asides = next_asides(self._tables, orders, before, now_ms=_now_ms())
+        if asides != before:
+            progress = opened.generations.load_progress()
             known = {} if progress is None else progress.topic_ids
-            self._asides = {
+            asides = {
                 table: aside
                 if aside.topic_id is not None
                 else replace(aside, topic_id=known.get(table_topic(plan.pipeline, table)))
-                for table, aside in self._asides.items()
+                for table, aside in asides.items()
             }
-            save_asides(records, plan.generation, self._asides)
-        self._plan = replace(plan, tables=read_tables(self._tables, self._asides))
+            save_asides(opened.records, plan.generation, asides)
+        with self._asides_lock:
+            self._asides = asides
+        self._plan = replace(plan, tables=read_tables(self._tables, asides))
         return orders
 
     def _orders(self, lease: GenerationLease) -> dict[TableName, Order]:
@@ -346,20 +353,22 @@ class SinkJob:
                     return True
         return False
 
-    def _has_news(self, lease: GenerationLease, orders: Orders, keeper: ProgressKeeper) -> bool:
-        """Whether somebody has given another order. Notes tables that have caught up."""
+    def _has_news(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
+        """Whether somebody has given another order than these. Notes tables that have caught up.
+
+        For a thread that may go on for a while after its query: ``asides`` are those of that query.
+        """
         if self._orders(lease) != orders:
             return True
-        self._note_caught_up(keeper)
+        left = {table: aside for table, aside in asides.items() if aside.state is not AsideState.RESUMING}
+        if keeper.resuming or not keeper.has_caught_up:
+            return False
+        with self._asides_lock:
+            if self._asides is asides and left != asides:
+                lease.save_record(asides_name(self._plan.generation), dump_asides(left))
+                self._asides = left
+                self._tell_asides()
         return False
-
-    def _note_caught_up(self, keeper: ProgressKeeper) -> None:
-        resuming = [table for table, aside in self._asides.items() if aside.state is AsideState.RESUMING]
-        if not resuming or keeper.resuming or not keeper.has_caught_up or self._lease_sink is None:
-            return
-        self._asides = {table: aside for table, aside in self._asides.items() if table not in resuming}
-        save_asides(self._lease_sink.records, self._plan.generation, self._asides)
-        self._tell_asides()
 
     def _asides_by_topic(self) -> dict[str, Aside]:
         return {
@@ -377,11 +386,10 @@ class SinkJob:
             self._report(TablesSetAside(plan.name, plan.generation, sentences, has_failed))
         self._told = sentences
 
-    def _set_aside(self, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
+    def _set_aside(self, opened: OpenedSink, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
         """Go on without these tables. Raises _SetAside."""
-        assert self._lease_sink is not None
-        self._asides = failed(self._asides, errors, orders, now_ms=_now_ms())
-        save_asides(self._lease_sink.records, self._plan.generation, self._asides)
+        asides = failed(self._asides, errors, orders, now_ms=_now_ms())
+        save_asides(opened.records, self._plan.generation, asides)
         raise _SetAside
 
     def _start(
@@ -419,7 +427,15 @@ class SinkJob:
         return Checkpoint(self._spark, location)
 
     def _check_resuming(
-        self, cluster: TopicAdmin, log: LogFacts, point: ResumePoint, orders: Orders, *, ends: Offsets, now_ms: int
+        self,
+        cluster: TopicAdmin,
+        log: LogFacts,
+        point: ResumePoint,
+        opened: OpenedSink,
+        orders: Orders,
+        *,
+        ends: Offsets,
+        now_ms: int,
     ) -> None:
         """Set those tables aside again whose topic has lost what they lack. Raises _SetAside."""
         errors: dict[TableName, LockstepError] = {}
@@ -448,7 +464,7 @@ class SinkJob:
             except PositionMismatch as error:
                 errors[log.table_of[topic]] = error
         if errors:
-            self._set_aside(errors, orders)
+            self._set_aside(opened, errors, orders)
 
     def _prepare(
         self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders, *, may_set_aside: bool
@@ -465,7 +481,7 @@ class SinkJob:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
             if not errors or len(errors) == len(log.tables):
                 raise
-            self._set_aside(errors, orders)
+            self._set_aside(opened, errors, orders)
             raise
 
     def _unprepared(self, opened: OpenedSink, log: LogFacts) -> dict[TableName, LockstepError]:

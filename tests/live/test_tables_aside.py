@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
 from jobs.generations.asides import Aside, AsideState, Wish, give_order, load_asides
 from jobs.generations.status import JobStatus, job_status
-from lockstep.generations import check_nothing_aside
+from lockstep.cli.main import exit_code
+from lockstep.generations import check_nothing_aside, switch_to
 from sinks.contract import OpenedSink, Progress
 from sinks.registry import open_sink
 from sinks.warehouse.settings import WarehouseSettings
@@ -25,6 +27,7 @@ from tests.builders import column, table
 from tests.databases import until
 from tests.events import Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
+from tests.pipeline import Pipeline as Captures
 from tests.spark_here import Job
 from tests.topics import configure
 
@@ -223,7 +226,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
         assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.hint or "")
         pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
-        assert pipeline.status().needs_somebody
+        assert pipeline.status().has_failed_tables
         assert job.stop() == 0
     assert pipeline.rows(ITEMS) == {1: "first"}
 
@@ -281,3 +284,85 @@ def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert job.stop() == 0
     assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pipeline.directory / "lockstep.toml"
+    path.write_text(
+        f'[pipeline]\nname = "{pipeline.name}"\n[source]\ndsn = "{endpoints.source_dsn}"\n'
+        'tables = ["public.orders", "public.items"]\n'
+        f'[kafka]\nbootstrap_servers = "{endpoints.kafka_bootstrap}"\n'
+        f'[sinks.{pipeline.sink}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
+    )
+
+    def run(command: str, of: str) -> tuple[int, str]:
+        code = exit_code([command, pipeline.sink, of, "--config", str(path)])
+        return code, capsys.readouterr().err
+
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        assert job.stop() == 0
+    code, said = run("pause", "public.nothing")
+    assert (code, "has no table public.nothing" in said) == (2, True)
+    code, said = run("pause", "public.items")
+    assert (code, "no job applies to it now" in said) == (0, True)
+    with pipeline.job(spark) as job:
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        code, said = run("resume", "public.items")
+        assert (code, f"{pipeline.sink}: public.items " in said) == (0, True)
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        assert run("take-out", "public.items")[0] == 0
+        assert pipeline.wait_aside(ITEMS, AsideState.OUT)
+        code, said = run("pause", "public.items")
+        assert (code, "was taken out" in said) == (1, True)
+        assert job.stop() == 0
+
+
+def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    name = f"pause{uuid.uuid4().hex[:8]}"
+    pipeline = Captures(endpoints, tmp_path, name, sinks=True)
+    sink, account = f"{name}_cache", f"{name}.account"
+    options = ["--config", str(pipeline.path)]
+    try:
+        with pipeline.sql() as sql:
+            sql.execute(f"insert into {account} (id, owner) select i, 'o' from generate_series(1, 20) i")
+            sql.execute(f"insert into {name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 20) i")
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        assert exit_code(["pause", sink, account, *options]) == 0
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        with pipeline.sql() as sql:
+            sql.execute(f"truncate {account}")
+            sql.execute(f"alter table {account} add column extra text default 'x', drop column tags")
+            sql.execute(f"insert into {account} (id, owner) select i, 'new' from generate_series(15, 30) i")
+            sql.execute(f"update {name}.entry set note = 'changed'")
+        pipeline.wait_published(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        opened = open_sink(sink, pipeline.config.sinks[sink], 1)
+        shapes = read_tables(pipeline.client, name)
+        by_name = {shape.name.name: shape for shape in shapes.values()}
+        assert {stored.row["note"] for stored in opened.sink.scan(by_name["entry"])} == {"changed"}
+        assert {stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == {"o"}
+        refused = pipeline.rebuild(spark, sink, in_place=True).failed()
+        assert f"can't be written again: {account} is paused" in refused.message
+        built = pipeline.rebuild(spark, sink, switch_over=True).finish()
+        assert (built.report.is_equal, built.is_live) == (True, True), "a rebuild has all tables"
+        with pytest.raises(LockstepError, match=r"generation 1 of sink .* can't be switched to: .*account is paused"):
+            switch_to(pipeline.config, sink, number=None, back=True)
+        assert exit_code(["resume", sink, account, *options]) == 0
+        job = pipeline.apply(spark, sink)
+        until(lambda: not load_asides(opened.records, 1), seconds=120)
+        assert switch_to(pipeline.config, sink, number=None, back=True) == (2, 1)
+        assert job.stop() == 0
+        assert {stored.key["id"]: stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == (
+            dict.fromkeys(range(15, 31), "new")
+        )
+        opened.sink.close()
+    finally:
+        pipeline.close()
