@@ -21,7 +21,7 @@ _OF_CAPTURE: Final = (
     "dead-letters-unreadable",
 )
 _OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
-_OF_GENERATIONS: Final = ("job-stopped", "rejections-open", "rebuild-needed")
+_OF_GENERATIONS: Final = ("job-stopped", "table-failed", "rejections-open", "rebuild-needed")
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
 

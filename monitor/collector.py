@@ -26,6 +26,7 @@ from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
 from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
+from jobs.generations.asides import AsideState
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
@@ -525,13 +526,16 @@ class LagCollector:
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
+            asides = {} if job is None else job.asides
+            out = {self._pipeline.topics().get(table) for table, it in asides.items() if it.state is AsideState.OUT}
+            topics = [topic for topic in self._topics(name, generation) if topic not in out]
             yield SinkFacts(
                 name,
                 generation.number,
                 is_live,
                 0 if reached is None else reached.watermark_lsn,
                 0 if reached is None else reached.commit_time_ms,
-                _records_behind(self._topics(name, generation), read, ends),
+                _records_behind(topics, read, ends),
                 0 if progress is None else progress.rejected,
                 job,
             )

@@ -231,7 +231,9 @@ class LagReport:
         """Whether something isn't over by itself, and nobody has wanted it so."""
         is_bad = self.worst is not None and self.worst.state.needs_somebody
         has_ended = any(job.needs_somebody for job in self.idle.values())
-        return bool(self.unanswered or self.broken) or self.first_copy_left or is_bad or has_ended
+        jobs = [stage.sink.job for stage in self.stages if stage.sink is not None and stage.sink.job is not None]
+        lacks_tables = any(job.has_failed_tables for job in jobs)
+        return bool(self.unanswered or self.broken) or self.first_copy_left or is_bad or has_ended or lacks_tables
 
     @property
     def held_by_copies(self) -> list[str]:

@@ -184,9 +184,11 @@ class Stalls:
         if job is not None and job.state is not JobState.RUNNING:
             self._still(stage, look, lacks=False)
             return _ended(stage, job)
+        held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
-        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out
+        # Nobody is at work on the rows of a table that is set aside, and they can't be told from others.
+        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out and not held
         # A watermark alone may wait for a copy, or for rows from before that get a new column.
         lacks = has_rows_left or (
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
@@ -198,6 +200,11 @@ class Stalls:
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
+        if held:
+            table, aside = held[0]
+            step = aside.next_step(sink.name, str(table))
+            paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
+            return replace(paused, since_ms=aside.since_ms)
         if report.paused_copies or report.first_copy_paused:
             if not has_rows_left:
                 return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])

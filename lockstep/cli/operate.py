@@ -45,6 +45,11 @@ class Report(Protocol):
 Shown = TypeVar("Shown", bound=Report)
 
 
+TablesOfSink = Annotated[
+    list[str], typer.Argument(help="schema.table; several may be given.", autocompletion=table_names)
+]
+
+
 def lag(
     config: ConfigOption = DEFAULT_CONFIG,
     watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
@@ -395,6 +400,41 @@ def generations(
     else:
         out.print(generations_table(sink, descriptions))
     if any(description.needs_somebody for description in descriptions):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def pause(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Hold up tables of a sink while its others go on.
+
+    Nothing is lost: each goes on from where it was. The watermark waits for it. Exit code 1 when that failed.
+    """
+    _order_tables("pause", sink, table, config)
+
+
+def resume(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let tables of a sink go on that were set aside.
+
+    They were paused or taken out, or could not be applied. Refused where the topic may have lost deletes meanwhile: the
+    message has the command then.
+    """
+    _order_tables("apply", sink, table, config)
+
+
+def take_out(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let a sink go on without these tables.
+
+    Their rows stay in it as they are, and nothing waits for them. A rebuild builds what the configuration file says.
+    """
+    _order_tables("out", sink, table, config)
+
+
+def _order_tables(wish: str, sink: str, tables: list[str], config: Path) -> None:
+    from jobs.generations.asides import Wish
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, say
+    from lockstep.table_orders import order_tables
+
+    if not order_tables(load(config), sink, tables, Wish(wish), say=say):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
@@ -295,3 +297,19 @@ def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still
         still_s = 0 if before is None or taken in (end,) or taken != before else still_s + 1
         before = taken
         assert (lag.stages[1].state is StageState.STALLED) == (still_s >= STALLED_S)
+
+
+@pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED])
+def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(state: AsideState) -> None:
+    """The rows that come are those of the table, for all that anybody knows."""
+    asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room")}
+    job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, asides=asides)
+    watching = Watching()
+    for rows in range(1, 20):
+        sink = _sink(records_behind=rows, watermark_lsn=500, job=replace(job, last_sign_ms=NOW_MS + rows))
+        lag = watching.look(_source(), sink)
+    stage = lag.stages[-1]
+    assert (stage.state, stage.since_ms) == (StageState.PAUSED, 60_000)
+    assert stage.reason is not None
+    assert "public.t" in stage.reason
+    assert "lockstep resume" in (stage.hint or "")

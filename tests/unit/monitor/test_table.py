@@ -111,6 +111,7 @@ def test_a_sink_that_has_stopped_says_since_when_and_why() -> None:
         "since_ms": 60_000,
         "reason": "a column was renamed",
         "hint": "mend rename",
+        "tables": {},
     }
 
 
