@@ -8,7 +8,7 @@ from lockstep.attendant import state_directories
 from lockstep.config import Config
 from monitor.alerts.conditions import CAPTURE, SERVERS
 from monitor.alerts.facts import certificates_of
-from monitor.lag import IN_KAFKA, RECEIVED
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
 
 _OF_CAPTURE: Final = (
     "slot-filling",
@@ -33,7 +33,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
         **dict.fromkeys(_OF_CAPTURE, (CAPTURE,)),
         **dict.fromkeys((*_OF_LIVE, *_OF_GENERATIONS), sinks),
         "unreachable": (SERVERS,),
-        "stalled": (RECEIVED, IN_KAFKA, *(f"applied: {sink}" for sink in sinks)),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.sinks)),
         "disk-filling": tuple(map(str, state_directories(config))),
     }

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jobs.generations.status import JobState, JobStatus
-from monitor.lag import IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
 
 STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
+
+CAPTURE_SILENT_S: Final = 30.0
+"""A capture that reads no slot and has asked the source nothing for so long hangs: at work it asks every ten seconds.
+"""
 
 _CURRENT_S: Final = 2.0
 """Who has all that was committed longer ago than this is current: something is always on its way."""
@@ -90,7 +94,7 @@ class Stalls:
             else:
                 judged = replace(stage, state=StageState.CURRENT)
             stages.append(self._since(judged, look))
-        return replace(report, stages=tuple(stages))
+        return replace(report, stages=tuple(stages), first_copy_left=_is_left(stages, look))
 
     def _received(self, stage: Stage, look: Look, report: LagReport) -> Stage:
         if report.broken:
@@ -105,6 +109,13 @@ class Stalls:
                     reason="the first copy is paused, and the stream begins after it",
                     hint="`lockstep snapshot resume` has it go on",
                 )
+            silent_s = look.source.captured_silent_s if look.source.is_captured else None
+            if silent_s is not None and silent_s >= CAPTURE_SILENT_S:
+                reason = (
+                    f"capture is there, doesn't read slot {look.slot}, and has asked the source nothing for"
+                    f" {silent_s:.0f} s: its process hangs"
+                )
+                return _as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN)
             if look.source.copied_from_lsn is not None and look.source.is_captured:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
@@ -250,7 +261,7 @@ def unreachable(
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
         stages = (
             *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
-            *(Stage(f"applied: {sink.label}", None, None, None, None, sink) for sink in facts),
+            *(Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink) for sink in facts),
         )
     blamed = stages[first]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
@@ -270,6 +281,12 @@ def unreachable(
         for stage in stages[first:]
     ]
     return (*stages[:first], *unknown)
+
+
+def _is_left(stages: Iterable[Stage], look: Look) -> bool:
+    """Whether a first copy isn't complete, and nobody is at work on it or has paused it."""
+    is_absent = any(stage.name == RECEIVED and stage.state is StageState.ABSENT for stage in stages)
+    return is_absent and look.source.copied_from_lsn is not None
 
 
 def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str | None = None) -> Stage:

@@ -9,13 +9,13 @@ has to start one. The newer one lets it be, and the one after that removes it.
 
 from collections.abc import Collection, MutableMapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
 from cdc.model.errors import LockstepError
+from cdc.model.times import time_text
 from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
 from sinks.contract import CoordinationRecords
 
@@ -66,14 +66,14 @@ class JobStatus:
         match self.state:
             case JobState.STOPPED:
                 hint = "" if self.hint is None else f"\n    {self.hint}"
-                return f"{label} stopped at {_time(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
+                return f"{label} stopped at {time_text(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
             case JobState.SILENT:
-                last = f"its last sign of life was at {_time(self.since_ms)}"
+                last = f"its last sign of life was at {time_text(self.since_ms)}"
                 return f"{label}: its job ended without a word, {last}: {start}"
             case JobState.ABSENT if self.since_ms is None:
                 return f"{label}: no job has begun to apply to it: {start}"
             case JobState.ABSENT:
-                return f"{label}: no job applies to it since {_time(self.since_ms)}: {start}"
+                return f"{label}: no job applies to it since {time_text(self.since_ms)}: {start}"
             case _:
                 return None
 
@@ -184,7 +184,3 @@ def _load_stop(records: CoordinationRecords, generation: int) -> dict[str, Any] 
 
 def _name(generation: int) -> str:
     return f"g{generation}.stopped"
-
-
-def _time(ms: int | None) -> str:
-    return "an unknown time" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -36,14 +36,13 @@ from lockstep.dashboard.model import (
     VerifyRun,
     VerifyRuns,
 )
-from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END
 from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
-APPLIED: Final = "applied: "
 STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "unanswered"})
 """States of what doesn't go on, and nobody has wanted it so."""
 

@@ -10,8 +10,9 @@ from enum import IntEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
+from cdc.model.times import time_text
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState, time_text
+from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome, VerifySettings
 

@@ -26,32 +26,21 @@ from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, VerifyOutcome
+from tests.lag import sink_facts, source_facts
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 
 
 def source(**changes: Any) -> SourceFacts:
-    facts: dict[str, Any] = {
-        "wal_end": Lsn(0x200),
-        "received_lsn": Lsn(0x180),
-        "published_lsn": Lsn(0x100),
-        "published_commit_time_ms": 1_000,
-        "slot_active": True,
-        "retained_bytes": 512,
-    }
-    return SourceFacts(**facts | changes)
+    published = {"published_lsn": Lsn(0x100), "published_commit_time_ms": 1_000}
+    return source_facts(
+        **{"wal_end": Lsn(0x200), "received_lsn": Lsn(0x180), "retained_bytes": 512} | published | changes
+    )
 
 
 def sink(name: str = "search", generation: int = 1, **changes: Any) -> SinkFacts:
-    facts: dict[str, Any] = {
-        "is_live": True,
-        "watermark_lsn": 0x80,
-        "commit_time_ms": 500,
-        "records_behind": 7,
-        "rejected": 0,
-        "job": JobStatus(JobState.RUNNING),
-    }
-    return SinkFacts(name, generation, **facts | changes)
+    facts = {"watermark_lsn": 0x80, "commit_time_ms": 500, "records_behind": 7, "job": JobStatus(JobState.RUNNING)}
+    return sink_facts(name, generation, **facts | changes)
 
 
 def looked(facts: SourceFacts, *sinks: SinkFacts, seconds: int = 1) -> LagReport:
