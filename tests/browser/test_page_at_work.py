@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 IMAGE_BYTES_MAX = 150_000
 SCREENSHOTS = os.environ.get("LOCKSTEP_SCREENSHOTS")
-POINTS = 12 if SCREENSHOTS else 1
+POINTS = 6 if SCREENSHOTS else 1
 """So many points of the last hour are waited for: one comes every ten seconds."""
 
 
