@@ -5,10 +5,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import SecretStr
 
 from cdc.kafka.newest_records import newest_records
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
+from jobs.generations.record import Generation
 from lockstep.config import Config
 from lockstep.generations import log_ends
 from lockstep.rebuild.build_inputs import trimmed_partitions
@@ -62,7 +64,18 @@ def test_other_tables_are_not_concerned(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_lag_does_not_count_what_it_can_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("monitor.collector.TopicAdmin", _Cluster)
     monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
-    pipeline: Any = SimpleNamespace(topics=lambda: TOPICS, kafka=SimpleNamespace(client=dict))
-    with LagCollector(pipeline, {"cache": cast("RedisSettings", None)}) as collector:
-        assert collector._records_behind([ITEMS], {}) == 7
-        assert collector._records_behind([ITEMS, ORDERS], {}) is None
+    pipeline: Any = SimpleNamespace(
+        topics=lambda: TOPICS,
+        kafka=SimpleNamespace(client=dict),
+        source=SimpleNamespace(keyed_names=[ITEMS, ORDERS]),
+    )
+    url = SecretStr("redis://127.0.0.1")
+    sinks = {
+        "listed": RedisSettings(type="redis", url=url, tables=(str(ITEMS),)),
+        "all": RedisSettings(type="redis", url=url),
+    }
+    with LagCollector(pipeline, sinks) as collector:
+        answers: Any = {name: [(Generation(1, True, None), None, None, None)] for name in sinks}
+        ends = collector._topic_ends(answers)
+        behind = {name: next(collector._facts(name, answers[name], 0, ends)).records_behind for name in sinks}
+    assert behind == {"listed": 7, "all": None}
