@@ -8,12 +8,12 @@ from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
 from cdc.model.table import Table, TableName
-from views.expressions import Aggregate, Call, Expression, Ref, SortKey, refs, rewritten
+from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, refs, rewritten
 from views.failures import Refusal
 from views.plan import Filter, Group, Join, Node, Project, Scan, Union
 from views.sql.expression_reader import ExpressionReader, common_type, united
 from views.sql.refusals import Refuse, only, refuse, refused
-from views.sql.relations import Dependency, Relation, never_null_after, smallest_key
+from views.sql.relations import Dependency, Relation, never_null_after, plain, smallest_key
 from views.values import BOOL, TEXT, Kind, SqlType, type_of
 
 
@@ -141,11 +141,7 @@ class QueryReader:
             except Refuse as met:
                 self._note(met.refusal)
                 continue
-            relation = replace(
-                relation,
-                node=_with_condition(relation.node, condition),
-                not_null=never_null_after(condition, relation.not_null),
-            )
+            relation = _where(relation, condition)
         return relation
 
     # --- from ---
@@ -237,7 +233,7 @@ class QueryReader:
                 continue
             ids = {ref.id for ref in refs(condition)}
             if ids and ids <= _ids(right.node.columns):
-                right = replace(right, node=_with_condition(right.node, condition))
+                right = _where(right, condition)
             elif keeps_left:
                 refuse(
                     part,
@@ -254,11 +250,7 @@ class QueryReader:
         node: Node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
         relation = replace(relation, node=node)
         for condition in others:
-            relation = replace(
-                relation,
-                node=_with_condition(relation.node, condition),
-                not_null=never_null_after(condition, relation.not_null),
-            )
+            relation = _where(relation, condition)
         return relation
 
     def _join_conditions(self, join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tree]]:
@@ -367,9 +359,7 @@ class QueryReader:
         )
         for condition, part in conditions:
             over = self._over_groups(condition, mapped, own, part.sql("postgres"))
-            grouped = replace(
-                grouped, node=_with_condition(grouped.node, over), not_null=never_null_after(over, grouped.not_null)
-            )
+            grouped = _where(grouped, over)
         return grouped
 
     @staticmethod
@@ -541,13 +531,6 @@ def _ids(columns: Sequence[Ref]) -> set[int]:
     return {column.id for column in columns}
 
 
-def plain(expression: Expression) -> Expression:
-    """A column that was only widened to a larger integer, as it is."""
-    if isinstance(expression, Call) and expression.name == "to_integer" and len(expression.arguments) == 1:
-        return expression.arguments[0]
-    return expression
-
-
 def _equality(condition: Expression, left: Node, right: Node) -> tuple[Expression, Expression] | None:
     if not (isinstance(condition, Call) and condition.name == "="):
         return None
@@ -561,6 +544,24 @@ def _equality(condition: Expression, left: Node, right: Node) -> tuple[Expressio
     if one_ids <= right_ids and other_ids <= left_ids:
         return other, one
     return None
+
+
+def _where(relation: Relation, condition: Expression) -> Relation:
+    """The relation's rows for which the condition is true, and what more is known of them."""
+    dependencies = relation.dependencies
+    match condition:
+        case Call("=", (Ref() as column, Literal())) | Call("=", (Literal(), Ref() as column)):
+            # One value in all rows: the rest of the key is a key.
+            rest = frozenset(_ids(relation.node.key)) - {column.id}
+            dependencies = (*dependencies, (frozenset(), frozenset({column.id})))
+            if rest:
+                dependencies = (*dependencies, (rest, frozenset(_ids(relation.node.columns))))
+    return replace(
+        relation,
+        node=_with_condition(relation.node, condition),
+        dependencies=dependencies,
+        not_null=never_null_after(condition, relation.not_null),
+    )
 
 
 def _with_condition(node: Node, condition: Expression) -> Node:

@@ -42,7 +42,7 @@ class Relation:
         """Whether no two rows agree in these columns, as far as can be told."""
         if self.branches:
             return _is_unique_in_union(self.branches, [list(self.names).index(name) for name in names])
-        columns = {made.id for name in names if isinstance(made := self.names[name], Ref)}
+        columns = {made.id for name in names if isinstance(made := plain(self.names[name]), Ref)}
         return {column.id for column in self.node.key} <= self.closure(columns)
 
     def is_never_null(self, expression: Expression) -> bool:
@@ -60,6 +60,13 @@ class Relation:
                 return True
             case _:
                 return all(map(self.is_never_null, expression.arguments))
+
+
+def plain(expression: Expression) -> Expression:
+    """A column that was only widened to a larger integer, as it is. It tells rows apart as that column does."""
+    if isinstance(expression, Call) and expression.name == "to_integer" and len(expression.arguments) == 1:
+        return expression.arguments[0]
+    return expression
 
 
 def _is_unique_in_union(branches: tuple[Relation, ...], places: list[int]) -> bool:
