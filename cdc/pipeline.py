@@ -1,6 +1,8 @@
 """What one capture is: the pipeline's name, the captured database, the brokers, and how much a batch takes."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KafkaSettings
@@ -28,6 +30,10 @@ class Pipeline:
     def publication(self) -> str:
         """The publication: the configured one, else ``lockstep_<name>``."""
         return self.source.publication or f"lockstep_{self.name}"
+
+    def capturing(self, found: Iterable[TableName]) -> Self:
+        """The same, whose patterns take in those of these tables that they match."""
+        return replace(self, source=self.source.resolved(found))
 
     def topics(self) -> dict[TableName, str]:
         """Captured table -> its topic. Raises ConfigurationError for a name that is too long for Kafka."""

@@ -10,10 +10,11 @@ import os
 import platform
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, quote_plus, urlsplit
 
 import psycopg
 from pydantic import BaseModel, SecretStr
@@ -28,6 +29,7 @@ from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
 from monitor.alerts.settings import WebhookSettings
 from monitor.collector import LagCollector
+from sinks.access import RenewedLogin
 
 _HIDDEN: Final = "***"
 
@@ -51,7 +53,7 @@ Logs aren't in here: they are where the processes write them.
 
 def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> None:
     """Write the archive, readable by its owner only. Raises OSError where the file can't be written or is there."""
-    secrets = frozenset(_secrets(config))
+    secrets = _longest_first(_secrets(config))
     parts: Mapping[str, Callable[[], Any]] = {
         "versions": _versions,
         "configuration": lambda: _shown(config),
@@ -129,6 +131,13 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
+        case tuple() if path[-1] == "command" and value:
+            # A program may get a token as an argument.
+            return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
+        case str() if path[-1] == "otlp_endpoint":
+            # A service may have its key anywhere behind the host.
+            parts = urlsplit(value)
+            return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/{_HIDDEN}"
         case str() | os.PathLike():
             text = str(value)
             return _HIDDEN if _may_be_secret(text, path) else text
@@ -144,13 +153,25 @@ def _may_be_secret(text: str, path: tuple[str, ...]) -> bool:
     return is_webhook or any(map(is_secret_name, path)) or address_holds_secret(text) or "password=" in text
 
 
+def _longest_first(secrets: Iterable[str]) -> Sequence[str]:
+    """Each as it is and as an address or an error may quote it. One that another begins with leaves nothing of it."""
+    forms = {
+        form
+        for secret in secrets
+        for form in (secret, quote(secret), quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1])
+    }
+    return sorted(forms, key=len, reverse=True)
+
+
 def _secrets(value: Any) -> Iterator[str]:
-    """All that the configuration has read from the environment and from files of its own."""
+    """All that the configuration reads from the environment, from files of its own, and from commands."""
     match value:
         case BaseModel():
-            with contextlib.suppress(LockstepError):  # a file that can't be read
-                if callable(password := getattr(value, "password", None)):  # of the environment, or of a file
+            with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
+                if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
+                if isinstance(value, RenewedLogin) and value.password_command is not None:
+                    yield from filter(None, [value.read_password()])
                 if isinstance(value, WebhookSettings):
                     address = value.address()
                     values = [os.environ.get(variable) for variable in value.headers.values()]
@@ -172,7 +193,7 @@ def _secrets(value: Any) -> Iterator[str]:
                 yield from _secrets(inner)
 
 
-def _without(document: Any, secrets: frozenset[str]) -> Any:
+def _without(document: Any, secrets: Sequence[str]) -> Any:
     match document:
         case dict():
             return {_without(name, secrets): _without(inner, secrets) for name, inner in document.items()}

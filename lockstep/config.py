@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import parse_qsl, quote, urlencode
@@ -89,39 +89,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
-        append_only = self.source.append_only & set(self.source.table_names)
-        problems = []
-        for name, sink in self.sinks.items():
-            tables = set(map(TableName.parse, sink.tables))
-            # Where no tables are named, a sink gets those with a key; append-only ones have to be asked for.
-            may_have = {*self.source.keyed_names, *((append_only & tables) if sink.TAKES_APPEND_ONLY else ())}
-            refused = sorted(append_only & tables - may_have)
-            if refused:
-                problems.append(
-                    f"sinks.{name}.tables names append-only tables, which a sink of type {sink.type!r} can't take:"
-                    f" {', '.join(map(str, refused))}; a warehouse and Delta tables can"
-                )
-            unknown = [text for text in sink.tables if TableName.parse(text) not in {*may_have, *refused}]
-            if unknown:
-                problems.append(
-                    f"sinks.{name}.tables names tables that aren't captured with a key: {', '.join(unknown)}"
-                )
-            astray = sorted(sink.named_tables() - may_have - set(refused))
-            if astray:
-                problems.append(
-                    f"sinks.{name} names tables that aren't captured with a key: {', '.join(map(str, astray))}"
-                )
-            kept = [text for text in map(str, sorted(append_only)) if text in _history_of(sink)]
-            if kept:
-                problems.append(
-                    f"sinks.{name}.history names append-only tables, whose events are all kept anyway:"
-                    f" {', '.join(kept)}"
-                )
-            clashing = sink.clashing_columns(append_only)
-            if clashing:
-                problems.append(
-                    f"sinks.{name} names columns that append-only tables need in a sink: {', '.join(clashing)}"
-                )
+        problems = _problems_of_tables(self.source, self.sinks)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -153,6 +121,15 @@ class Config(Settings):
                     " together: set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
+
+    def capturing(self, source: SourceSettings) -> "Config":
+        """The same with the source's tables resolved. Raises ConfigurationError for sinks that name other ones."""
+        problems = _problems_of_tables(source, self.sinks)
+        if problems:
+            raise ConfigurationError(
+                "sinks don't fit the captured tables", problems=problems, hint="`lockstep doctor` says what is captured"
+            )
+        return self.model_copy(update={"source": source})
 
     def as_pipeline(self) -> Pipeline:
         """The part that capture needs."""
@@ -187,13 +164,60 @@ class Config(Settings):
         return tuple(map(TableName.parse, settings.tables)) or self.source.keyed_names
 
 
+def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings]) -> list[str]:
+    """How sinks name tables that they can't have. Before patterns are resolved, whatever matches may be there."""
+    captured = set(source.table_names) if source.is_resolved else None
+    may_have = source.may_have if captured is None else captured.__contains__
+    append_only = frozenset(name for name in source.append_only if may_have(name))
+    problems = []
+    for name, sink in sinks.items():
+        tables = set(map(TableName.parse, sink.tables))
+        # Where no tables are named, a sink gets those with a key; append-only ones have to be asked for.
+        refused = sorted(append_only & tables) if not sink.TAKES_APPEND_ONLY else []
+        allowed = {name for name in tables | sink.named_tables() if may_have(name)} - (append_only - tables)
+        if refused:
+            problems.append(
+                f"sinks.{name}.tables names append-only tables, which a sink of type {sink.type!r} can't take:"
+                f" {', '.join(map(str, refused))}; a warehouse and Delta tables can"
+            )
+        unknown = [text for text in sink.tables if TableName.parse(text) not in allowed]
+        if unknown:
+            problems.append(f"sinks.{name}.tables names tables that aren't captured with a key: {', '.join(unknown)}")
+        astray = sorted(sink.named_tables() - allowed)
+        if astray:
+            problems.append(f"sinks.{name} names tables that aren't captured with a key: {', '.join(map(str, astray))}")
+        kept = [text for text in map(str, sorted(append_only)) if text in _history_of(sink)]
+        if kept:
+            problems.append(
+                f"sinks.{name}.history names append-only tables, whose events are all kept anyway: {', '.join(kept)}"
+            )
+        clashing = sink.clashing_columns(append_only)
+        if clashing:
+            problems.append(f"sinks.{name} names columns that append-only tables need in a sink: {', '.join(clashing)}")
+    return problems
+
+
 def _history_of(sink: SinkSettings) -> set[str]:
     """The tables that a setting names of which all versions are kept."""
     return set(map(str, sink.history_tables)) if isinstance(sink, WarehouseSettings) else set()
 
 
 def load(path: Path) -> Config:
-    """Read and check a configuration file. Raises ConfigurationError with every problem at once."""
+    """Read and check a configuration file, with the tables that are captured.
+
+    Raises as ``read``. Where source.tables has patterns, Kafka is asked what they take in, and the source before
+    capture has begun: raises Unavailable and LockstepError as ``resolved_pipeline``.
+    """
+    config = read(path)
+    if config.source.is_resolved:
+        return config
+    from lockstep.captured_tables import resolved_pipeline  # most configurations need neither server for that
+
+    return config.capturing(resolved_pipeline(config.as_pipeline()).source)
+
+
+def read(path: Path) -> Config:
+    """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
     document = _parse(path)
     problems = _secrets_in_file(document)
     if problems:
@@ -355,7 +379,9 @@ def _below(directory: Path, config: Config) -> Config:
     if "://" not in checkpoints:
         changes["spark"] = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
     joined: Config = _joined(directory, config.model_copy(update=changes))
-    return joined
+    # Pipelines whose files lie side by side have the same setting, and what is told of one isn't told of the other.
+    alerts = joined.alerts.model_copy(update={"directory": joined.alerts.directory / config.pipeline.name})
+    return joined.model_copy(update={"alerts": alerts})
 
 
 def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:

@@ -7,13 +7,14 @@ import errno
 import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TextIO
+from typing import IO, TextIO
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from cdc.model.visible import visible_lines
@@ -26,6 +27,8 @@ EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_TAKEN_OVER = 3
 """Another process does the same. Whoever restarts this one has the two take over from each other without end."""
+EXIT_UNWATCHED = 4
+"""What is shown is as old as the last look of somebody who has ended, or hangs."""
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
 
@@ -37,6 +40,27 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 class _JsonHandler(logging.StreamHandler[TextIO]):
     """What is said to people becomes a record of the log too where this is set up: its readers are programs."""
+
+
+def start_command(
+    *arguments: str,
+    config: Path,
+    stdin: int | None = subprocess.DEVNULL,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a command of ours on this configuration's file, in a session of its own: Ctrl-C reaches us alone.
+
+    The kernel ends it with the thread that has started it, whatever becomes of us.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "lockstep", *arguments, "--config", str(config)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        env={**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())},
+        start_new_session=True,
+    )
 
 
 def log_to_stderr(config: Path | None = None) -> None:

@@ -5,16 +5,19 @@ from typing import Final
 
 from pydantic import field_validator
 
+from cdc.model.errors import ConfigurationError
 from cdc.settings import Settings
 
 TOKEN_VARIABLE: Final = "LOCKSTEP_DASHBOARD_TOKEN"  # noqa: S105  the name of a variable, not a token
 """The environment variable that holds the token of page and API."""
 
+DEFAULT_LISTEN: Final = "127.0.0.1:8642"
+
 
 class DashboardSettings(Settings):
     """Where it listens. ``enabled``: whether ``lockstep run`` starts it too."""
 
-    listen: str = "127.0.0.1:8642"
+    listen: str = DEFAULT_LISTEN
     enabled: bool = True
 
     @field_validator("listen")
@@ -44,3 +47,11 @@ class DashboardSettings(Settings):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+    def refuse_without_token(self, token: str | None) -> None:
+        """Raises ConfigurationError where others than this machine would be let in without a token."""
+        if not self.is_loopback and not token:
+            raise ConfigurationError(
+                f"dashboard.listen is {self.listen}, which other machines reach, and there is no token",
+                hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
+            )

@@ -97,6 +97,8 @@ def describe(config: Config, name: str) -> list[Description]:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
+            if verification is not None and progress is not None:
+                verification = verification.in_epoch(progress.epoch)
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)

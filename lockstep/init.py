@@ -41,6 +41,8 @@ dsn = $dsn
 tables = [
 $tables
 ]
+# Or patterns, which take in tables that come later as well: tables = ["public.*"]; exclude_tables = ["public.*_old"]
+# leaves some of them out.
 $skipped${secrets}# slot = "lockstep_$plain_name"
 # publication = "lockstep_$plain_name"
 # An idle database gets a heartbeat message so often, so that its slot doesn't hold WAL back.
@@ -152,7 +154,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # standby = false                          # true: a `lockstep capture --standby` is meant to wait
 # open_after_s = 30.0                      # so long something has to hold before it is told
 # clear_after_s = 60.0                     # ... and to be gone
-# directory = ".lockstep/alerts"           # what was told, and silences
+# directory = ".lockstep/alerts"           # what was told, and silences, in <pipeline> below it
 # command = ["/usr/local/bin/page"]        # gets JSON on standard input
 
 # [alerts.webhook]
@@ -187,6 +189,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # mask = { "public.orders.phone" = "hash", "public.orders.name" = { truncate = 1 } }    # or "drop" (rebuild)
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
 # schema_changes = "stop"                  # at a column's new name; "keep": it keeps the name it has here
+# events_per_s = 0                         # the most that its job takes from the log a second; 0: no limit
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
@@ -228,6 +231,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # schema = "shop"                          # where the views are; else the sink's name
 # names = { "public.orders" = "orders" }    # of a table there (rebuild)
 # history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
+# indexes = { "public.orders" = [{ columns = ["note"] }] }    # of a table there, besides the key's
+# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later

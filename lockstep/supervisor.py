@@ -1,4 +1,4 @@
-"""``lockstep run``: capture, jobs and web page as child processes; one that dies is restarted, after longer waits.
+"""``lockstep run``: capture, jobs and who tells of alerts as child processes; one that dies is restarted.
 
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """
@@ -50,32 +50,37 @@ class _Member:
 def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False) -> int:
     """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
 
-    A child that says its configuration is wrong ends the group with 2.
+    Capture or jobs that say the configuration is wrong end the group with 2.
 
     One whose place another process has taken isn't started again: the two would take over from each other without end.
-    When that is so of both, the group ends with 3. Nobody's rows wait for the web page: no exit code of it ends the
-    group, and one that can't listen isn't started again.
+    When that is so of both, the group ends with 3.
+
+    The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
+    watch`` is started in its place. Nobody's rows wait for the two: no exit code of theirs ends the group.
     """
     base = [sys.executable, "-m", "lockstep"]
     group = [
         _Member("capture", [*base, "capture", "--config", str(config)]),
         _Member("apply", [*base, "apply", "--config", str(config)]),
     ]
-    extra = [_Member("dashboard", [*base, "dashboard", "--config", str(config)])] if with_dashboard else []
+    watch = _Member("alerts", [*base, "alerts", "watch", "--config", str(config)])
+    attendant = _Member("dashboard", [*base, "dashboard", "--config", str(config)]) if with_dashboard else watch
     try:
         while not stopping():
             for member in group:
                 if _look_after(member) == EXIT_CONFIGURATION:
                     return EXIT_CONFIGURATION
-            for member in list(extra):
-                if _look_after(member) == EXIT_CONFIGURATION:
-                    logger.error("the web page isn't started again: its message says what is wrong")
-                    extra.remove(member)
+            if _look_after(attendant) == EXIT_CONFIGURATION and attendant is not watch:
+                logger.error(
+                    "there is no web page, and its message says why; `lockstep alerts watch` tells of alerts and"
+                    " compares sinks in its place"
+                )
+                attendant = watch
             if all(member.is_taken_over for member in group):
                 return EXIT_TAKEN_OVER
             stopping.wait(0.2)
     finally:
-        _stop([*group, *extra], stopping)
+        _stop([*group, attendant], stopping)
     return EXIT_INTERRUPTED if stopping.is_urgent() else 0
 
 

@@ -57,7 +57,7 @@ _RATE_LOOKS = 60
 """Over how many reports the WAL's rate is measured: about a minute of ``lag --watch``."""
 
 _SILENT_S = 25.0
-"""After so long without a status update, what capture said last counts for nothing: it sends one every ten seconds."""
+"""After so long without a status update, what capture said last counts for nothing: it sends one every two seconds."""
 
 _STATE_EVERY_S = 3.0
 """How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
@@ -188,7 +188,7 @@ class LagCollector:
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
             verified={
-                facts.label: verification
+                facts.label: verification.in_epoch(epoch)
                 for facts in sinks
                 if facts.is_live and (verification := self._verified.get(facts.name)) is not None
             },
@@ -217,7 +217,15 @@ class LagCollector:
                 if blocked_by is not None:
                     blocked[label] = blocked_by
         return Look(
-            time.monotonic(), now_ms, source, signs, self._pipeline.slot, is_copying, frozenset(left_out), blocked
+            time.monotonic(),
+            now_ms,
+            source,
+            signs,
+            self._pipeline.slot,
+            is_copying,
+            frozenset(left_out),
+            blocked,
+            {name: settings.events_per_s for name, settings in self._settings.items()},
         )
 
     def _heartbeat(self) -> None:
@@ -351,17 +359,17 @@ class LagCollector:
             "select pg_current_wal_insert_lsn()::text, s.active, r.write_lsn::text,"
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
             " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size,"
-            " case when a.state = 'active' then coalesce(a.wait_event, '') else 'idle' end,"
-            " (select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
-            " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
-            " where c.application_name = %s and c.datname = current_database() and c.wait_event_type = 'Lock' limit 1)"
+            " case when a.state = 'active' then coalesce(a.wait_event, '') else 'idle' end, r.reply_time::text,"
+            f" {_blocker_of('client backend')}, {_blocker_of('walsender')}"
             " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
             " left join pg_stat_replication r on r.pid = s.active_pid"
             " left join pg_stat_activity a on a.pid = s.active_pid",
             CAPTURE_APPLICATION,
+            CAPTURE_APPLICATION,
             self._pipeline.slot,
         )
-        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, blocked_by = row
+        wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
+        blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
         captured = self._is_captured()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
@@ -381,8 +389,10 @@ class LagCollector:
                 copying.end_lsn if copying is not None and copying.phase is SnapshotPhase.COPYING else None
             ),
             walsender=walsender,
-            blocked_by=blocked_by and f"pid {blocked_by}",
+            blocked_by=blocked_by,
+            slot_waits_for=slot_waits_for,
             is_captured=captured,
+            told_at=told_at,
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:
@@ -539,6 +549,16 @@ class LagCollector:
         ends = self._cluster.end_offsets(partitions_of(read, counts))
         self._ends |= ends
         return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items())
+
+
+def _blocker_of(backend_type: str) -> str:
+    """SQL: who holds what capture waits for, in a session of this type. A slot that is made waits in a walsender."""
+    return (
+        "(select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
+        " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
+        " where c.application_name = %s and c.datname = current_database() and c.wait_event_type = 'Lock'"
+        f" and c.backend_type = '{backend_type}' limit 1)"
+    )
 
 
 def _address(settings: SinkSettings) -> str:

@@ -108,8 +108,12 @@ class SourceFacts:
     isn't the source that was published from, a phrase each.
 
     ``walsender`` is what the server's process that sends the WAL to capture waits for, in PostgreSQL's words: "" while
-    it works, None where there is none. ``blocked_by`` names who holds a lock that capture waits for.
-    ``is_captured``: a capture of the slot is at work, be it with its first copy or the stream.
+    it works, None where there is none. ``blocked_by`` names who holds a lock that capture waits for, ``slot_waits_for``
+    whose transaction a slot waits for that is made for a copy.
+    ``is_captured``: a capture of the slot is at work, be it with its first copy or the stream. ``captured_silent_s`` is
+    since when it has asked the source nothing, by the server's clock, None where that isn't known.
+    ``told_at`` changes with each status update that the server gets from capture: a sign of life, None where there is
+    no reader.
 
     ``complete_lsn`` is what a living capture has said: all that commits before it is in Kafka. It was asked for before
     ``published_lsn``. What was committed before ``complete_ms`` lies before it.
@@ -133,7 +137,10 @@ class SourceFacts:
     copied_from_lsn: int | None = None
     walsender: str | None = None
     blocked_by: str | None = None
+    slot_waits_for: str | None = None
     is_captured: bool = False
+    captured_silent_s: float | None = None
+    told_at: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

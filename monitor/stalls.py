@@ -4,7 +4,8 @@ A stage hangs that lacks something of the stage before it and doesn't move for `
 the others have all that there is to have. So the one that hangs is named, and no other.
 
 A large batch moves only at its end. It has a time by its rows, but not where a job gives no sign of life, or waits for
-a lock.
+a lock. A capture that gives signs of life and takes nothing is at work on something else: it reads a whole topic, or
+waits for a slot.
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Set
@@ -39,7 +40,8 @@ class Look:
 
     ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
     the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
-    purpose. ``blocked`` says by label who holds the lock that the job waits for.
+    purpose. ``blocked`` says by label who holds the lock that the job waits for. ``limits`` has by a sink's name how
+    many events its settings let through in a second.
     """
 
     at_s: float
@@ -50,6 +52,7 @@ class Look:
     copying: bool = False
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,7 +66,7 @@ class _Seen:
     moved_s: float
     moved_ms: int
     blocker: str | None = None
-    life: int | None = None
+    life: Hashable | None = None
     life_s: float = 0.0
 
 
@@ -120,6 +123,7 @@ class Stalls:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
         is_at_work = look.source.walsender == ""
+        silent_s = self._silent_s(stage, look, look.source.told_at)
         still_s = self._still(
             stage, look, lacks=bool(stage.bytes_behind) and not is_at_work, blocker=look.source.blocked_by
         )
@@ -129,10 +133,12 @@ class Stalls:
         if blocker is not None:
             reason = f"capture waits for a lock at the source that is held by {blocker}"
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
-        reason = (
-            f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s: its process hangs,"
-            " or reads a whole topic, as before some copies"
-        )
+        taken = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s"
+        if look.source.told_at is not None and silent_s < STALLED_S:
+            waits = f", until {look.source.slot_waits_for} ends its transaction" if look.source.slot_waits_for else ""
+            reason = f"{taken}, but gives signs of life: it reads a whole topic, or waits for a slot{waits}"
+            return _as(stage, StageState.BEHIND, reason=reason)
+        reason = f"{taken}, and given no sign of life: its process hangs"
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
 
     def _hung_since_ms(self, stage: Stage) -> int | None:
@@ -168,7 +174,7 @@ class Stalls:
             self._still(stage, look, lacks=False)
             return _ended(stage, job)
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
-        silent_s = self._silent_s(stage, look, job)
+        silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
         has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out
         # A watermark alone may wait for a copy, or for rows from before that get a new column.
         lacks = has_rows_left or (
@@ -188,7 +194,10 @@ class Stalls:
             return _as(stage, StageState.BUILDING, reason="a table of the pipeline is being copied")
         if stage.lsn is None and not has_rows_left:
             return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
-        return _moving(stage)
+        moving, limit = _moving(stage), look.limits.get(sink.name, 0)
+        if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
+            return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")
+        return moving
 
     def _still(self, stage: Stage, look: Look, *, lacks: bool, blocker: str | None = None) -> float:
         """For how many seconds the stage has lacked something and not moved."""
@@ -201,14 +210,17 @@ class Stalls:
         seen.blocker = blocker or seen.blocker
         return look.at_s - seen.moved_s
 
-    def _silent_s(self, stage: Stage, look: Look, job: JobStatus | None) -> float:
-        """Since how many seconds the job's last sign of life is the same one. Its clock may be another than ours."""
-        if job is None or job.last_sign_ms is None:
+    def _silent_s(self, stage: Stage, look: Look, life: Hashable | None) -> float:
+        """Since how many seconds the last sign of life is the same one; 0 where there is none.
+
+        Its clock may be another than ours.
+        """
+        if life is None:
             return 0.0
         self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
         seen = self._seen[stage.name]
-        if seen.life != job.last_sign_ms:
-            seen.life, seen.life_s = job.last_sign_ms, look.at_s
+        if seen.life != life:
+            seen.life, seen.life_s = life, look.at_s
         return look.at_s - seen.life_s
 
     def _since(self, stage: Stage, look: Look) -> Stage:

@@ -10,9 +10,9 @@ from rich.text import Text
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
 from monitor.lag import LagReport, Stage, StageState
+from monitor.steps import rebuild_step
+from monitor.units import readable_bytes
 from monitor.verification import VerifyOutcome
-
-_KIB, _MIB = 1024, 1024 * 1024
 
 
 def lag_table(lag: LagReport) -> Group:
@@ -56,13 +56,16 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         yield Remark(f"the slot is lost after {left} more of WAL{minutes}", "red", "the slot's WAL")
     for sentence in lag.held_by_copies:
         yield Remark(sentence, "yellow", sentence)
+    for stage in lag.stages:
+        if stage.state is StageState.BEHIND and stage.reason is not None:
+            yield Remark(f"{stage.name}: {stage.reason}", "yellow", f"{stage.name}: limited")
     for name, error in lag.unanswered.items():
         yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():
         yield Remark(job.sentence(label) or "", "red" if job.needs_somebody else "yellow")
     for label, names in lag.rebuild_needed.items():
         yield Remark(
-            f"{label}: rebuild needed, it was built with other {', '.join(names)}: `lockstep rebuild {label} --switch`",
+            f"{label}: rebuild needed, it was built with other {', '.join(names)}: {rebuild_step(label)}",
             "yellow",
             f"{label}: rebuild needed",
         )
@@ -94,10 +97,3 @@ def _is_told_nowhere_else(stage: Stage) -> bool:
 
 def _is_soon_full(lag: LagReport) -> bool:
     return lag.minutes_until_full is not None and lag.minutes_until_full < WARN_MINUTES
-
-
-def readable_bytes(count: int) -> str:
-    """A number of bytes in B, KiB or MiB."""
-    if count < _KIB:
-        return f"{count} B"
-    return f"{count / _KIB:.1f} KiB" if count < _MIB else f"{count / _MIB:.1f} MiB"

@@ -6,7 +6,7 @@ up to where the generation was last found equal. It goes with the generation.
 
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -17,12 +17,10 @@ from cdc.model.lsn import format_lsn
 from cdc.settings import Settings
 from sinks.contract import CoordinationRecords
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _UNITS_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DAY_MS: Final = _UNITS_MS["d"]
 _WINDOW: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
-
-OVERDUE_TIMES: Final = 2
-"""A comparison is overdue after so many times the time between two."""
 
 
 class VerifySettings(Settings):
@@ -52,12 +50,37 @@ class VerifySettings(Settings):
 
     def may_begin(self, now_ms: int) -> bool:
         """Whether a comparison may begin at this time of the day."""
+        first_ms, length_ms = self._daily()
+        return (now_ms - first_ms) % _DAY_MS < length_ms
+
+    def overdue_since(self, began_ms: int, now_ms: int) -> int | None:
+        """When the next comparison could have begun at the earliest, where that is long ago; else None.
+
+        That is ``every`` ago, and so much of it, or all of a day's ``between``, was time in which one may begin.
+        """
+        if self.every_ms is None:
+            return None
+        first_ms, length_ms = self._daily()
+        due_ms = began_ms + self.every_ms
+        if not self.may_begin(due_ms):
+            due_ms += (first_ms - due_ms) % _DAY_MS
+        in_window_ms = self._in_window_ms(now_ms) - self._in_window_ms(due_ms)
+        is_overdue = now_ms - due_ms > self.every_ms and in_window_ms >= min(self.every_ms, length_ms)
+        return due_ms if is_overdue else None
+
+    def _daily(self) -> tuple[int, int]:
+        """When the time in which one may begin begins each day, and how long it is."""
         match = None if self.between is None else _WINDOW.fullmatch(self.between)
         if match is None:
-            return True
-        first, last = time(int(match[1]), int(match[2])), time(int(match[3]), int(match[4]))
-        now = datetime.fromtimestamp(now_ms / 1000, UTC).time()
-        return first <= now < last if first < last else now >= first or now < last
+            return 0, _DAY_MS
+        first, last = (int(match[at]) * _UNITS_MS["h"] + int(match[at + 1]) * _UNITS_MS["m"] for at in (1, 3))
+        return first, (last - first) % _DAY_MS or _DAY_MS
+
+    def _in_window_ms(self, until_ms: int) -> int:
+        """How much of the time from some day long ago on was in the window."""
+        first_ms, length_ms = self._daily()
+        days, rest_ms = divmod(until_ms - first_ms, _DAY_MS)
+        return days * length_ms + min(rest_ms, length_ms)
 
 
 class VerifyOutcome(StrEnum):
@@ -76,8 +99,9 @@ class VerifyOutcome(StrEnum):
 class Verification:
     """The last comparison. ``differing`` counts keys. ``error`` is why it failed.
 
-    When it was last equal, the generation had all that was committed up to ``through_lsn``, as it was at the source.
-    That was at ``through_ms``; 0 where it never was equal. Times are milliseconds since 1970.
+    When it was last equal, the generation had all rows that were committed up to ``through_lsn``, as they were at the
+    source at that time or later, ``but_for`` what that comparison couldn't say. It began at ``through_ms``; 0 where
+    none ever was equal. The LSN is one of capture's ``through_epoch``. Times are milliseconds since 1970.
     """
 
     began_ms: int
@@ -87,12 +111,24 @@ class Verification:
     error: str | None = None
     through_lsn: int = 0
     through_ms: int = 0
+    through_epoch: int = 0
+    but_for: tuple[str, ...] = ()
+
+    def in_epoch(self, epoch: int) -> "Verification":
+        """What is known of it in an epoch of capture: an LSN from before a recovery is of another line of WAL."""
+        return self if self.through_epoch == epoch else replace(self, through_lsn=0, through_ms=0)
 
     def after(self, before: "Verification | None") -> "Verification":
         """The record to keep, where ``before`` was kept until now."""
-        if before is None or self.through_lsn:
+        if before is None or self.outcome is VerifyOutcome.EQUAL:
             return self
-        return replace(self, through_lsn=before.through_lsn, through_ms=before.through_ms)
+        return replace(
+            self,
+            through_lsn=before.through_lsn,
+            through_ms=before.through_ms,
+            through_epoch=before.through_epoch,
+            but_for=before.but_for,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -103,13 +139,15 @@ class Verification:
             "error": self.error,
             "verified_through": format_lsn(self.through_lsn) if self.through_lsn else None,
             "verified_through_ms": self.through_ms or None,
+            "but_for": list(self.but_for),
         }
 
     def sentence(self, label: str) -> str:
         """One line about it."""
+        but_for = f" but for {'; '.join(self.but_for)}" if self.but_for else ""
         match self.outcome:
             case VerifyOutcome.EQUAL:
-                what = "equal to the source"
+                what = "equal to the source" + but_for
             case VerifyOutcome.DIFFERENT:
                 what = f"{self.differing:,} keys differ from the source: `lockstep verify {label}` shows them"
             case VerifyOutcome.INCOMPLETE:
@@ -117,6 +155,7 @@ class Verification:
             case VerifyOutcome.FAILED:
                 what = f"the comparison failed: {self.error}"
         through = f", verified through {format_lsn(self.through_lsn)} of {_time(self.through_ms)}"
+        through += but_for if self.outcome is not VerifyOutcome.EQUAL else ""
         return f"{label}: {what}, as of {_time(self.ended_ms)}" + (through if self.through_lsn else "")
 
 
@@ -134,6 +173,8 @@ def load_verification(records: CoordinationRecords, generation: int) -> Verifica
         fields["error"],
         fields["through_lsn"],
         fields["through_ms"],
+        fields["through_epoch"],
+        tuple(fields["but_for"]),
     )
 
 
@@ -152,6 +193,8 @@ def save_verification(records: CoordinationRecords, generation: int, verificatio
         "error": kept.error,
         "through_lsn": kept.through_lsn,
         "through_ms": kept.through_ms,
+        "through_epoch": kept.through_epoch,
+        "but_for": kept.but_for,
     }
     records.save(_name(generation), orjson.dumps(fields).decode())
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, Self
 
@@ -158,23 +158,32 @@ class Waits:
         with waiter.lock:
             if waiter.error is not None:
                 raise waiter.error
-            missing = waiter.sinks - waiter.reached
-        silent = self._line.trouble
-        return Waited(waiter.lsn, {name: silent or self._lookers[name].where for name in sorted(missing)})
+            return Waited(waiter.lsn, {name: waiter.why(name) for name in sorted(waiter.sinks - waiter.reached)})
 
 
 class _Waiter:
-    """Somebody who waits. It is done once all sinks have got there, or something says that they never will."""
+    """Somebody who waits. It is done once all sinks have got there, or something says that they never will.
+
+    ``where`` is what looks since it began have found, by the sink's name. ``trouble`` is why the source's line can't be
+    asked now.
+    """
 
     def __init__(self, lsn: int, sinks: set[str], tell: Callable[[], None]) -> None:
         self.lsn = lsn
         self.sinks = frozenset(sinks)
         self.reached: set[str] = set()
+        self.where: dict[str, str] = {}
+        self.trouble: str | None = None
         self.error: Exception | None = None
         self.began_s = time.monotonic()
         self.lock = threading.Lock()
         self.done = threading.Event()
         self._tell = tell
+
+    def why(self, sink: str) -> str:
+        """Why a sink hasn't got there."""
+        where = self.where.get(sink, "it hasn't answered yet")
+        return where if self.trouble in (None, where) else f"{where}; {self.trouble}"
 
     def reach(self, sink: str) -> None:
         """Its readers see everything."""
@@ -235,11 +244,11 @@ class _Worker:
             except LockstepError as error:
                 pause_s = _LOOK_MAX_S
                 if not isinstance(error, Unavailable):
-                    for waiter in waiters:
+                    for waiter in self._concerned(waiters):
                         waiter.fail(error)
             except Exception as bug:
                 pause_s = _LOOK_MAX_S
-                for waiter in waiters:
+                for waiter in self._concerned(waiters):
                     waiter.fail(bug)
             with self._changed:
                 if self._waiters <= set(waiters) and not self._is_closed:  # whoever has come since needs a look now
@@ -256,6 +265,10 @@ class _Worker:
             close = self._detach()
         close()
         return None
+
+    def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
+        """Those of them for whom a look may find something."""
+        return list(waiters)
 
     def _look(self, waiters: Collection[_Waiter]) -> float:
         """Look once for these, and return after how many seconds the next look is soon enough. Raises LockstepError."""
@@ -274,7 +287,6 @@ class _SharedLine(_Worker):
 
     def __init__(self, opening: Callable[[], SourceLine]) -> None:
         super().__init__("wait-source")
-        self.trouble: str | None = None
         self._opening = opening
         self._asking = threading.Lock()
         self._line: SourceLine | None = None
@@ -285,6 +297,19 @@ class _SharedLine(_Worker):
         return self._ask(lambda line: line.check())
 
     def _look(self, waiters: Collection[_Waiter]) -> float:
+        try:
+            pause_s = self._carry(waiters)
+        except Unavailable as error:
+            self._say(waiters, error.message)
+            raise
+        self._say(waiters, None)
+        return pause_s
+
+    def _say(self, waiters: Collection[_Waiter], trouble: str | None) -> None:
+        for waiter in waiters:
+            waiter.trouble = trouble
+
+    def _carry(self, waiters: Collection[_Waiter]) -> float:
         self._carried &= set(waiters)
         new = [waiter for waiter in waiters if waiter not in self._carried]
         if not new:
@@ -305,15 +330,9 @@ class _SharedLine(_Worker):
 
     def _ask(self, question: Callable[[SourceLine], int]) -> int:
         with self._asking:
-            try:
-                if self._line is None:
-                    self._line = self._opening()
-                answer = question(self._line)
-            except Unavailable as error:
-                self.trouble = error.message
-                raise
-            self.trouble = None
-            return answer
+            if self._line is None:
+                self._line = self._opening()
+            return question(self._line)
 
     def _detach(self) -> Callable[[], None]:
         return self._close_line
@@ -330,45 +349,71 @@ class _Looker(_Worker):
 
     def __init__(self, name: str, settings: SinkSettings, line: _SharedLine) -> None:
         super().__init__(f"wait-{name}")
-        self.where = "it hasn't been asked yet"
         self._sink = name
         self._settings = settings
         self._line = line
         self._opened: tuple[int, OpenedSink] | None = None
 
+    def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
+        return [waiter for waiter in waiters if self._sink not in waiter.reached]
+
     def _look(self, waiters: Collection[_Waiter]) -> float:
-        waiters = [waiter for waiter in waiters if self._sink not in waiter.reached]
-        try:
-            self._let_go(waiters)
-        except LockstepError as error:
-            self.where = f"it can't be asked: {error.message}"
-            raise
+        if concerned := self._concerned(waiters):
+            self._let_go(concerned)
         now_s = time.monotonic()
-        ages_s = [now_s - waiter.began_s for waiter in waiters if self._sink not in waiter.reached]
+        ages_s = [now_s - waiter.began_s for waiter in self._concerned(waiters)]
         return max(_LOOK_MIN_S, min([_LOOK_MAX_S, *(age_s / _LOOK_SHARE for age_s in ages_s)]))
 
     def _let_go(self, waiters: Collection[_Waiter]) -> None:
         """Look how far the store is, and let those go whose LSN it has reached."""
-        opened = self._open()
-        progress = opened.generations.load_progress()
-        if progress is None or not progress.watermark_lsn:
-            self.where = "it hasn't applied everything up to any LSN yet"
-            self._still_live()
+        with self._asking(waiters):
+            opened = self._open()
+            progress = None if opened is None else opened.generations.load_progress()
+            if opened is None:
+                self._say(waiters, "readers see no generation of it yet")
+                return
+            if progress is None or not progress.watermark_lsn:
+                self._say(waiters, "it hasn't applied everything up to any LSN yet")
+                self._still_live()
+                return
+            self._say(waiters, f"it has applied everything up to {format_lsn(progress.watermark_lsn)}")
+            reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
+            if not reached:
+                return
+            if not self._still_live():
+                self._say(reached, "its readers were switched to another generation, which hasn't been asked yet")
+                return
+        try:
+            epoch = self._line.check()
+        except Unavailable as error:
+            self._say(reached, error.message)
+            raise
+        if epoch != progress.epoch:
+            self._say(reached, "it hasn't applied anything yet of what was committed since capture was recovered")
             return
-        self.where = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
-        reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
-        if not reached or not self._still_live():
-            return
-        if self._line.check() != progress.epoch:
-            self.where = "it hasn't applied anything yet of what was committed since capture was recovered"
-            return
-        opened.generations.refresh()
+        with self._asking(reached):
+            opened.generations.refresh()
         # A switch waits until the new generation has what the old one has. So readers may see either by now.
         for waiter in reached:
             waiter.reach(self._sink)
 
-    def _open(self) -> OpenedSink:
-        """The live generation, opened. Raises Unavailable where there is none."""
+    def _say(self, waiters: Collection[_Waiter], where: str) -> None:
+        for waiter in waiters:
+            waiter.where[self._sink] = where
+
+    @contextlib.contextmanager
+    def _asking(self, waiters: Collection[_Waiter]) -> Iterator[None]:
+        """While the store is asked; its errors are of this sink."""
+        try:
+            yield
+        except Unavailable as error:
+            self._say(waiters, f"it can't be asked: {error.message}")
+            raise
+        except LockstepError as error:
+            raise LockstepError(f"sink {self._sink} can't be asked: {error.message}", hint=error.hint) from error
+
+    def _open(self) -> OpenedSink | None:
+        """The live generation, opened; None where there is none."""
         if self._opened is None:
             opened = open_sink(self._sink, self._settings, 1)
             with contextlib.ExitStack() as undoing:
@@ -377,7 +422,7 @@ class _Looker(_Worker):
                 if live == 1:
                     undoing.pop_all()
             if live is None:
-                raise Unavailable("readers see no generation of it yet")
+                return None
             self._opened = live, opened if live == 1 else open_sink(self._sink, self._settings, live)
         return self._opened[1]
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from monitor.lag import LagReport, Stage, StageState, time_text
-from monitor.table import readable_bytes, remarks
+from monitor.table import remarks
+from monitor.units import readable_bytes
 
 _SUMMARY_EVERY_S: Final = 60.0
 

@@ -1,5 +1,7 @@
 """A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library.
 
+A sink's code is loaded with the first that is opened: every command reads settings, and few write rows.
+
 Some settings shape the data of a generation, and every other may change while it lives. Each settings class names the
 former in ``SHAPING``; ``definition`` takes them out, to be kept with a generation, and ``with_definition`` puts them
 back into what the configuration says today.
@@ -16,15 +18,9 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.contract import OpenedSink
 from sinks.delta.settings import DeltaSettings
-from sinks.delta.sink import open_delta
-from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.opensearch.sink import open_opensearch
 from sinks.redis.settings import RedisSettings
-from sinks.redis.sink import open_redis
 from sinks.warehouse.settings import WarehouseSettings
-from sinks.warehouse.sink import open_warehouse
-from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
 
 SinkSettings = Annotated[
@@ -40,6 +36,8 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     keeps_names = settings.schema_changes == "keep"
     if not (projection or renaming or keeps_names):
         return opened
+    from sinks.wrappers.projecting import ProjectingSink
+
     return replace(
         opened, sink=ProjectingSink(opened, projection, generation, renaming=renaming, keeps_names=keeps_names)
     )
@@ -48,12 +46,20 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
 def _open(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     match settings:
         case OpenSearchSettings():
+            from sinks.opensearch.sink import open_opensearch
+
             return open_opensearch(name, settings, generation)
         case RedisSettings():
+            from sinks.redis.sink import open_redis
+
             return open_redis(name, settings, generation)
         case WarehouseSettings():
+            from sinks.warehouse.sink import open_warehouse
+
             return open_warehouse(name, settings, generation)
         case DeltaSettings():
+            from sinks.delta.sink import open_delta
+
             return open_delta(name, settings, generation)
         case _:
             assert_never(settings)
@@ -76,6 +82,12 @@ def setting_problems(settings: SinkSettings, tables: Sequence[Table]) -> list[st
     return problems + settings.problems_with([renaming.table(table) for table in seen])
 
 
+def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[str]:
+    """What of these settings doesn't fit these tables of the source and stops no job, a sentence each."""
+    projection, renaming = settings.projection(), settings.renaming()
+    return settings.problems_at_work([renaming.table(projection.table(table)) for table in tables])
+
+
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
     """Have the sink's server say whether it would take a new generation of these tables of the source, where it can.
 
@@ -83,6 +95,8 @@ def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Tab
     reason, Unavailable when it doesn't answer.
     """
     if isinstance(settings, OpenSearchSettings):
+        from sinks.opensearch.indexes import OpenSearchIndexes
+
         projection, renaming = settings.projection(), settings.renaming()
         indexes = OpenSearchIndexes(name, settings, 1)
         try:

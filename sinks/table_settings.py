@@ -81,6 +81,9 @@ class TableSettings(BaseModel):
     ``schema_changes``: a column that the source renames ends the job (``stop``) or goes on here under the name that it
     had (``keep``). What the source drops stays here, and is null in rows written since.
 
+    ``events_per_s`` is how many records of the log a job takes a second at most, each generation for itself; 0: no
+    limit.
+
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
     """
 
@@ -107,6 +110,7 @@ class TableSettings(BaseModel):
     where: Annotated[Mapping[str, str], AfterValidator(_are_tables)] = {}
     schema_changes: Literal["stop", "keep"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
+    events_per_s: int = Field(0, ge=0)
 
     @property
     def likes_large_batches(self) -> bool:
@@ -189,6 +193,10 @@ class TableSettings(BaseModel):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         """What of this kind's own settings doesn't fit these tables, which are as the destination gets them."""
+        return []
+
+    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
+        """Those of them that a generation which is there has too."""
         return []
 
     def may_lack_rows(self, table: TableName) -> bool:

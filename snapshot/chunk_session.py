@@ -30,6 +30,7 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.slot import current_snapshot, emit_heartbeat
+from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, TableCopy
 from cdc.protocol.membership import Membership
 from cdc.protocol.pgoutput import Field, Fields
@@ -49,8 +50,6 @@ _UNSEEN_PATIENCE_S: Final = (0.05, 0.25)
 
 _LOOK_S: Final = 0.002
 """How often is looked whether they have."""
-
-_UNSEEN: Final = "transactions that are committed aren't visible to others so far: see synchronous_standby_names"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +142,16 @@ class ChunkSession:
         deadline = time.monotonic() + self._unseen_patience_s
         while not unfinished.all_seen_by(current_snapshot(self._sql)):
             if time.monotonic() > deadline:
-                self.waits.later(name, 4 * self._unseen_patience_s, _UNSEEN)
+                self.waits.later(name, 4 * self._unseen_patience_s, self._why_unseen)
                 self._unseen_patience_s = min(2 * self._unseen_patience_s, _UNSEEN_PATIENCE_S[1])
                 return False
             time.sleep(_LOOK_S)
         self._unseen_patience_s = _UNSEEN_PATIENCE_S[0]
         return True
+
+    def _why_unseen(self) -> str:
+        found = unended_transactions(self._sql, self.stream.unfinished.unseen)
+        return f"for transactions that haven't ended for everybody: {told(found)}"
 
     def _ask_who_may_be_committing(self) -> None:
         """An earlier process may have published transactions that aren't visible yet. They are among those that run."""

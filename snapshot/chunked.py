@@ -50,10 +50,10 @@ from snapshot.row_rate import RowRate
 from snapshot.table_reader import NoRoomForLocks
 from snapshot.topic_scan import TopicScan
 
-_LATER_S: Final = 0.2
+LATER_S: Final = 0.2
 """When a chunk is tried again that couldn't be read."""
 
-_MUCH_LATER_S: Final = 5.0
+MUCH_LATER_S: Final = 5.0
 """The same where somebody has to do something before."""
 
 _ROW_LIMIT_S: Final = 1.0
@@ -65,7 +65,7 @@ _RATE_PORTION_S: Final = 0.1
 _SCAN_WAIT_S: Final = 0.005
 """How long a record of the topic is waited for, before the stream goes on."""
 
-_LOCKED: Final = "it is locked, or another published table is, by an ALTER TABLE that isn't committed for instance"
+LOCKED: Final = "it is locked, or another published table is, by an ALTER TABLE that isn't committed for instance"
 
 
 @dataclass(slots=True)
@@ -134,7 +134,7 @@ class ChunkedCopies:
         if self._next(state) is not None or self._repairs.next(state) is not None:
             return True
         if self._waits or self._rate.wait_s() > 0:
-            self._loop.pause_after(_LATER_S)
+            self._loop.pause_after(LATER_S)
         return False
 
     def step(self, frame: Frame | None) -> Pause | None:
@@ -159,9 +159,9 @@ class ChunkedCopies:
         except Gone:
             self._stream.watch.missing(name)
             self._put_down()
-            self._waits.later(name, _MUCH_LATER_S)
+            self._waits.later(name, MUCH_LATER_S)
         except Locked:
-            self._waits.later(name, _LATER_S, _LOCKED)
+            self._waits.later(name, LATER_S, LOCKED)
         except NoRoomForLocks:
             self._leave(name)
         except TooLarge:

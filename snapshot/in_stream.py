@@ -10,7 +10,7 @@ come the rows as the snapshot shows them.
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -21,19 +21,21 @@ from cdc.capture.published_table import PublishedTable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
+from cdc.postgres.connection import connection_error
+from cdc.postgres.memberships import memberships
 from cdc.postgres.replication import ComingSlot, CreatedSlot
-from cdc.postgres.slot import emit_heartbeat, oldest_writer, temporary_slot_name
+from cdc.postgres.slot import emit_heartbeat, temporary_slot_name
+from cdc.postgres.unended_transactions import told, unended_transactions
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.membership import Membership
 from cdc.protocol.walsender import Frame
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
-from cdc.stream.source_checks import not_published
-from snapshot.chunked import ChunkedCopies
+from snapshot.chunked import LATER_S, LOCKED, MUCH_LATER_S, ChunkedCopies
 from snapshot.copy import CopyProgress, Interrupted, copy_into_stream
 from snapshot.preparation import require_keys
 from snapshot.table_reader import SnapshotReader
-from snapshot.waits import SAID_AFTER_S
+from snapshot.waits import SAID_AFTER_S, Waits
 
 _SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stop for a slot that is created while nothing else is done, at first."""
@@ -82,6 +84,7 @@ class StreamCopies:
         self._stopping = stopping
         self._while_waiting = while_waiting
         self._copies_allowed = copies_allowed
+        self._waits = Waits(time.monotonic, say)
         self._coming: ComingSlot | None = None
         self._coming_since_s = 0.0
         self._patience_s = _SLOT_PATIENCE_S
@@ -106,34 +109,30 @@ class StreamCopies:
             self._coming = None
 
     def may_begin(self, state: CaptureState) -> bool:
-        """Whether there is something to copy, and a snapshot for it can be had at once.
+        """Whether there is something to copy, and it can be read at once.
 
-        PostgreSQL makes none before every transaction that is writing has ended. That may take hours, and the stream
-        goes on meanwhile. So the first one only shows that the wait is over: the stream may be past it.
+        PostgreSQL makes no snapshot before every transaction that is writing has ended. That may take hours, and the
+        stream and copies in chunks go on meanwhile. So the first one only shows that the wait is over: the stream may
+        be past it.
 
-        Raises as ``connect``.
+        Raises as ``connect``, and LockstepError as ``TableWatch.missing``.
         """
-        if self._chunk_is_next():
-            return True
-        if not self._lacking(state):
-            self._close_slot()  # somebody has paused or cancelled what it was for, and it holds back WAL
-            return False
-        if not self._copies_allowed():
-            self._close_slot()  # one that waits holds back WAL as well
-            return False
-        if self._coming is None:
+        if not self._copies_allowed() or not self._lacking(state):
+            # Somebody has paused or cancelled what it was for, or it isn't published now: a slot holds back WAL.
+            self._close_slot()
+        elif self._coming is None and self._are_published(self._lacking(state)):
             self._coming = ComingSlot(self._pipeline.source, temporary_slot_name(self._pipeline.slot))
             self._coming_since_s = time.monotonic()
         if self._slot_is_ready():
             return True
-        if time.monotonic() - self._coming_since_s > SAID_AFTER_S:
+        if self._coming is not None and time.monotonic() - self._coming_since_s > SAID_AFTER_S:
             self._coming_since_s = math.inf  # once for each
             self._say_waiting()
-        return False
+        return self._chunk_is_next()
 
     def is_ready(self) -> bool:
         """Whether ``copy`` can begin."""
-        return self._chunk_is_next() or self._slot_is_ready()
+        return self._slot_is_ready() or self._chunk_is_next()
 
     def _chunk_is_next(self) -> bool:
         return self._chunks.wants(self._loop.state) and self._copies_allowed()
@@ -142,9 +141,7 @@ class StreamCopies:
         return self._coming is not None and self._coming.is_ready()
 
     def _say_waiting(self) -> None:
-        oldest = oldest_writer(self._sql)
-        whose = "" if oldest is None else f"; the oldest, of process {oldest.pid}, has run for {oldest.seconds:.0f} s"
-        self._say(f"a copy waits until transactions that write have ended{whose}")
+        self._say(f"a copy waits until transactions that write have ended: {told(unended_transactions(self._sql))}")
 
     def _lacking(self, state: CaptureState) -> list[TableName]:
         """The tables for which the stream has to stop."""
@@ -154,17 +151,38 @@ class StreamCopies:
             if name not in state.copied
             and not self._chunks.serves(name)
             and not (name in state.copying and state.copying[name].paused)
+            and not self._waits.for_table(name)
         ]
+
+    def _are_published(self, names: Sequence[TableName]) -> bool:
+        """Whether all of these tables are; those that aren't wait. Raises as ``TableWatch.missing``."""
+        try:
+            published = memberships(self._sql, self._pipeline.publication, names)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
+            for name in names:
+                self._waits.later(name, LATER_S, LOCKED)
+            return False
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
+        for name in names:
+            self._waits.over(name)
+        return not self._put_off(name for name in names if name not in published)
+
+    def _put_off(self, missing: Iterable[TableName]) -> bool:
+        """Have tables wait that aren't published; whether there are any. Raises as ``TableWatch.missing``."""
+        names = list(missing)
+        for name in names:
+            self._stream.watch.missing(name)
+            self._waits.later(name, MUCH_LATER_S)
+        return bool(names)
 
     def copy(self, frame: Frame | None) -> Pause | None:
         """Copy at one point of the stream what is to be copied. ``frame`` comes after it. None when told to stop.
 
         Raises what the stream, the snapshot and the publisher raise.
         """
-        if self._chunk_is_next():
-            return self._chunks.step(frame)
         if self._coming is None or not self._coming.is_ready():
-            return Pause(self._loop.state, frame)
+            return self._chunks.step(frame) if self._chunk_is_next() else Pause(self._loop.state, frame)
         waited, self._coming = self._coming, None
         names = self._lacking(self._loop.state)
         with contextlib.ExitStack() as opened:
@@ -185,7 +203,8 @@ class StreamCopies:
             return pause
 
     def _point(self, names: Sequence[TableName], opened: contextlib.ExitStack) -> _Point | None:
-        """A snapshot for these tables; None when there are none, or when another long transaction has begun."""
+        """A snapshot for these tables. None when there are none, when one of them has left the publication, or when
+        another long transaction has begun."""
         pipeline = self._pipeline
         if not names:
             return None
@@ -198,13 +217,12 @@ class StreamCopies:
         slot = coming.created()
         reader = opened.enter_context(SnapshotReader(pipeline.source, slot.snapshot_name))
         shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
-        memberships = reader.memberships(pipeline.publication, names)
-        missing = [name for name in names if name not in shapes or name not in memberships]
-        if missing:
-            raise not_published(pipeline, self._sql, missing)
+        found = reader.memberships(pipeline.publication, names)
+        if self._put_off(name for name in names if name not in shapes or name not in found):
+            return None
         require_keys(pipeline, shapes.values())
-        reader.lock_unchanged(memberships, pipeline.publication, self._sql)
-        return _Point(slot, reader, shapes, memberships)
+        reader.lock_unchanged(found, pipeline.publication, self._sql)
+        return _Point(slot, reader, shapes, found)
 
     def _copy_table(self, point: _Point, name: TableName) -> None:
         """Copy a table as the snapshot shows it, or only its new partitions. Raises Interrupted."""

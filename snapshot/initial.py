@@ -108,6 +108,7 @@ class InitialSnapshot:
                 copied={},
                 memberships={},
                 topics=topic_identities(pipeline),
+                captured=pipeline.source.told,
             )
             publisher.commit(state)
         waiting = waiting_for_slot(sql, self._stopping, self._say)

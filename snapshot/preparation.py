@@ -12,7 +12,7 @@ from cdc.model.visible import toml_key
 from cdc.pipeline import Pipeline
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Severity
-from cdc.postgres.slot import blocking_transactions
+from cdc.postgres.unended_transactions import told, unended_transactions
 
 _REPORT_BLOCKERS_AFTER_S: Final = 5.0
 
@@ -82,10 +82,7 @@ def waiting_for_slot(
             raise Stopped
         if seconds >= next_report_s:
             next_report_s *= 2
-            blockers = ", ".join(
-                f"pid {pid} ({name or 'no name'}, {age:.0f} s)" for pid, name, age in blocking_transactions(sql)
-            )
-            say(f"the slot waits for writing transactions to end: {blockers or 'none are left'}")
+            say(f"the slot waits for writing transactions to end: {told(unended_transactions(sql))}")
 
     return waiting
 

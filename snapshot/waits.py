@@ -22,14 +22,16 @@ class Waits:
         """Whether some table waits."""
         return any(map(self.for_table, self._not_before_s))
 
-    def later(self, name: TableName, seconds: float, why: str = "") -> None:
-        """A table couldn't be read now. ``why`` is for a wait that lasts; without, it has been said."""
+    def later(self, name: TableName, seconds: float, why: str | Callable[[], str] = "") -> None:
+        """A table couldn't be read now. ``why`` is for a wait that lasts, and asked for only then; without, it has been
+        said.
+        """
         now_s = self._clock()
         self._not_before_s[name] = now_s + seconds
         since_s = self._since_s.setdefault(name, now_s)
         if why and now_s - since_s > SAID_AFTER_S:
             self._since_s[name] = now_s
-            self._say(f"{name}: a copy waits: {why}")
+            self._say(f"{name}: a copy waits: {why() if callable(why) else why}")
 
     def for_table(self, name: TableName) -> bool:
         """Whether it isn't time for a table's next try."""

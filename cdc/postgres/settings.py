@@ -1,12 +1,14 @@
 """Settings of the captured database."""
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
 from cdc.model.table import TableName
+from cdc.model.table_pattern import TablePattern, is_pattern
 from cdc.postgres.dsn import holds_secret, parse_dsn
 from cdc.secret import read_secret, secret_from_command
 from cdc.settings import Settings
@@ -99,7 +101,12 @@ class SourceSettings(Settings):
         min_length=1,
         description="instead of password_file: program and arguments that print the password, run at each connection",
     )
-    tables: tuple[str, ...] = Field(min_length=1, description="schema.table of every captured table")
+    tables: tuple[str, ...] = Field(
+        min_length=1, description="schema.table of every captured table; patterns take in all that match: 'public.*'"
+    )
+    exclude_tables: tuple[str, ...] = Field(
+        default=(), description="tables that the patterns of tables leave out, by name or by pattern: 'public.*_old'"
+    )
     options: dict[str, TableOptions] = Field(
         default={}, description="per table: [source.options.'schema.table'] key = [...] or append_only = true"
     )
@@ -140,13 +147,17 @@ class SourceSettings(Settings):
             raise ValueError(f"must not hold a password: use password_file or ${SOURCE_PASSWORD_VARIABLE}")
         return dsn
 
-    @field_validator("tables")
+    _taken_in: tuple[TableName, ...] | None = PrivateAttr(default=None)
+    """What the patterns take in, once somebody has looked."""
+
+    @field_validator("tables", "exclude_tables")
     @classmethod
-    def _table_names(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_or_patterns(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
         names, problems = [], []
         for table in tables:
             try:
-                names.append(TableName.parse(table))
+                names.append(table if is_pattern(table) else TableName.parse(table))
+                TablePattern.parse(table)
             except ValueError as error:
                 problems.append(str(error))
         if problems:
@@ -156,6 +167,16 @@ class SourceSettings(Settings):
         return tables
 
     @model_validator(mode="after")
+    def _exclusions_are_of_patterns(self) -> Self:
+        if self.exclude_tables and not self.has_patterns:
+            raise ValueError("exclude_tables leaves tables out that patterns take in, and tables has no pattern")
+        excluded = {TableName.parse(text) for text in self.exclude_tables if not is_pattern(text)}
+        both = [str(name) for name in self.named if name in excluded]
+        if both:
+            raise ValueError(f"exclude_tables leaves out what tables names: {', '.join(both)}")
+        return self
+
+    @model_validator(mode="after")
     def _one_password(self) -> Self:
         if self.password_file is not None and self.password_command is not None:
             raise ValueError("password_file and password_command exclude each other")
@@ -163,8 +184,7 @@ class SourceSettings(Settings):
 
     @model_validator(mode="after")
     def _options_are_of_captured_tables(self) -> Self:
-        captured = set(self.table_names)
-        unknown = [text for text in self.options if TableName.parse(text) not in captured]
+        unknown = [text for text in self.options if not self.may_have(TableName.parse(text))]
         if unknown:
             raise ValueError(f"options names tables that tables doesn't: {', '.join(unknown)}")
         if len({TableName.parse(text) for text in self.options}) != len(self.options):
@@ -173,7 +193,7 @@ class SourceSettings(Settings):
 
     @model_validator(mode="after")
     def _outbox_is_no_captured_table(self) -> Self:
-        if self.outbox is not None and TableName.parse(self.outbox) in self.table_names:
+        if self.outbox is not None and TableName.parse(self.outbox) in self.named:
             raise ValueError(f"outbox: {self.outbox} is in tables as well; a table is captured or an outbox, not both")
         return self
 
@@ -210,8 +230,51 @@ class SourceSettings(Settings):
         return tuple(name for name in self.table_names if name not in append_only)
 
     @property
+    def named(self) -> tuple[TableName, ...]:
+        """The tables that are named, and not only matched."""
+        return tuple(TableName.parse(text) for text in self.tables if not is_pattern(text))
+
+    @property
+    def has_patterns(self) -> bool:
+        return any(map(is_pattern, self.tables))
+
+    @property
+    def patterns(self) -> tuple[TablePattern, ...]:
+        return tuple(TablePattern.parse(text) for text in self.tables if is_pattern(text))
+
+    def may_have(self, name: TableName) -> bool:
+        """Whether a table of this name is captured, where there is one: it is named, or a pattern takes it in."""
+        return name in self.named or self.matches(name)
+
+    def matches(self, name: TableName) -> bool:
+        """Whether a pattern takes this name in. The outbox is never taken in."""
+        if not any(pattern.matches(name) for pattern in self.patterns) or name == self.outbox_name:
+            return False
+        return not any(TablePattern.parse(text).matches(name) for text in self.exclude_tables)
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it is known which tables are captured: there are no patterns, or somebody has looked."""
+        return self._taken_in is not None or not self.has_patterns
+
+    def resolved(self, found: Iterable[TableName]) -> Self:
+        """The settings whose patterns take in those of these tables that they match, and no other."""
+        named = set(self.named)
+        copied = self.model_copy()
+        copied._taken_in = tuple(name for name in found if name not in named and self.matches(name))
+        return copied
+
+    @property
+    def told(self) -> tuple[TableName, ...]:
+        """What capture tells others of: the captured tables, where patterns take some in, else nothing."""
+        return self.table_names if self.has_patterns else ()
+
+    @property
     def table_names(self) -> tuple[TableName, ...]:
-        return tuple(TableName.parse(table) for table in self.tables)
+        """The captured tables: first those that are named. Patterns must have been resolved."""
+        if self._taken_in is None and self.has_patterns:
+            raise RuntimeError("source.tables has patterns that nobody has resolved")
+        return (*self.named, *(self._taken_in or ()))
 
     def password(self) -> SecretStr | None:
         """The password as it is now, if there is one.

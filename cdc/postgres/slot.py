@@ -46,24 +46,6 @@ def find_slot(connection: psycopg.Connection[Any], name: str) -> Slot | None:
     return Slot(row[0], row[1], row[2], row[3], parse_lsn(row[4]) if row[4] else None, row[5])
 
 
-@dataclass(frozen=True, slots=True)
-class OldestWriter:
-    """The transaction that writes and began first: the process id, and how long it has run."""
-
-    pid: int
-    seconds: float
-
-
-def oldest_writer(connection: psycopg.Connection[Any]) -> OldestWriter | None:
-    """None where none is seen; a role without pg_read_all_stats sees its own alone."""
-    row = connection.execute(
-        "select pid, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
-        " where backend_xid is not null and xact_start is not null and pid <> pg_backend_pid()"
-        " order by xact_start limit 1"
-    ).fetchone()
-    return None if row is None else OldestWriter(row[0], row[1])
-
-
 def is_standby(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server replays the WAL of another one, and can't be written to."""
     row = connection.execute("select pg_is_in_recovery()").fetchone()
@@ -192,12 +174,3 @@ def sender_timeout_s(connection: psycopg.Connection[Any]) -> float:
     row = connection.execute("select setting::bigint from pg_settings where name = 'wal_sender_timeout'").fetchone()
     milliseconds = row[0] if row else 0
     return milliseconds / 1000 if milliseconds else float("inf")
-
-
-def blocking_transactions(connection: psycopg.Connection[Any]) -> list[tuple[int, str, float]]:
-    """Writing transactions that a new slot has to wait for: pid, application, age in seconds. Oldest first."""
-    rows = connection.execute(
-        "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8"
-        " from pg_stat_activity where backend_xid is not null and pid <> pg_backend_pid() order by xact_start"
-    ).fetchall()
-    return [(row[0], row[1], row[2]) for row in rows]

@@ -169,6 +169,7 @@ class CaptureState:
     ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
     ``first_copy_paused`` says, while COPYING, that somebody has paused the copy.
     ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
+    ``captured`` are the tables that the process captures: whoever reads only Kafka learns here what patterns take in.
     """
 
     slot: str
@@ -193,6 +194,7 @@ class CaptureState:
     first_snapshot: str = ""
     copying: Mapping[TableName, TableCopy] = field(default_factory=dict)
     first_copy_paused: bool = False
+    captured: tuple[TableName, ...] = ()
 
     @property
     def is_first_copy(self) -> bool:
@@ -375,7 +377,7 @@ class CaptureState:
 
     def to_bytes(self, texts: "TableTexts | None" = None) -> bytes:
         """``texts`` are those of the states before it, which make this one quicker. The bytes are the same."""
-        copied, memberships, topics = (texts or TableTexts()).of(self)
+        copied, memberships, topics, captured = (texts or TableTexts()).of(self)
         return orjson.dumps(
             {
                 "format": FORMAT,
@@ -403,6 +405,7 @@ class CaptureState:
                 "copying": [
                     {"schema": name.schema, "name": name.name, **copy.to_json()} for name, copy in self.copying.items()
                 ],
+                **({"captured": captured} if self.captured else {}),
             }
         )
 
@@ -442,6 +445,7 @@ class CaptureState:
                 TableName(copy.text("schema"), copy.text("name")): TableCopy.from_fields(copy)
                 for copy in fields.objects("copying", [])
             },
+            captured=tuple(TableName(schema, table) for schema, table in fields.rows("captured", str, str, default=[])),
         )
 
 
@@ -452,23 +456,28 @@ class TableTexts:
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Mapping[Any, Any], orjson.Fragment]] = {}
+        self._known: dict[str, tuple[Mapping[Any, Any] | tuple[Any, ...], orjson.Fragment]] = {}
 
-    def of(self, state: CaptureState) -> tuple[orjson.Fragment, orjson.Fragment, orjson.Fragment]:
-        """Of ``copied``, ``memberships`` and ``topics``."""
+    def of(self, state: CaptureState) -> tuple[orjson.Fragment, orjson.Fragment, orjson.Fragment, orjson.Fragment]:
+        """Of ``copied``, ``memberships``, ``topics`` and ``captured``."""
         return (
             self._text("copied", state.copied, lambda name, rows: [name.schema, name.name, rows]),
             self._text("memberships", state.memberships, lambda name, what: [name.schema, name.name, what]),
             self._text("topics", state.topics, lambda topic, identity: [topic, *identity]),
+            self._text("captured", state.captured, lambda name, _: [name.schema, name.name]),
         )
 
     def _text(
-        self, name: str, facts: Mapping[Any, Any], row: Callable[[Any, Any], Sequence[JsonValue]]
+        self,
+        name: str,
+        facts: Mapping[Any, Any] | tuple[Any, ...],
+        row: Callable[[Any, Any], Sequence[JsonValue]],
     ) -> orjson.Fragment:
         # Nobody changes them in place: another state has other ones.
         known = self._known.get(name)
         if known is None or known[0] is not facts:
-            known = facts, orjson.Fragment(orjson.dumps([row(key, value) for key, value in facts.items()]))
+            items = facts.items() if isinstance(facts, Mapping) else ((fact, None) for fact in facts)
+            known = facts, orjson.Fragment(orjson.dumps([row(key, value) for key, value in items]))
             self._known[name] = known
         return known[1]
 

@@ -69,6 +69,11 @@ class UnfinishedTransactions:
         """Those of them that haven't ended."""
         return self._of_before
 
+    @property
+    def unseen(self) -> frozenset[int]:
+        """The xids of 32 bits of all that the last snapshot that was asked about didn't see."""
+        return frozenset(self._published) | {xid & _XID_MASK for xid in self._of_before}
+
     def all_seen_by(self, snapshot: SourceSnapshot) -> bool:
         """Whether a snapshot sees all of them. Those that it sees are forgotten: later ones see them, too."""
         if self._published:

@@ -45,7 +45,8 @@ from cdc.stream.topics import TopicWatch
 from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.whole_transactions import WholeTransactions
 
-_STATUS_INTERVAL_S: Final = 10.0
+_STATUS_INTERVAL_S: Final = 2.0
+"""Who looks tells a capture that is at work on a copy from one that hangs by this, within seconds."""
 
 StreamWrapper = Callable[[ReplicationConnection], Stream]
 
@@ -113,6 +114,8 @@ class StreamOpener:
     wrap_stream: StreamWrapper
     in_parts: bool
     """Whether large transactions are sent while they run."""
+    was_published: set[TableName]
+    """Tables that some stream of this process has seen published; those of this one join them."""
 
     def open(self, state: CaptureState) -> LiveStream:
         """Start streaming where ``state`` ends.
@@ -135,7 +138,8 @@ class StreamOpener:
         relations = {record.table.oid: record.table for record in records if record.table.name in shapes_of}
         of_today = {0, *(table.oid for table in recorded.values())}
         former = {oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today}
-        watch = TableWatch(pipeline, sql, self.say)
+        self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
+        watch = TableWatch(pipeline, sql, self.say, was_published=self.was_published)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
         stream, confirmed = self._stream(state)

@@ -21,6 +21,7 @@ from cdc.protocol.control_records import CaptureState
 from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
+from cdc.stream.table_selection import TablesJoined, select_tables
 
 
 class _Altered(NamedTuple):
@@ -33,15 +34,24 @@ class _Altered(NamedTuple):
 class TableWatch:
     """Asks the catalogue over one connection, and remembers what it has said already."""
 
-    def __init__(self, pipeline: Pipeline, sql: psycopg.Connection[Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sql: psycopg.Connection[Any],
+        say: Callable[[str], None],
+        *,
+        was_published: set[TableName],
+    ) -> None:
+        """``was_published`` are tables that were published once, as far as is known; those that are join them."""
         self._pipeline = pipeline
         self._sql = sql
         self._say = say
         self._absent: set[TableName] = set()
-        self._was_published: set[TableName] = set()
+        self._was_published = was_published
         self._renamed_to: dict[TableName, TableName] = {}
         self._altered: dict[TableName, _Altered] = {}
         self._only_leaves: dict[TableName, str] = {}
+        self._waiting: dict[TableName, str] = {}
 
     def inspect(
         self,
@@ -52,7 +62,7 @@ class TableWatch:
         """Compare tables and publication with what was copied; tables that differ are to be copied again.
 
         ``cdc.protocol.membership`` has what is compared. Raises LockstepError when the publication no longer sends all
-        changes.
+        changes, and TablesJoined when there are tables that a pattern takes in from now on.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
@@ -143,11 +153,30 @@ class TableWatch:
                 raise not_published(pipeline, sql, [outbox])  # it is never copied, so its rows would be lost
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
+            if pipeline.source.has_patterns:
+                self._look_for_more(state)
             return now, wal_end(sql)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
             return None  # there will be another look
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
+
+    def _look_for_more(self, state: CaptureState) -> None:
+        """Say which tables match and aren't captured, once for each reason. Raises TablesJoined for those that can be.
+
+        What a new session takes in it copies whole, at a place of the stream: nothing of before is lost.
+        """
+        selection = select_tables(self._sql, self._pipeline, state)
+        joined = [str(name) for name in selection.taken_in if name not in self._pipeline.topics()]
+        if joined:
+            raise TablesJoined(
+                f"{', '.join(joined)}: matches source.tables, and is captured from now on; sinks without tables of"
+                " their own take it when `lockstep apply` is started again"
+            )
+        for name, reason in selection.waiting.items():
+            if self._waiting.get(name) != reason:
+                self._say(f"warning: {name} matches source.tables and isn't captured: {reason}")
+        self._waiting = dict(selection.waiting)
 
     def only_leaves(self, name: TableName) -> bool:
         """Whether nothing but new partitions may be the reason why a table is to be copied."""

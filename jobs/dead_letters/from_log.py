@@ -2,11 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cdc.kafka.control_topics import ClientSettings
 from cdc.model.event import Position
-from jobs.executor.log_reader import LogReader, Range
 from jobs.executor.result import RejectedEvent
+
+if TYPE_CHECKING:
+    from jobs.executor.log_reader import LogReader
 
 
 def with_values(client: ClientSettings, events: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
@@ -15,6 +18,8 @@ def with_values(client: ClientSettings, events: Iterable[RejectedEvent]) -> Iter
     An event that the log has no longer is left out: compaction takes only what has a newer one, which is still to come.
     Raises as ``LogReader.read``.
     """
+    from jobs.executor.log_reader import LogReader  # with Arrow, which takes as long as many a command
+
     reader = None
     try:
         for event in events:
@@ -30,7 +35,9 @@ def with_values(client: ClientSettings, events: Iterable[RejectedEvent]) -> Iter
             reader.close()
 
 
-def _value(reader: LogReader, at: Position) -> bytes | None:
+def _value(reader: "LogReader", at: Position) -> bytes | None:
+    from jobs.executor.log_reader import Range
+
     wanted = Range(at.topic, at.partition, at.offset, at.offset + 1)
     values = [value for records in reader.read([wanted]) for value in records.column("value").to_pylist()]
     return values[0] if values else None

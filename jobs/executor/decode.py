@@ -15,8 +15,9 @@ from cdc.model.table import Column, TableName
 from cdc.protocol.envelope import RowReader
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import COMPUTED, computed_row
-from jobs.executor.shape_history import TableHistory, unknown_shape
+from jobs.executor.shape_history import TableHistory, shape_again, unknown_shape
 from jobs.executor.task_input import Task
+from jobs.offsets import Offsets
 from sinks.contract import Rejection
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -43,7 +44,8 @@ class Decoded:
 def decode(records: pa.Table, task: Task) -> Decoded:
     """Records as ``with_tags`` returns them -> events. Those that a later copy of their table made void are left out.
 
-    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for.
+    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for. Raises
+    Unavailable where that can't be told before the shapes are read again.
     """
     topics = records.column("topic")
     distinct = topics.unique().to_pylist()
@@ -74,6 +76,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     void: set[int] = set()
     has_translated = False
     if history is not None:
+        _check_shapes_are_known(events, others, history, task.known_ends)
         has_translated = _translate(events, rows, others, history, void)
     else:
         # A tombstone alone doesn't say what shape it is of, but for its key.
@@ -144,6 +147,22 @@ def _table_events(
     """Events that look into ``rows`` when they are asked for theirs: what is put there afterwards counts."""
     tags: list[str] = records.column("tag").cast(pa.string()).to_pylist()
     return TableEvents.from_log(table, keys, tags, rows, at)
+
+
+def _check_shapes_are_known(
+    events: TableEvents, others: Sequence[tuple[int, str]], history: TableHistory, known_ends: Offsets
+) -> None:
+    """Raise Unavailable for an event that came after the shapes were read, and would be translated or left out.
+
+    A table can get a shape again: a change was taken back, or the source was put back. Its rows would lose columns
+    that the newest known shape doesn't have, or be left out for another key.
+    """
+    for index, schema_id in others:
+        event = events[index]
+        at = event.position
+        is_known = at.offset < known_ends.get((at.topic, at.partition), at.offset + 1)
+        if not is_known and (schema_id or tuple(event.key) != history.key):
+            raise shape_again(history.table)
 
 
 def _translate(

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
@@ -66,6 +66,11 @@ def unknown_shape(table: TableName) -> LockstepError:
         f"table {table} has a shape that this generation was not prepared for",
         hint="restart the job: it prepares the table's newest shape before it applies rows",
     )
+
+
+def shape_again(table: TableName) -> Unavailable:
+    """The error for an event of an earlier shape that came after the shapes were read: the table may have it again."""
+    return Unavailable(f"table {table} may have an earlier shape again: all shapes are read anew")
 
 
 def newest_shapes(records: Iterable[SchemaRecord]) -> dict[TableName, Table]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from cdc.model.table import Column, Table, TableName
 from jobs.executor.log_reader import Client
 from jobs.executor.shape_history import TableHistory
+from jobs.offsets import Offsets
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
 
@@ -42,6 +43,8 @@ class Task:
     """How long the log keeps each version at least."""
     histories: Mapping[TableName, TableHistory] = field(default_factory=dict)
     """Of the tables that had other shapes before."""
+    known_ends: Offsets = field(default_factory=dict)
+    """Up to where the shapes of all events are known; nothing is known of what comes later."""
     overwrite_equal_tags: bool = False
     """Rows of the same tag are written again."""
     client: Client | None = field(default=None, repr=False)
@@ -65,4 +68,5 @@ class Task:
             computed={name: columns for name, columns in self.computed.items() if name in names},
             versions=[name for name in self.versions if name in names],
             histories={name: history for name, history in self.histories.items() if name in names},
+            known_ends={at: end for at, end in self.known_ends.items() if at[0] in tables},
         )

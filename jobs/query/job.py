@@ -338,6 +338,7 @@ class SinkJob:
             shapes=log.tables,
             window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) * _MIB,
             histories=log.histories,
+            known_ends=log.known_ends,
             computed={name: computed_columns.get(name, ()) for name in computed},
             versions=history_tables(plan.settings, [name for name, table in log.tables.items() if table.key]),
             compaction_lag_ms=log.compaction_lag_ms,

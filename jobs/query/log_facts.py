@@ -1,15 +1,16 @@
 """What the log says of a sink's tables before its job reads them: shapes, topics, and whether the topics exist."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import SCHEMA, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import TableHistory, histories, newest_shapes
+from jobs.offsets import Offsets
 from jobs.query.resume_check import FOR_EVER_MS, TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from sinks.contract import TopicPartition
@@ -27,6 +28,8 @@ class LogFacts:
     """By topic."""
     table_of: Mapping[str, TableName]
     """Topic -> table."""
+    known_ends: Offsets = field(default_factory=dict)
+    """Up to where the shapes of all events are among ``records``: a table can get an earlier one again after that."""
 
     @property
     def histories(self) -> dict[TableName, TableHistory]:
@@ -54,9 +57,12 @@ class LogFacts:
 
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
     """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
-    tables, records = _read_tables(plan, cluster)
     table_of = {table_topic(plan.pipeline, name): name for name in plan.tables}
-    return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of)
+    # Before the shapes: an event is never committed before the shape that it has.
+    counts = cluster.partition_counts()
+    known_ends = cluster.committed_ends(partitions_of([topic for topic in table_of if topic in counts], counts))
+    tables, records = _read_tables(plan, cluster)
+    return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of, known_ends)
 
 
 def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:

@@ -52,6 +52,7 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from snapshot.row_rate import RowRate
 
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4
@@ -140,6 +141,7 @@ class SinkQuery:
         self._reads_again = plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = ProgressBell(client, self._plan.pipeline)
+        self._rate = RowRate(self._plan.settings.events_per_s, time.monotonic)
         self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
@@ -251,14 +253,11 @@ class SinkQuery:
         )
 
     def _start(self) -> StreamingQuery:
-        settings = self._plan.spark
         frame = read_topics(
             self._spark,
             self._plan.kafka,
             list(self._task.tables),
-            max_offsets_per_trigger=(
-                settings.bulk_offsets_per_trigger if self._plan.bulk else settings.max_offsets_per_trigger
-            ),
+            max_offsets_per_trigger=self._plan.offsets_per_trigger,
             start=self._start_position.offsets,
             with_times=bool(self._task.versions),
         )
@@ -271,7 +270,9 @@ class SinkQuery:
             .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
         )
         trigger: dict[str, Any] = (
-            {"availableNow": True} if self._plan.once else {"processingTime": f"{settings.trigger_ms} milliseconds"}
+            {"availableNow": True}
+            if self._plan.once
+            else {"processingTime": f"{self._plan.spark.trigger_ms} milliseconds"}
         )
         return writer.trigger(**trigger).start()
 
@@ -330,11 +331,14 @@ class SinkQuery:
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
+        self._owes_commit = False  # Spark has planned this one
+        while (seconds := self._rate.wait_s()) > 0 and not (self._is_over() or self._state.ended.is_set()):
+            self._state.ended.wait(min(seconds, POLL_S))
         if not self._gate.enter():
             raise _Stopping
         self._state.planned_rows = 0
         self._state.under_way = (batch_id, time.monotonic())
-        self._owes_commit = may_rest = False
+        may_rest = False
         try:
             may_rest = self._run_batch(frame, batch_id)
             self._owes_commit = True
@@ -378,6 +382,7 @@ class SinkQuery:
             records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
             result = self._deliver(records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
+        self._rate.taken(result.rows)
         self._keep_rejections(result)
         # Spark's next batch begins where it has planned the end of this one; ours begins where a long one has got to.
         reached = {at: max(end, starts.get(at, 0), result.next_offsets.get(at, 0)) for at, end in ends.items()}

@@ -43,6 +43,12 @@ class SinkPlan:
     trimmed: bool = False
     open: OpenSink = open_sink
 
+    @property
+    def offsets_per_trigger(self) -> int:
+        """How many records a batch takes at most. Where there is a limit, those of a second: others go on meanwhile."""
+        most = self.spark.bulk_offsets_per_trigger if self.bulk else self.spark.max_offsets_per_trigger
+        return min(most, self.settings.events_per_s or most)
+
     def opened(self) -> OpenedSink:
         """Open the sink for this generation: one object per thread that uses it. Raises what opening it raises."""
         return self.open(self.name, self.settings, self.generation)
@@ -53,6 +59,8 @@ def why_no_long_batches(settings: SinkSettings, tables: Sequence[TableName]) -> 
 
     None where it can.
     """
+    if settings.events_per_s:
+        return "events_per_s is kept from batch to batch"
     if settings.likes_large_batches:
         return "it writes a large batch much quicker than many small ones"
     if settings.expressions():

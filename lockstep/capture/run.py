@@ -20,10 +20,11 @@ from cdc.capture.loop import Pause
 from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, table_topic_plan
-from cdc.kafka.topic_names import STATE, control_topic, is_outbox_topic, shared_outbox_topic
+from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
+from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import LockstepError, NotInParts, Unavailable
 from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.replication import APPLICATION, ReplicationConnection, SystemIdentity
@@ -36,6 +37,7 @@ from cdc.stream.row_encoding import chosen_row_encoding
 from cdc.stream.slot_guard import HeldWal, SlotGuard, SlotHoldsTooMuch, look_at_slot
 from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
+from cdc.stream.table_selection import TablesJoined, is_first_start, select_tables
 from cdc.stream.topics import (
     adopt_topics,
     create_missing_topics,
@@ -46,6 +48,7 @@ from cdc.stream.topics import (
 )
 from lockstep.capture.publisher import capture_publisher
 from lockstep.capture.slot_drop import drop_announced
+from lockstep.captured_tables import recorded_state
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -95,6 +98,7 @@ def capture(
     guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held)
     pause = FirstCopyPause(pipeline.slot, observer.say)
     in_parts = pipeline.capture.spool_transactions
+    was_published: set[TableName] = set()
     while not stopping():
         started = time.monotonic()
         try:
@@ -111,13 +115,20 @@ def capture(
                         guard=guard,
                         pause=pause,
                         in_parts=in_parts,
+                        was_published=was_published,
                     )
                 ) as session:
-                    session.run()
+                    try:
+                        session.run()
+                    finally:
+                        pipeline = session.pipeline
             except SlotHoldsTooMuch as full:
                 drop_announced(pipeline, ownership, full, observer.say)
         except Stopped:
             return
+        except TablesJoined as joined:
+            observer.restarted()
+            observer.say(str(joined))
         except (Unavailable, psycopg.Error) as raised:
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
@@ -151,13 +162,15 @@ class _Session:
         guard: SlotGuard,
         pause: FirstCopyPause,
         in_parts: bool,
+        was_published: set[TableName],
     ) -> None:
+        self._was_published = was_published
         self._repairs = repairs
         self._guard = guard
         self._pause = pause
         self._in_parts = in_parts
         self._ownership = ownership
-        self._pipeline = pipeline
+        self._pipeline = self.pipeline = pipeline
         self._stopping = stopping
         self._observer = observer
         self._wrap_publisher = wrap_publisher
@@ -181,6 +194,7 @@ class _Session:
         self._keep_alive.add(lambda: self._guard.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
         identity = self._identify()
+        pipeline = self._select_tables(sql)
         create_missing_topics(pipeline, self._observer.say)
         publisher = self._publisher()
         state = self._take_over(publisher)
@@ -207,12 +221,26 @@ class _Session:
         """
         pipeline = self._pipeline
         if is_standby(sql):
-            client = pipeline.kafka.client()
-            has_topic = control_topic(pipeline.name, STATE) in TopicAdmin(client).partition_counts()
-            state = read_state(client, pipeline.name, pipeline.slot) if has_topic else None
-            if state is None or state.phase is SnapshotPhase.CREATING:
+            if is_first_start(recorded_state(pipeline)):
                 require_primary(sql)
             raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
+
+    def _select_tables(self, sql: psycopg.Connection[Any]) -> Pipeline:
+        """The pipeline with what its patterns take in. Raises ConfigurationError before the first start for idle ones.
+
+        Each session looks anew: what matches and can be captured by then joins.
+        """
+        pipeline = self._pipeline
+        if not pipeline.source.has_patterns:
+            return pipeline
+        state = recorded_state(pipeline)
+        selection = select_tables(sql, pipeline, state)
+        if is_first_start(state):
+            selection.require_any(pipeline.source)
+        for pattern in selection.idle:
+            self._observer.say(f"warning: no table matches {pattern!r} of source.tables")
+        self.pipeline = self._pipeline = pipeline.capturing(selection.taken_in)
+        return self._pipeline
 
     def close(self) -> None:
         """Give up all connections."""
@@ -264,7 +292,7 @@ class _Session:
                 " published: going on"
             )
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
-        state = replace(state, owner=self._ownership.name)
+        state = replace(state, owner=self._ownership.name, captured=pipeline.source.told)
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
         state = state.never_copied((state.memberships.keys() | state.copying.keys()) - pipeline.topics().keys())
         require_empty_topics(pipeline, state)
@@ -343,6 +371,7 @@ class _Session:
             closing=self._closing,
             wrap_stream=self._wrap_stream,
             in_parts=self._in_parts,
+            was_published=self._was_published,
         ).open(state)
         self._guard.slot_is_ours()
         copies = StreamCopies(

@@ -17,7 +17,6 @@ from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.replication import APPLICATION
 from cdc.postgres.slot import is_captured, system_identifier
 from cdc.protocol.control_records import CaptureState
-from lockstep.capture.run import Observer, capture
 
 PATIENCE_S: Final = 2.0
 """How long nobody may be at work: a capture that lost a connection is back sooner."""
@@ -25,14 +24,16 @@ PATIENCE_S: Final = 2.0
 _LOOK_EVERY_S: Final = 0.25
 
 
-def capture_in_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], observer: Observer) -> None:
-    """Capture whenever nobody else does, until ``stopping``. Raises as ``capture``, but for Fenced."""
+def capture_in_turn(
+    pipeline: Pipeline, *, stopping: Callable[[], bool], say: Callable[[str], None], capture: Callable[[], None]
+) -> None:
+    """``capture`` whenever nobody else does, until ``stopping``. Raises as it does, but for Fenced."""
     while not stopping():
-        if wait_for_turn(pipeline, stopping=stopping, say=observer.say):
+        if wait_for_turn(pipeline, stopping=stopping, say=say):
             try:
-                capture(pipeline, stopping=stopping, observer=observer)
+                capture()
             except Fenced:
-                observer.say("another capture has taken over; this one stands by again")
+                say("another capture has taken over; this one stands by again")
 
 
 def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Callable[[str], None]) -> bool:
@@ -88,9 +89,11 @@ def differences(pipeline: Pipeline, state: CaptureState | None, system_id: str |
         yield f"the source's system identifier is {system_id}, not {state.system_id}"
     if pipeline.publication != state.publication:
         yield f"source.publication is {pipeline.publication}, not {state.publication}"
-    ours, theirs = set(pipeline.source.table_names), set(state.memberships)
-    if theirs - ours:
-        yield f"source.tables lacks {', '.join(sorted(map(str, theirs - ours)))}"
+    # What a pattern takes in, the one that takes over decides.
+    ours, theirs = set(pipeline.source.named), set(state.memberships)
+    lacking = [name for name in theirs if not pipeline.source.may_have(name)]
+    if lacking:
+        yield f"source.tables lacks {', '.join(sorted(map(str, lacking)))}"
     if theirs and ours - theirs:
         yield f"source.tables has {', '.join(sorted(map(str, ours - theirs)))} as well"
 

@@ -12,21 +12,25 @@ from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
-    from monitor.alerts.store import AlertStore
+    from monitor.alerts.store import AlertStore, Watcher
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LOOK_S: Final = 5.0
+_LOOK_MAX_MS: Final = 60_000
+"""Who hasn't looked for so long hangs: a look at servers that don't answer takes less."""
 
 
 def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show which alerts are open, which are silenced, and what is still to be delivered.
 
     It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
-    open.
+    open, and 4 when nobody on this machine looks.
     """
-    from lockstep.console import EXIT_FAILED
+    from lockstep.console import EXIT_FAILED, EXIT_UNWATCHED
 
     store, now_ms = _store(config), _now_ms()
+    watcher = store.watcher()
+    trouble = _unwatched(watcher, now_ms)
     state, silences = store.load(), store.silences(now_ms=now_ms)
     waiting = {channel: len(messages) for channel, messages in state.queues.items() if messages}
     if as_json:
@@ -35,22 +39,26 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
                 "open": [entry.to_json() for entry in state.book.values()],
                 "silenced_until_ms": silences,
                 "undelivered": waiting,
+                "watched": trouble is None,
+                "looked_ms": watcher.looked_ms,
             }
         )
     else:
+        if trouble is not None:
+            _write(trouble)
         for entry in sorted(state.book.values(), key=lambda entry: (-entry.condition.severity, entry.condition.key)):
             condition = entry.condition
             severity = condition.severity.name.lower()
             _write(f"{condition.name}/{condition.subject}: {severity} since {_time(condition.since_ms)}")
             _write(f"    {condition.sentence}")
             _write(f"    {condition.step}")
-        if not state.book:
-            _write("no alert is open")
+        if not state.book and watcher.looked_ms is not None:
+            _write("no alert is open" if trouble is None else "no alert was open then")
         for name, until_ms in silences.items():
             _write(f"{name} is silenced until {_time(until_ms)}")
         for channel, count in waiting.items():
             _write(f"{channel}: {count} messages are still to be delivered")
-    raise typer.Exit(EXIT_FAILED if state.book else 0)
+    raise typer.Exit(EXIT_UNWATCHED if trouble is not None else EXIT_FAILED if state.book else 0)
 
 
 def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
@@ -59,13 +67,13 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     Exit code 1 when one didn't take it.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
     from monitor.alerts.book import Kind, Message
     from monitor.alerts.channels import channels_of
-    from monitor.conditions import Condition, Severity
+    from monitor.alerts.conditions import Condition, Severity
 
-    loaded, now_ms = load(config), _now_ms()
+    loaded, now_ms = read(config), _now_ms()
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
     channels = channels_of(loaded.alerts)
@@ -92,19 +100,30 @@ def silence(
 ) -> None:
     """Keep alerts of a condition back for some time.
 
-    What is open when it ends is told then.
+    What is open when it ends is told then. A subject that the condition can't have is refused.
     """
+    from lockstep.alert_subjects import is_subject, subjects_of
+    from lockstep.config import load
     from lockstep.console import say
-    from monitor.conditions import NAMES
+    from monitor.alerts.conditions import NAMES
+    from monitor.alerts.store import AlertStore
 
     match = re.fullmatch(r"(\d{1,6})([smhd])", duration)
     if match is None:
         raise typer.BadParameter("must be a number and s, m, h or d: 30m, 2h", param_hint="'--for'")
-    if name.partition("/")[0] not in NAMES:
-        raise typer.BadParameter(f"no such condition: {name}; there are {', '.join(NAMES)}", param_hint="'NAME'")
-    now_ms = _now_ms()
+    condition, slash, subject = name.partition("/")
+    if condition not in NAMES:
+        raise typer.BadParameter(f"no such condition: {condition}; there are {', '.join(NAMES)}", param_hint="'NAME'")
+    now_ms, loaded = _now_ms(), load(config)
+    store = AlertStore(loaded.alerts.directory)
+    if slash and not is_subject(condition, subject, loaded):
+        # What was told, and what is silenced, may be of a sink that has been taken out of the configuration since.
+        known = {*map("/".join, store.load().book), *store.silences(now_ms=now_ms)}
+        if name not in known:
+            names = ", ".join([condition, *(f"{condition}/{each}" for each in subjects_of(loaded)[condition])])
+            raise typer.BadParameter(f"{condition} is never about {subject!r}; there are {names}", param_hint="'NAME'")
     until_ms = now_ms + int(match[1]) * _UNITS_S[match[2]] * 1000
-    _store(config).silence(name, until_ms, now_ms=now_ms)
+    store.silence(name, until_ms, now_ms=now_ms)
     say(f"{name} is silenced until {_time(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
 
 
@@ -115,7 +134,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     machine one tells.
     """
     from cdc.model.errors import LockstepError
-    from lockstep.alerts import open_attendant
+    from lockstep.attendant import open_attendant
     from lockstep.config import load
     from lockstep.console import StopOnSignals, log_to_stderr
     from monitor.collector import LagCollector
@@ -134,15 +153,27 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
             stopping.wait(_LOOK_S)
 
 
+def _unwatched(watcher: "Watcher", now_ms: int) -> str | None:
+    """Why the list isn't of now; None where somebody looks."""
+    step = "`lockstep run`, `lockstep dashboard` or `lockstep alerts watch` does"
+    if watcher.looked_ms is None:
+        return f"nobody on this machine has ever looked for alerts: {step}"
+    if not watcher.is_there:
+        return f"nobody on this machine looks for alerts since {_time(watcher.looked_ms)}: {step}"
+    if now_ms - watcher.looked_ms > _LOOK_MAX_MS:
+        return f"the process that tells of alerts hangs since {_time(watcher.looked_ms)}: its log says why"
+    return None
+
+
 def _write(line: str) -> None:
     print(visible_lines(line))  # noqa: T201  the result
 
 
 def _store(config: Path) -> "AlertStore":
-    from lockstep.config import load
+    from lockstep.config import read
     from monitor.alerts.store import AlertStore
 
-    return AlertStore(load(config).alerts.directory)
+    return AlertStore(read(config).alerts.directory)
 
 
 def _now_ms() -> int:

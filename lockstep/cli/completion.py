@@ -18,10 +18,13 @@ def sink_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def table_names(context: typer.Context, incomplete: str) -> list[str]:
-    """The captured tables whose names begin so."""
+    """The captured tables whose names begin so, of those that the file names."""
+    from cdc.model.table_pattern import is_pattern
+
     source = _document(context).get("source")
     tables = source.get("tables") if isinstance(source, dict) else ()
-    return _beginning(tables if isinstance(tables, list) else (), incomplete)
+    names = tables if isinstance(tables, list) else []
+    return _beginning([name for name in names if not (isinstance(name, str) and is_pattern(name))], incomplete)
 
 
 def server_names(incomplete: str) -> list[str]:

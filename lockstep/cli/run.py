@@ -1,5 +1,6 @@
 """Commands that run the pipeline until they are stopped: ``run``, ``capture``, ``apply`` and ``dashboard``."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -19,13 +20,19 @@ from lockstep.cli.options import (
 
 
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Run capture, all sinks and the web page, supervised."""
-    from lockstep.config import load
+    """Run capture, all sinks and the web page, supervised.
+
+    Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place.
+    """
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
+    from lockstep.dashboard_settings import TOKEN_VARIABLE
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
-    loaded = load(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    loaded = read(config)  # A wrong one is reported here, once, instead of by every process of the group.
+    if loaded.dashboard.enabled:
+        loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
     raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
 
@@ -44,20 +51,26 @@ def capture(
     from lockstep.capture.metrics import measured
     from lockstep.capture.run import capture as run_capture
     from lockstep.capture.standby import capture_in_turn
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
     from lockstep.terminal import err
     from monitor.metrics.definitions import Part
     from monitor.metrics.endpoint import open_meters
 
     log_to_stderr(config)
-    run_or_wait = capture_in_turn if standby else run_capture
-    loaded = load(config)
-    watching = observer(err)
-    with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
-        if opened is not None:
-            watching = measured(watching, opened, Path(loaded.capture.values_directory))
-        run_or_wait(loaded.as_pipeline(), stopping=StopOnSignals(), observer=watching)
+    loaded, stopping, watching = read(config), StopOnSignals(), observer(err)
+
+    def capture_measured() -> None:
+        # Whoever stands by has no figures, and the address may be that of the one at work.
+        with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
+            directory = Path(loaded.capture.values_directory)
+            counting = watching if opened is None else measured(watching, opened, directory)
+            run_capture(loaded.as_pipeline(), stopping=stopping, observer=counting)
+
+    if standby:
+        capture_in_turn(loaded.as_pipeline(), stopping=stopping, say=watching.say, capture=capture_measured)
+    else:
+        capture_measured()
 
 
 def dashboard(

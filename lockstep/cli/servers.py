@@ -1,13 +1,14 @@
 """Commands of the local servers: ``demo``, ``up``, ``down`` and ``status``."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from lockstep.cli.completion import server_names
-from lockstep.cli.options import JsonOption, print_json
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 from stack.directory import DEFAULT_DIRECTORY
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _SERVER_OF: Final = {
     "redis_url": "valkey",
 }
 """An address that ``up`` prints -> the server that is there."""
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 DirectoryOption = Annotated[Path, typer.Option("--directory", help="Where the local servers keep data and logs.")]
 
@@ -52,24 +55,57 @@ def demo(
 
 def up(
     server: Annotated[
-        list[str] | None, typer.Argument(help="Only these servers; default all.", autocompletion=server_names)
+        list[str] | None,
+        typer.Argument(
+            help="Only these servers; default all, without the source where the configuration has another one.",
+            autocompletion=server_names,
+        ),
     ] = None,
     directory: DirectoryOption = DEFAULT_DIRECTORY,
+    config: ConfigOption = DEFAULT_CONFIG,
 ) -> None:
     """Start the local servers.
 
     They are postgres (the source), warehouse (another PostgreSQL), kafka, opensearch and valkey. Those that run already
-    stay as they are.
+    stay as they are. Where source.dsn of the configuration leads to another server, postgres isn't started unless it is
+    named.
     """
     from dataclasses import asdict
 
     from lockstep.console import say
-    from stack.stack import Stack
+    from stack.stack import NAMES, Stack
 
-    endpoints = Stack(directory).up(server or None, report=lambda name, what: say(f"{name}: {what}"))
+    stack = Stack(directory)
+    wanted = server or list(NAMES)
+    if not server and _has_other_source(config, stack.endpoints().source_dsn if stack.exists else None):
+        wanted.remove("postgres")
+        say(f"postgres: not started, since source.dsn of {config} leads to another server; `lockstep up postgres` does")
+    endpoints = stack.up(wanted, report=lambda name, what: say(f"{name}: {what}"))
     for name, value in asdict(endpoints).items():
-        if not server or _SERVER_OF[name] in server:
+        if _SERVER_OF[name] in wanted:
             print(f"{name} = {value}")  # noqa: T201  the result
+
+
+def _has_other_source(config: Path, local: str | None) -> bool:
+    """Whether a configuration is there whose source isn't the local one, which is at ``local`` if it ever was up.
+
+    A file that can't be read says nothing: the commands that need it tell what is wrong.
+    """
+    from cdc.model.errors import ConfigurationError
+    from cdc.postgres.dsn import parse_dsn
+    from lockstep.config import read
+
+    try:
+        captured = parse_dsn(read(config).source.dsn)
+    except ConfigurationError:
+        return False
+    return local is None or _place(captured) != _place(parse_dsn(local))
+
+
+def _place(parts: Mapping[str, object]) -> tuple[str, str]:
+    """Host and port of a connection string's parts; without them libpq asks its environment, as the source's does."""
+    host = str(parts.get("host") or parts.get("hostaddr") or os.environ.get("PGHOST", ""))
+    return "127.0.0.1" if host in _LOOPBACK else host, str(parts.get("port") or os.environ.get("PGPORT", "5432"))
 
 
 def down(directory: DirectoryOption = DEFAULT_DIRECTORY) -> None:
@@ -112,7 +148,7 @@ def _print_status(servers: "Sequence[ServerStatus]") -> None:
     from rich.table import Table
 
     from lockstep.terminal import out
-    from monitor.table import readable_bytes
+    from monitor.units import readable_bytes
 
     table = Table()
     for heading in ("server", "state", "address", "version", "pid", "memory"):

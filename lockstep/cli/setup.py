@@ -33,12 +33,12 @@ def doctor(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -
 
     Prints every finding with the exact SQL or setting that mends it. Exit code 1 when something would fail.
     """
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.doctor.display import findings_json, findings_text
     from lockstep.doctor.examine import examine, is_healthy
     from lockstep.terminal import out
 
-    findings = examine(load(config))
+    findings = examine(read(config))
     if as_json:
         print_json(findings_json(findings))
     else:

@@ -13,6 +13,7 @@ import orjson
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
+from lockstep.dashboard_settings import DEFAULT_LISTEN
 from monitor.waits import Waits
 
 _PATH: Final = "/api/wait"
@@ -29,7 +30,7 @@ class Client:
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigurationError("the address of the server looks like http://127.0.0.1:8080")
+            raise ConfigurationError(f"the address of the server looks like http://{DEFAULT_LISTEN}")
         self._host, self._path = parts.hostname, parts.path.rstrip("/") + _PATH
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls: ssl.SSLContext | None = None

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from lockstep.dashboard_settings import TOKEN_VARIABLE
+
 BODY_MAX: Final = 16 * 1024
 """Bytes of a request's body."""
 
@@ -23,6 +25,12 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 """Whoever starts and stops processes asks these without a token. They hold no names."""
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+_TOKEN_HEADER: Final = "x-lockstep-token"  # noqa: S105  the name of a header, not a token
+_BASIC: Final = b'Basic realm="Lockstep", charset="UTF-8"'
+_BEARER: Final = b'Bearer realm="Lockstep"'
+_BY_PROXIES: Final = frozenset({"forwarded", "via", "x-real-ip"})
+_SET_TOKEN: Final = f"set {TOKEN_VARIABLE} where the server runs"
 
 _HEADERS: Final = (
     (b"content-security-policy", b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"),
@@ -46,7 +54,6 @@ class Refused:
 class Access:
     """Decides by a request's headers alone. ``token`` is None where the server listens on loopback and has none."""
 
-    is_loopback: bool
     token: str | None
     host: str = "127.0.0.1"
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -55,11 +62,15 @@ class Access:
         """Why the request isn't answered; None where it is. ``headers`` are by names in lower case."""
         if path in PROBES:
             return None
-        if self.is_loopback and _host_name(headers.get("host", "")) not in {*_LOCAL_NAMES, self.host}:
-            return Refused(403, "The server doesn't go by that name: ask it as localhost.")
+        if self.token is None:
+            # Nothing else keeps others out: neither a name that is bound anew, nor a proxy for another machine.
+            if _host_name(headers.get("host", "")) not in {*_LOCAL_NAMES, self.host}:
+                return Refused(403, "The server doesn't go by that name: ask it as localhost.")
+            if any(name in _BY_PROXIES or name.startswith("x-forwarded-") for name in headers):
+                return Refused(403, f"A proxy has passed this on, and there is no token: {_SET_TOKEN}.")
         is_known = self._has_token(headers) or self._has_session(headers)
         if self.token is not None and not is_known:
-            return Refused(401, "This needs the token that LOCKSTEP_DASHBOARD_TOKEN holds where the server runs.")
+            return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
         if path.startswith(("/api/actions/", "/api/key")) and not is_known:
             return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
         if method not in ("GET", "HEAD"):
@@ -77,7 +88,7 @@ class Access:
         if self.token is None:
             return False
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        given = headers.get("x-lockstep-token", "")
+        given = headers.get(_TOKEN_HEADER, "")
         if scheme.lower() == "bearer":
             given = credentials.strip()
         elif scheme.lower() == "basic":
@@ -136,7 +147,9 @@ class Guard:
         body = orjson.dumps({"message": refused.message})
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if refused.status == 401 and self._access.token is not None:
-            answer.append((b"www-authenticate", b'Basic realm="Lockstep", charset="UTF-8"'))
+            # The page asks for the token itself where it sends one. A browser would put a dialog of its own before it.
+            is_asked_by_page = _TOKEN_HEADER in headers
+            answer.append((b"www-authenticate", _BEARER if is_asked_by_page else _BASIC))
         await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
         await send_guarded({"type": "http.response.body", "body": body})
 

@@ -5,9 +5,7 @@ A command that takes longer goes on beside the page, and ends with the dashboard
 
 import collections
 import logging
-import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from cdc.model.errors import ConfigurationError, LockstepError
-from lockstep.config import Config
-from lockstep.console import SUPERVISOR_VARIABLE
-from lockstep.dashboard.documents import verify_run
+from cdc.model.errors import LockstepError
+from lockstep.console import start_command
+from lockstep.dashboard.documents import told_of, verify_run
 from lockstep.dashboard.model import Done, VerifyRun
 from lockstep.dashboard.sampler import Log, now_ms
 
@@ -39,7 +36,11 @@ _OUTPUT_MAX: Final = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A command with its arguments. ``name`` and ``subject`` are what the log calls it."""
+    """A command with its arguments. ``name`` and ``subject`` are what the log calls it.
+
+    Arguments are our own words and names that the configuration knows, or stand behind a ``=``: none is an option that
+    nobody meant.
+    """
 
     name: str
     subject: str
@@ -49,38 +50,15 @@ class Action:
 class Actions:
     """Runs commands, and remembers what was asked for and how it ended."""
 
-    def __init__(self, path: Path, log: Log, *, known: Config) -> None:
+    def __init__(self, path: Path, log: Log) -> None:
         """``path`` is the configuration file that the commands get."""
         self._path = path
         self._log = log
-        self._known = known
         self._lock = threading.Lock()
         self._running: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._verified: collections.deque[VerifyRun] = collections.deque(maxlen=_VERIFY_RUNS)
         # The kernel ends a child with the thread that started it: this one lives as long as we do.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="starter")
-
-    def table(self, name: str) -> str:
-        """A captured table's name. Raises ConfigurationError for any other: nothing else gets into a command."""
-        if name not in map(str, self._known.source.table_names):
-            raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
-        return name
-
-    def sink(self, name: str) -> str:
-        """A sink's name. Raises ConfigurationError for any other."""
-        if name not in self._known.sinks:
-            raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")
-        return name
-
-    def sinks_of(self, table: str) -> list[str]:
-        """The sinks that have a table. Raises ConfigurationError where none has."""
-        name = self.table(table)
-        having = [
-            sink for sink, of in self._known.sinks.items() if name in map(str, self._known.sink_tables(of))
-        ]  # fmt: skip
-        if not having:
-            raise ConfigurationError("no sink has this table")
-        return having
 
     def run(self, action: Action, *, asked_by: str) -> Done:
         """Have it done, and say how it ended, or after some time that it goes on.
@@ -115,6 +93,11 @@ class Actions:
         waiter = threading.Thread(target=self._wait, args=(key, action, process, output, errors, on_end), daemon=True)
         waiter.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a command runs."""
+        return bool(self._running)
+
     def verified(self) -> tuple[VerifyRun, ...]:
         """Comparisons that have ended, newest first."""
         return tuple(self._verified)
@@ -131,14 +114,7 @@ class Actions:
         self._starter.shutdown(wait=False)
 
     def _spawn(self, action: Action, output: IO[bytes], errors: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lockstep", *action.arguments, "--config", str(self._path)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env={**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())},
-            start_new_session=True,
-        )
+        return start_command(*action.arguments, config=self._path, stdout=output, stderr=errors)
 
     def _wait(
         self,
@@ -156,7 +132,7 @@ class Actions:
         if action.name == "verify":
             run = verify_run(action.arguments[1], said, finished_ms=now_ms(), seconds=time.monotonic() - began)
             self._verified.appendleft(run)
-            text = {"equal": "Every row is equal.", "differs": f"{run.differing} rows differ."}.get(run.state, text)
+            text = told_of(run) or text
         done = Done(ok=code == 0, message=text)
         with self._lock:
             del self._running[key]

@@ -32,17 +32,24 @@ from lockstep.dashboard.model import (
     Tables,
     TableState,
     TopicsState,
+    Verified,
     VerifyRun,
+    VerifyRuns,
 )
+from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
+from monitor.steps import rebuild_step
+from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
 APPLIED: Final = "applied: "
-_IN_KAFKA: Final = "in Kafka"
-_NOT_WELL: Final = frozenset({"stopped", "stalled", "silent", "absent", "paused", "unanswered", "lost"})
+STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "unanswered"})
+"""States of what doesn't go on, and nobody has wanted it so."""
+
+_NOT_WELL: Final = STANDS_STILL | {"paused"}
+_MOVES: Final = ("current", "behind")
 _DOCTOR: Final = "`lockstep doctor` looks at every server and says what to do"
-_START: Final = "`lockstep run` or `lockstep apply` starts it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +79,25 @@ class Rates:
 
 
 def pipeline_state(
-    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, running_copies: int = 0
+    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, open_alerts: int = 0
 ) -> PipelineState:
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
+    in_kafka = stages.get(IN_KAFKA, {})
+    slot = {} if lag.get("silent_servers") else lag  # its figures are those of the last look that got through
     source = SourceState(
         server=subject.server,
         database=subject.database,
         slot=subject.slot,
-        wal_status=lag.get("wal_status"),
-        wal_end=stages.get("WAL end", {}).get("lsn"),
-        confirmed_lsn=stages.get(_IN_KAFKA, {}).get("lsn"),
-        retained_bytes=lag.get("retained_bytes"),
-        safe_wal_bytes=lag.get("safe_wal_bytes"),
-        wal_bytes_per_s=lag.get("wal_bytes_per_s"),
-        minutes_until_full=lag.get("minutes_until_full"),
+        wal_status=slot.get("wal_status"),
+        wal_end=stages.get(WAL_END, {}).get("lsn"),
+        confirmed_lsn=in_kafka.get("lsn"),
+        retained_bytes=slot.get("retained_bytes"),
+        safe_wal_bytes=slot.get("safe_wal_bytes"),
+        wal_bytes_per_s=slot.get("wal_bytes_per_s"),
+        minutes_until_full=slot.get("minutes_until_full"),
     )
-    capture = _capture(stages.get(_IN_KAFKA, {}), lag, rates)
+    capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates)
     sinks = tuple(_sink(stage, lag, subject, rates) for stage in stages.values() if "sink" in stage)
     return PipelineState(
         pipeline=subject.pipeline,
@@ -99,56 +108,36 @@ def pipeline_state(
         topics=TopicsState(count=subject.topics, events_per_s=rates.published),
         sinks=sinks,
         problems=tuple(_problems(lag, capture, sinks, trouble)),
-        running_copies=running_copies,
+        open_alerts=open_alerts,
     )
 
 
-def _judged(stage: Known) -> str | None:
-    """The stage's state. None where no look has judged it: one that is unknown after a look has a reason."""
-    state: str | None = stage.get("state")
-    return None if state == "unknown" and stage.get("reason") is None else state
-
-
-def _capture(stage: Known, lag: Known, rates: Rates) -> CaptureState:
-    state, reason, step = _judged(stage), stage.get("reason"), stage.get("hint")
-    if lag.get("broken"):
-        state, reason, step = "stopped", " ".join(lag["broken"]), _DOCTOR
-    elif stage and lag.get("slot_active") is False and state in (None, "current", "behind"):
-        state, reason, step = "absent", "no capture reads the slot", "`lockstep run` or `lockstep capture` starts it"
-    elif stage and state is None:
-        state = "behind" if stage["bytes_behind"] else "current"
+def _capture(received: Known, in_kafka: Known, rates: Rates) -> CaptureState:
+    """What it has published, and the state of both of its stages: of the first one where that doesn't move."""
+    judged = in_kafka if received.get("state") in _MOVES else received
     return CaptureState(
-        state=state or "unknown",
-        since_ms=stage.get("since_ms"),
-        reason=reason,
-        next_step=step,
-        lsn=stage.get("lsn"),
-        seconds_behind=stage.get("seconds_behind"),
-        bytes_behind=stage.get("bytes_behind"),
+        state=judged.get("state") or "unknown",
+        since_ms=judged.get("since_ms"),
+        reason=judged.get("reason"),
+        next_step=judged.get("hint"),
+        lsn=in_kafka.get("lsn"),
+        seconds_behind=in_kafka.get("seconds_behind"),
+        bytes_behind=in_kafka.get("bytes_behind"),
         events_per_s=rates.published,
     )
 
 
 def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState:
     label = stage["stage"].removeprefix(APPLIED)
-    job = stage.get("job") or {}
-    state = _judged(stage) or job.get("state") or "unknown"
-    reason, step = stage.get("reason") or job.get("reason"), stage.get("hint") or job.get("hint")
-    if state == "running":
-        state = "behind" if stage["events_behind"] else "current"
-    if state in ("absent", "silent") and reason is None:
-        reason, step = ("no job applies to it" if state == "absent" else "its job ended without a word"), _START
-    if stage["sink"] in lag.get("unanswered", {}):
-        state, reason, step = "unanswered", lag["unanswered"][stage["sink"]], _DOCTOR
     return SinkState(
         name=stage["sink"],
         kind=subject.kinds.get(stage["sink"], ""),
         generation=stage["generation"],
         live=stage["live"],
-        state=state,
-        since_ms=stage.get("since_ms") or job.get("since_ms"),
-        reason=reason,
-        next_step=step,
+        state="unanswered" if stage["sink"] in lag.get("unanswered", {}) else stage["state"],
+        since_ms=stage["since_ms"],
+        reason=stage["reason"],
+        next_step=stage["hint"],
         lsn=stage["lsn"],
         seconds_behind=stage["seconds_behind"],
         bytes_behind=stage["bytes_behind"],
@@ -180,7 +169,7 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
             yield Problem(where=name, state="unanswered", reason=why, next_step=_DOCTOR)
     for label, names in lag.get("rebuild_needed", {}).items():
         why = f"the configuration has changed since it was built: {', '.join(names)}"
-        yield Problem(where=label, state="outdated", reason=why, next_step=f"`lockstep rebuild {label.split()[0]}`")
+        yield Problem(where=label, state="outdated", reason=why, next_step=rebuild_step(label))
     for label, count in lag.get("open_rejections", {}).items():
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"
@@ -347,6 +336,10 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
     return Rejections(reasons=tuple(sorted(reasons, key=lambda one: -one.count)))
 
 
+def _is_left_out(table: Known) -> bool:
+    return bool(table["not_compared"])
+
+
 def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) -> VerifyRun:
     """A run of ``lockstep verify --json`` that has ended, from what it printed."""
     try:
@@ -354,12 +347,41 @@ def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) ->
         listed = report["tables"]
         return VerifyRun(
             sink=sink,
-            state="equal" if report["equal"] else "differs",
+            state=report["outcome"],
             finished_ms=finished_ms,
             rows=sum(table["rows"]["sink"] or 0 for table in listed),
             differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
-            verified_through=report["lsn"] if report["equal"] else None,
+            verified_through=report["lsn"] if report["outcome"] == VerifyOutcome.EQUAL else None,
             seconds=seconds,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return VerifyRun(sink=sink, state="failed", finished_ms=finished_ms, seconds=seconds)
+        return VerifyRun(sink=sink, state=VerifyOutcome.FAILED.value, finished_ms=finished_ms, seconds=seconds)
+
+
+def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
+    """The comparison that each sink keeps as its last one, and those that were asked for here."""
+    kept = tuple(
+        Verified(
+            sink=label,
+            state=one["outcome"],
+            ended_ms=one["ended_ms"],
+            differing=one["differing"],
+            error=one["error"],
+            verified_through=one["verified_through"],
+            verified_through_ms=one["verified_through_ms"],
+        )
+        for label, one in lag.get("verified", {}).items()
+    )
+    return VerifyRuns(sinks=kept, runs=tuple(runs))
+
+
+def told_of(run: VerifyRun) -> str | None:
+    """What is said of a comparison that has ended; None of one that failed, which has said why itself."""
+    match run.state:
+        case VerifyOutcome.EQUAL:
+            return "Every row is equal."
+        case VerifyOutcome.DIFFERENT:
+            return f"{run.differing} rows differ."
+        case VerifyOutcome.INCOMPLETE:
+            return f"Nothing differs, and not everything was compared: `lockstep verify {run.sink}` says why."
+    return None

@@ -58,7 +58,7 @@ class StageDocument(Document):
 
 
 class CaptureState(StageDocument):
-    """What capture has published: the stage ``in Kafka``."""
+    """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives."""
 
 
 class SinkState(StageDocument):
@@ -77,7 +77,6 @@ class TopicsState(Document):
 
     count: int
     events_per_s: float | None = None
-    bytes: int | None = None
 
 
 class Problem(Document):
@@ -91,7 +90,7 @@ class Problem(Document):
 
 
 class PipelineState(Document):
-    """All that the first screen shows. It is sent again with each sample."""
+    """All that the first screen shows. It is sent again with each sample. ``open_alerts`` are those before it."""
 
     pipeline: str
     version: str
@@ -101,8 +100,7 @@ class PipelineState(Document):
     topics: TopicsState
     sinks: tuple[SinkState, ...]
     problems: tuple[Problem, ...]
-    open_alerts: int = 0
-    running_copies: int = 0
+    open_alerts: int
 
 
 # What is asked for by one screen.
@@ -133,8 +131,6 @@ class TableState(Document):
     key: tuple[str, ...]
     partitions: int | None = None
     events_per_s: float | None = None
-    topic_bytes: int | None = None
-    last_event_ms: int | None = None
     schema_id: int | None = None
 
 
@@ -161,26 +157,12 @@ class Schemas(Document):
 
 
 class GenerationState(Document):
-    """A build of a sink's data. ``rows`` is null: no store counts them cheaply."""
+    """A build of a sink's data."""
 
     generation: int
     live: bool
     state: str
     lsn: str | None = None
-    rows: int | None = None
-
-
-class BatchState(Document):
-    """A batch of a sink's job, and where its time went."""
-
-    batch: int
-    finished_ms: int
-    from_lsn: str | None = None
-    to_lsn: str | None = None
-    events: int | None = None
-    read_ms: int | None = None
-    write_ms: int | None = None
-    commit_ms: int | None = None
 
 
 class SinkDetail(Document):
@@ -189,7 +171,6 @@ class SinkDetail(Document):
     name: str
     lag: tuple[tuple[int, float | None], ...]
     generations: tuple[GenerationState, ...]
-    batches: tuple[BatchState, ...] = ()
 
 
 class CopyState(Document):
@@ -288,7 +269,7 @@ class Rejections(Document):
 
 
 class VerifyRun(Document):
-    """A comparison of a sink with the source. ``state`` is equal, differs or failed."""
+    """A comparison of a sink with the source. ``state`` is equal, different, incomplete or failed."""
 
     sink: str
     state: str
@@ -299,9 +280,22 @@ class VerifyRun(Document):
     seconds: float | None = None
 
 
-class VerifyRuns(Document):
-    """The comparisons that the page was asked for since its server started, newest first."""
+class Verified(Document):
+    """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there."""
 
+    sink: str
+    state: str
+    ended_ms: int
+    differing: int
+    error: str | None = None
+    verified_through: str | None = None
+    verified_through_ms: int | None = None
+
+
+class VerifyRuns(Document):
+    """What each sink keeps of its last comparison, and those asked for here since the server started, newest first."""
+
+    sinks: tuple[Verified, ...]
     runs: tuple[VerifyRun, ...]
 
 
@@ -399,7 +393,7 @@ class Done(Document):
 
 
 class Health(Document):
-    """Whether the pipeline is looked at, and nothing of it has stopped."""
+    """Whether the pipeline is looked at, and every part of it goes on."""
 
     ready: bool
     message: str

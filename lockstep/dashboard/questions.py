@@ -1,12 +1,11 @@
 """What takes longer than a look: asked when a page shows it, at most once in a while however many pages do."""
 
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import orjson
 
@@ -18,11 +17,14 @@ from cdc.model.table import TableName
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
 from lockstep.config import Config
+from lockstep.console import start_command
 from lockstep.dashboard import documents
 from lockstep.dashboard.model import Copies, Findings, PipelineState, Rejections, Schemas, SinkDetail, Tables
 from lockstep.dashboard.sampler import Sampler, now_ms
-from lockstep.rejections.book import RejectionBook
 from monitor.copies import CopyReport, CopyStatusCollector
+
+if TYPE_CHECKING:
+    from lockstep.rejections.book import RejectionBook
 
 T = TypeVar("T")
 
@@ -87,17 +89,28 @@ class Questions:
         return documents.schemas(self.table(text), self._shapes())
 
     def table(self, text: str) -> TableName:
-        """The name of a captured table. Raises ConfigurationError for any other."""
+        """The name of a captured table. Raises ConfigurationError for any other: nothing else gets into a command."""
         name = next((name for name in self._config.source.table_names if str(name) == text), None)
         if name is None:
             raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
         return name
 
-    def sink(self, name: str) -> SinkDetail:
-        """One sink. Raises ConfigurationError where there is none of that name."""
+    def sink(self, name: str) -> str:
+        """The name of a sink. Raises ConfigurationError for any other."""
         if name not in self._config.sinks:
             raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")
-        return documents.sink_detail(name, self.state(), self._sampler.last_hour(name))
+        return name
+
+    def sinks_of(self, table: TableName) -> list[str]:
+        """The sinks that have a captured table. Raises ConfigurationError where none has."""
+        having = [name for name, settings in self._config.sinks.items() if table in self._config.sink_tables(settings)]
+        if not having:
+            raise ConfigurationError("no sink has this table")
+        return having
+
+    def sink_detail(self, name: str) -> SinkDetail:
+        """One sink. Raises ConfigurationError where there is none of that name."""
+        return documents.sink_detail(self.sink(name), self.state(), self._sampler.last_hour(name))
 
     def copies(self) -> Copies:
         """Copies of tables and builds of generations."""
@@ -125,17 +138,22 @@ class Questions:
 
     def _ask_findings(self) -> Findings:
         """By a process of its own: what doctor needs would stay in our memory."""
-        command = [sys.executable, "-m", "lockstep", "doctor", "--json", "--config", str(self._path)]
+        pipe = subprocess.PIPE
+        with start_command("doctor", "--json", config=self._path, stdout=pipe, stderr=pipe) as doctor:
+            try:
+                output, errors = doctor.communicate(timeout=_DOCTOR_S)
+            except subprocess.TimeoutExpired:
+                doctor.kill()
+                raise Unavailable(f"doctor hasn't answered for {_DOCTOR_S:.0f} s") from None
         try:
-            ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DOCTOR_S, check=False)
-            return documents.findings(orjson.loads(ran.stdout), checked_ms=now_ms())
-        except subprocess.TimeoutExpired:
-            raise Unavailable(f"doctor hasn't answered for {_DOCTOR_S:.0f} s") from None
+            return documents.findings(orjson.loads(output), checked_ms=now_ms())
         except orjson.JSONDecodeError:
-            said = ran.stderr.decode(errors="replace").strip()[-500:]
+            said = errors.decode(errors="replace").strip()[-500:]
             raise LockstepError(f"doctor couldn't look: {said}", hint="run `lockstep doctor`") from None
 
     def _ask_rejections(self) -> list[DeadLetter]:
         if self._book is None:
+            from lockstep.rejections.book import RejectionBook  # takes memory, and few ask
+
             self._book = RejectionBook(self._config)
         return self._book.read(None)[0]

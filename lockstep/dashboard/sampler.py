@@ -7,13 +7,12 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
-from lockstep.config import Config, load
+from lockstep.config import Config
 from lockstep.dashboard.documents import APPLIED, Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
@@ -56,30 +55,41 @@ class Sampler:
     ``report`` is what it was made from; None where that look failed.
     """
 
-    def __init__(self, config: Config, subject: Subject, log: Log, *, path: Path | None = None) -> None:
-        """Nothing is looked at before ``start``. ``path`` is the file of the configuration, which may change."""
+    def __init__(
+        self, config: Config, subject: Subject, log: Log, *, open_alerts: Callable[[], int] = lambda: 0
+    ) -> None:
+        """Nothing is looked at before ``start``. ``open_alerts`` counts them."""
         self._config = config
-        self._path = path
-        self._written_ns = self._file_time_ns()
         self._subject = subject
         self._log = log
+        self._open_alerts = open_alerts
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
+        self._opened: tuple[LagCollector, TopicAdmin] | None = None
         self._points: dict[str, collections.deque[tuple[int, float | None]]] = {}
         self._pointed_s = 0.0
         self._looks: collections.deque[tuple[float, Ends, Mapping[str, int | None]]] = collections.deque(maxlen=_LOOKS)
         self._on_state: Callable[[PipelineState], object] = lambda _: None
         self._watcher: Watcher = lambda _: None
+        self._on_failure: Callable[[], object] = lambda: None
+        self._has_watcher_failed = False
         self.report: LagReport | None = None
         self.state: PipelineState | None = None
         self.lag: dict[str, Any] = {}
         self.rates = Rates()
 
     def start(
-        self, on_state: Callable[[PipelineState], object] = lambda _: None, watcher: Watcher = lambda _: None
+        self,
+        on_state: Callable[[PipelineState], object],
+        watcher: Watcher,
+        on_failure: Callable[[], object],
     ) -> None:
-        """Begin to look. Both are called after each look, in the thread. A watcher that fails is logged."""
-        self._on_state, self._watcher = on_state, watcher
+        """Begin to look. The first two are called after each look, in the thread.
+
+        A watcher that fails is named in the log, and called again. ``on_failure`` is called where the thread ends by a
+        bug: nothing would be looked at any more.
+        """
+        self._on_state, self._watcher, self._on_failure = on_state, watcher, on_failure
         self._thread.start()
 
     def stop(self, *, wait_s: float = 0.3) -> None:
@@ -89,10 +99,10 @@ class Sampler:
 
     def look_once(self) -> PipelineState:
         """One look, instead of ``start``. What needs two, such as a rate, isn't known then."""
-        with LagCollector(self._config.as_pipeline(), self._config.sinks) as collector:
-            self._look(collector, TopicAdmin(self._config.kafka.client()))
-        assert self.state is not None
-        return self.state
+        try:
+            return self._look()
+        finally:
+            self._close()
 
     def last_hour(self, sink: str) -> tuple[tuple[int, float | None], ...]:
         """(seconds since 1970, seconds behind) of a sink's live generation; None where it wasn't known."""
@@ -111,39 +121,35 @@ class Sampler:
         }
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            with LagCollector(self._config.as_pipeline(), self._config.sinks) as collector:
-                cluster = TopicAdmin(self._config.kafka.client())
-                while not self._stopping.is_set() and not self._has_other_configuration():
-                    began = time.monotonic()
-                    self._look(collector, cluster)
-                    self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
-
-    def _has_other_configuration(self) -> bool:
-        """Whether the file was changed, and is taken up: what a rebuild has built is compared with today's settings."""
-        written_ns = self._file_time_ns()
-        if self._path is None or written_ns == self._written_ns:
-            return False
-        self._written_ns = written_ns
         try:
-            self._config = load(self._path)
-        except LockstepError:  # it is being written, or wrong: who starts the next process is told
-            return False
-        self._looks.clear()
-        self._log.add("state", "the configuration has changed")
-        return True
+            while not self._stopping.is_set():
+                began = time.monotonic()
+                self._look()
+                self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
+        except Exception:
+            logger.exception("a bug has ended the thread that looks at the pipeline")
+            self._on_failure()
+        finally:
+            self._close()
 
-    def _file_time_ns(self) -> int | None:
-        try:
-            return None if self._path is None else self._path.stat().st_mtime_ns
-        except OSError:
-            return None
+    def _open(self) -> tuple[LagCollector, TopicAdmin]:
+        """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""
+        if self._opened is None:
+            cluster = TopicAdmin(self._config.kafka.client())
+            self._opened = LagCollector(self._config.as_pipeline(), self._config.sinks), cluster
+        return self._opened
 
-    def _look(self, collector: LagCollector, cluster: TopicAdmin) -> None:
+    def _close(self) -> None:
+        if self._opened is not None:
+            self._opened[0].close()
+            self._opened = None
+
+    def _look(self) -> PipelineState:
         trouble: str | None = None
         report: LagReport | None = None
         seen: LagReport | LockstepError | None = None
         try:
+            collector, cluster = self._open()
             seen = report = collector.collect()
             self._measure(cluster, report)
         except LockstepError as error:
@@ -153,25 +159,50 @@ class Sampler:
             # A bug of ours or of a client library must not end the page: it says so, and the next look tries again.
             logger.exception("the pipeline couldn't be looked at")
             trouble = "the dashboard failed to look at the pipeline, and its log says why"
+            seen = seen or LockstepError(trouble)
         self.report = report
         self.lag = {} if report is None else report.to_json()
-        if report is None:
-            self._looks.clear()
-            self.rates = Rates()
-        state = pipeline_state(self._subject, self.lag, self.rates, sampled_ms=now_ms(), trouble=trouble)
-        self._note_changes(self.state, state)
+        if trouble is not None:
+            self._forget_rates()
+        state = pipeline_state(
+            self._subject,
+            self.lag,
+            self.rates,
+            sampled_ms=now_ms(),
+            trouble=trouble,
+            open_alerts=self._open_alerts(),
+        )
+        for change in changes(self.state, state):
+            self._log.add("state", change)
         self.state = state
         self._keep_point(state)
         self._on_state(state)
-        if seen is None:
-            return
+        self._tell_watcher(seen)
+        return state
+
+    def _tell_watcher(self, seen: LagReport | LockstepError) -> None:
+        has_failed = False
         try:
             self._watcher(seen)
-        except Exception:
-            logger.exception("what watches the pipeline has failed, and is called again at the next look")
+        except Exception as error:
+            has_failed = True
+            if not self._has_watcher_failed:
+                logger.exception("what tells of alerts has failed, and is called again at each look")
+                why = error.message if isinstance(error, LockstepError) else "the server's log says why"
+                self._log.add("alert", f"what tells of alerts and compares sinks fails: {why}")
+        if self._has_watcher_failed and not has_failed:
+            self._log.add("alert", "what tells of alerts and compares sinks works again")
+        self._has_watcher_failed = has_failed
+
+    def _forget_rates(self) -> None:
+        self._looks.clear()
+        self.rates = Rates()
 
     def _measure(self, cluster: TopicAdmin, report: LagReport) -> None:
         """Of topics by their ends; of a sink by how much less it is behind than they have grown."""
+        if "kafka" in report.silent_servers:
+            self._forget_rates()
+            return
         now = time.monotonic()
         if self._looks and now - self._looks[-1][0] < _ENDS_EVERY_S:
             return
@@ -197,20 +228,6 @@ class Sampler:
             if stage.sink is not None
         }
 
-    def _note_changes(self, before: PipelineState | None, after: PipelineState) -> None:
-        known = {} if before is None else {problem.where: problem.state for problem in before.problems}
-        for problem in after.problems:
-            if known.get(problem.where) != problem.state:
-                self._log.add("state", f"{problem.where} is {problem.state}: {problem.reason}")
-        for where in known.keys() - {problem.where for problem in after.problems}:
-            self._log.add("state", f"{where} is well again")
-        if before is None:
-            return
-        generations = {label_of(sink) for sink in before.sinks}
-        for sink in after.sinks:
-            if label_of(sink) not in generations:
-                self._log.add("state", f"generation {sink.generation} of {sink.name} is new here")
-
     def _keep_point(self, state: PipelineState) -> None:
         now_s = state.sampled_ms / 1000
         if now_s - self._pointed_s < _POINT_EVERY_S:
@@ -220,6 +237,26 @@ class Sampler:
         for name in self._config.sinks:
             points = self._points.setdefault(name, collections.deque(maxlen=_POINTS))
             points.append((int(now_s), behind.get(name)))
+
+
+def changes(before: PipelineState | None, after: PipelineState) -> Iterator[str]:
+    """What is different since the look before, a sentence each. Pure."""
+    known = set() if before is None else {(problem.where, problem.state) for problem in before.problems}
+    open_now = {(problem.where, problem.state): problem for problem in after.problems}
+    for key, problem in open_now.items():
+        if key not in known:
+            yield f"{problem.where} is {problem.state}: {problem.reason}"
+    still = {problem.where for problem in after.problems}
+    for where, state in sorted(known - open_now.keys()):
+        if where in still:
+            yield f"{where} isn't {state} any more"
+    for where in sorted({where for where, _ in known} - still):
+        yield f"{where} is well again"
+    if before is not None:
+        generations = {label_of(sink) for sink in before.sinks}
+        for sink in after.sinks:
+            if label_of(sink) not in generations:
+                yield f"generation {sink.generation} of {sink.name} is new here"
 
 
 def rates_of(

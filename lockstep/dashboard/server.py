@@ -5,9 +5,11 @@ import contextlib
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from enum import Enum, auto
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
@@ -25,18 +27,19 @@ from starlette.exceptions import HTTPException
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
-from lockstep.alerts import Attendant, open_attendant
-from lockstep.config import Config
+from lockstep.attendant import Attendant, open_attendant
+from lockstep.config import Config, load
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
-from lockstep.dashboard.documents import Subject
-from lockstep.dashboard.follow_key import follow_key
+from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
-from lockstep.dashboard_settings import TOKEN_VARIABLE
+from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
+from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
+from monitor.metrics.meters import Gauges
 from monitor.metrics.pipeline import gauges_of
 from monitor.waits import Waits
 
@@ -47,6 +50,7 @@ STREAMS_MAX: Final = 200
 _FRESH_S: Final = 15.0
 """A look may wait for a server that hangs. After so long without one, nobody knows how the pipeline is."""
 
+_FILE_EVERY_S: Final = 1.0
 _TAIL_QUEUE: Final = 500
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     code: {"model": model.Refusal, "description": what}
@@ -67,6 +71,13 @@ _METRICS: Final[dict[int | str, dict[str, Any]]] = {
 _EVENTS: Final[dict[int | str, dict[str, Any]]] = {
     200: {"description": "Server-sent events.", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
 }
+
+
+class Ending(Enum):
+    """Why a server ends by itself. ``CHANGED``: its configuration has, and all of its parts are to be made anew."""
+
+    FAILED = auto()
+    CHANGED = auto()
 
 
 class EventStreams:
@@ -90,6 +101,12 @@ class EventStreams:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._set, text)
+
+    def close_soon(self) -> None:
+        """The same as ``close``, called in any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.close)
 
     def close(self) -> None:
         """End every stream. Called in the loop."""
@@ -140,21 +157,28 @@ def look_once(config: Config) -> model.PipelineState:
     return Sampler(config, subject_of(config), Log()).look_once()
 
 
-def dashboard_app(config: Config, path: Path, access: Access, streams: EventStreams) -> Guard:
-    """The application, behind what guards it. It looks at the pipeline while it is served."""
+def dashboard_app(
+    config: Config, path: Path, access: Access, streams: EventStreams, end: Callable[[Ending], object]
+) -> Guard:
+    """The application, behind what guards it. It looks at the pipeline while it is served.
+
+    ``end`` is called in any thread where the process has to end.
+    """
     log = Log()
-    sampler = Sampler(config, subject_of(config), log, path=path)
-    questions = Questions(config, path, sampler)
-    running = Actions(path, log, known=config)
-    waits = Waits(config.as_pipeline(), config.sinks)
     closing = contextlib.ExitStack()
     attendant = closing.enter_context(open_attendant(config, path))
+    sampler = Sampler(config, subject_of(config), log, open_alerts=lambda: len(attendant.open))
+    questions = Questions(config, path, sampler)
+    running = Actions(path, log)
+    waits = Waits(config.as_pipeline(), config.sinks)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.open()
-        sampler.start(streams.publish, attendant.look)
+        sampler.start(streams.publish, attendant.look, lambda: end(Ending.FAILED))
+        watching = asyncio.create_task(_until_changed(config, path, running, lambda: end(Ending.CHANGED)))
         yield
+        watching.cancel()
         waits.close()
         sampler.stop()
         running.close()
@@ -174,19 +198,59 @@ def dashboard_app(config: Config, path: Path, access: Access, streams: EventStre
     _tell_errors(app)
     _add_page(app)
     _add_looks(app, sampler, questions, streams)
-    _add_answers(app, config, questions, running, log, attendant)
+    _add_answers(app, config, sampler, questions, running, log, attendant)
     _add_wait(app, waits)
-    _add_tail(app, config, streams)
+    _add_tail(app, config, questions, streams)
     _add_actions(app, questions, running)
     return Guard(app, access)
+
+
+async def _until_changed(config: Config, path: Path, running: Actions, tell: Callable[[], object]) -> None:
+    """Tell when the file has another configuration with which a server could start, and no command runs."""
+    file = ConfigurationFile(path, config)
+    while not (file.has_changed() and not running.is_busy):
+        await asyncio.sleep(_FILE_EVERY_S)
+    tell()
+
+
+class ConfigurationFile:
+    """The file that a server was started with."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        """``config`` is what was loaded from there."""
+        self._path = path
+        self._config = config
+        self._seen: tuple[int, ...] = ()
+        self._is_other = False
+
+    def has_changed(self) -> bool:
+        """Whether it says something else now, and a server could start with that."""
+        seen = self._signs()
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                config = load(self._path)
+                access_of(config, os.environ.get(TOKEN_VARIABLE))
+                self._is_other = config != self._config
+            except LockstepError as error:  # it may be half written: who has finished it writes it again
+                self._is_other = False
+                logger.info("the configuration file has changed, and isn't taken up as it is: %s", error.message)
+        return self._is_other
+
+    def _signs(self) -> tuple[int, ...]:
+        """What is different after a change; nothing while the file isn't there."""
+        try:
+            status = self._path.stat()
+        except OSError:
+            return (0,)
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 def _tell_errors(app: FastAPI) -> None:
     @app.exception_handler(LockstepError)
     async def tell(_: Request, error: LockstepError) -> Response:
         code = 400 if isinstance(error, ConfigurationError) else 503 if isinstance(error, Unavailable) else 409
-        text = error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
-        return _refusal(code, text)
+        return _refusal(code, _told(error))
 
     @app.exception_handler(HTTPException)
     async def tell_http(_: Request, error: HTTPException) -> Response:
@@ -219,18 +283,18 @@ def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: Ev
 
     @app.get("/readyz", responses={503: {"model": model.Health}})
     async def readyz() -> Response:
-        """Whether the last look is fresh, and nothing has stopped."""
+        """Whether the last look is fresh, and every part of the pipeline is at work and answers."""
         health = health_of(sampler.state, now_ms())
         return _json(health, 200 if health.ready else 503)
 
     @app.get("/metrics", response_class=Response, responses=_METRICS)
     async def metrics() -> Response:
-        """The last look for Prometheus."""
+        """The last look for Prometheus; without a figure where it got no answer."""
         state, report = sampler.state, sampler.report
-        if state is None or report is None:
-            raise Unavailable("the last look got no answer", hint="`/api/pipeline` says why")
-        text = exposition(gauges_of(report, now_s=state.sampled_ms / 1000))
-        return Response(text, media_type=CONTENT_TYPE_LATEST)
+        gauges = Gauges(Part.DASHBOARD)
+        if state is not None and report is not None:
+            gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
+        return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/api/pipeline")
     async def pipeline() -> model.PipelineState:
@@ -260,10 +324,10 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     age_s = (at_ms - state.sampled_ms) / 1000
     if age_s > _FRESH_S:
         return model.Health(ready=False, message=f"The last look is {age_s:.0f} s old.")
-    stopped = sum(problem.state in ("stopped", "unanswered", "stalled", "silent") for problem in state.problems)
-    if stopped:
-        return model.Health(ready=False, message=f"Of the pipeline's parts, {stopped} stopped or don't answer.")
-    return model.Health(ready=True, message="The pipeline is looked at, and nothing has stopped.")
+    still = sum(problem.state in STANDS_STILL for problem in state.problems)
+    if still:
+        return model.Health(ready=False, message=f"Of the pipeline's parts, {still} don't go on or don't answer.")
+    return model.Health(ready=True, message="The pipeline is looked at, and every part goes on.")
 
 
 def _add_wait(app: FastAPI, waits: Waits) -> None:
@@ -279,7 +343,13 @@ def _add_wait(app: FastAPI, waits: Waits) -> None:
 
 
 def _add_answers(
-    app: FastAPI, config: Config, questions: Questions, running: Actions, log: Log, attendant: Attendant
+    app: FastAPI,
+    config: Config,
+    sampler: Sampler,
+    questions: Questions,
+    running: Actions,
+    log: Log,
+    attendant: Attendant,
 ) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
@@ -299,7 +369,7 @@ def _add_answers(
     @app.get("/api/sinks/{name}")
     def sink(name: str) -> model.SinkDetail:
         """A sink with its last hour."""
-        return questions.sink(name)
+        return questions.sink_detail(name)
 
     @app.get("/api/copies")
     def copies() -> model.Copies:
@@ -311,6 +381,9 @@ def _add_answers(
         table: Annotated[str, Query(max_length=200)], key: Annotated[str, Query(min_length=1, max_length=2000)]
     ) -> model.FollowedKey:
         """What became of one row. The answer has its values."""
+        # What compares rows takes memory, and few ask.
+        from lockstep.dashboard.follow_key import follow_key
+
         return follow_key(config, questions.table(table), key)
 
     @app.get("/api/rejections")
@@ -320,8 +393,8 @@ def _add_answers(
 
     @app.get("/api/verify")
     async def verify() -> model.VerifyRuns:
-        """The comparisons that were asked for here."""
-        return model.VerifyRuns(runs=running.verified())
+        """The last comparison of each sink, and those that were asked for here."""
+        return verify_runs(sampler.lag, running.verified())
 
     @app.get("/api/alerts")
     async def alerts() -> model.Alerts:
@@ -335,7 +408,7 @@ def _add_answers(
         return model.Alerts(open=open_now, log=log.newest())
 
 
-def _add_tail(app: FastAPI, config: Config, streams: EventStreams) -> None:
+def _add_tail(app: FastAPI, config: Config, questions: Questions, streams: EventStreams) -> None:
     places = Places()
 
     @app.get("/api/tail", response_class=StreamingResponse, responses=_EVENTS)
@@ -344,12 +417,14 @@ def _add_tail(app: FastAPI, config: Config, streams: EventStreams) -> None:
         key: Annotated[str, Query(max_length=500)] = "",
         op: Annotated[str, Query(pattern="^[crudt]?$")] = "",
     ) -> Response:
-        """Events as they come, without their rows. What comes faster than it is read is left out."""
-        if table and table not in map(str, config.source.table_names):
-            raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+        """Events as they come, without their rows. What comes faster than it is read is left out.
+
+        Where they can't come any more, the last one is `trouble`, and its document says why.
+        """
+        wanted = Wanted(questions.table(table) if table else None, key, op)
         if not places.take():
             raise Unavailable(f"{FOLLOWERS_MAX} pages follow events already")
-        frames = _tailed(config, Wanted(table, key, op), streams, places)
+        frames = _tailed(config, wanted, streams, places)
         return StreamingResponse(frames, media_type="text/event-stream")
 
 
@@ -364,12 +439,20 @@ async def _tailed(config: Config, wanted: Wanted, streams: EventStreams, places:
         with contextlib.suppress(asyncio.QueueFull):
             waiting.put_nowait(frame)
 
+    def send(name: bytes, document: BaseModel) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(offer, b"event: %b\ndata: %b\n\n" % (name, document.model_dump_json().encode()))
+
     def work() -> None:
         try:
             for event in follow(config, wanted, lambda: gone.is_set() or streams.is_closed):
-                loop.call_soon_threadsafe(offer, b"event: event\ndata: %b\n\n" % event.model_dump_json().encode())
+                send(b"event", event)
         except LockstepError as error:
             logger.info("tail ended: %s", error.message)
+            send(b"trouble", model.Refusal(message=_told(error)))
+        except Exception:
+            logger.exception("tail ended by a bug")
+            send(b"trouble", model.Refusal(message="The dashboard failed to follow the events, and its log says why."))
         finally:
             places.give_back()
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -398,66 +481,68 @@ def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
     @app.post("/api/actions/copy")
     def copy(body: model.OfTable, request: Request) -> model.Done:
         """Copy a table anew."""
-        return done(request, actions.of_copy("table", running.table(body.table)))
+        return done(request, actions.of_copy("table", str(questions.table(body.table))))
 
     @app.post("/api/actions/pause_copy")
     def pause_copy(body: model.OfTable, request: Request) -> model.Done:
         """Hold up the copy of a table."""
-        return done(request, actions.of_copy("pause", running.table(body.table)))
+        return done(request, actions.of_copy("pause", str(questions.table(body.table))))
 
     @app.post("/api/actions/resume_copy")
     def resume_copy(body: model.OfTable, request: Request) -> model.Done:
         """Let it go on."""
-        return done(request, actions.of_copy("resume", running.table(body.table)))
+        return done(request, actions.of_copy("resume", str(questions.table(body.table))))
 
     @app.post("/api/actions/cancel_copy")
     def cancel_copy(body: model.OfTable, request: Request) -> model.Done:
         """Give it up."""
-        return done(request, actions.of_copy("cancel", running.table(body.table)))
+        return done(request, actions.of_copy("cancel", str(questions.table(body.table))))
 
     @app.post("/api/actions/rebuild")
     def rebuild(body: model.OfSink, request: Request) -> model.Done:
         """Build a sink's next generation."""
-        return done(request, actions.of_sink("rebuild", running.sink(body.sink)))
+        return done(request, actions.of_sink("rebuild", questions.sink(body.sink)))
 
     @app.post("/api/actions/switch")
     def switch(body: model.OfSink, request: Request) -> model.Done:
         """Let readers see the newest generation that is ready."""
-        return done(request, actions.of_sink("switch", running.sink(body.sink)))
+        return done(request, actions.of_sink("switch", questions.sink(body.sink)))
 
     @app.post("/api/actions/switch_back")
     def switch_back(body: model.OfSink, request: Request) -> model.Done:
         """Let readers see the generation before again."""
-        return done(request, actions.of_sink("switch", running.sink(body.sink), "--back"))
+        return done(request, actions.of_sink("switch", questions.sink(body.sink), "--back"))
 
     @app.post("/api/actions/verify")
     def verify(body: model.Comparison, request: Request) -> model.Done:
         """Compare a sink, or a table in every sink, with the source."""
         if body.sink is not None:
-            return done(request, actions.of_verify(running.sink(body.sink)))
-        table = running.table(body.table or "")
-        answers = [done(request, actions.of_verify(sink, table)) for sink in running.sinks_of(table)]
-        texts = [
-            f"{sink}: {answer.message}" for sink, answer in zip(running.sinks_of(table), answers, strict=True)
-        ]  # fmt: skip
-        return model.Done(ok=all(answer.ok for answer in answers), message=" ".join(texts))
+            return done(request, actions.of_verify(questions.sink(body.sink)))
+        table = questions.table(body.table or "")
+        answers = {sink: done(request, actions.of_verify(sink, str(table))) for sink in questions.sinks_of(table)}
+        texts = [f"{sink}: {answer.message}" for sink, answer in answers.items()]
+        return model.Done(ok=all(answer.ok for answer in answers.values()), message=" ".join(texts))
 
     @app.post("/api/actions/repair")
     def repair(body: model.OfSink, request: Request) -> model.Done:
         """Have the rows that differ published again."""
-        return done(request, actions.of_verify(running.sink(body.sink), repair=True))
+        return done(request, actions.of_verify(questions.sink(body.sink), repair=True))
 
     @app.post("/api/actions/retry")
     def retry(body: model.OfRejections, request: Request) -> model.Done:
         """Apply rejected events again."""
-        questions.check_reason(running.sink(body.sink), body.reason)
+        questions.check_reason(questions.sink(body.sink), body.reason)
         return done(request, actions.of_rejections("retry", body.sink, body.reason))
 
     @app.post("/api/actions/discard")
     def discard(body: model.OfRejections, request: Request) -> model.Done:
         """Close rejections without applying them."""
-        questions.check_reason(running.sink(body.sink), body.reason)
+        questions.check_reason(questions.sink(body.sink), body.reason)
         return done(request, actions.of_rejections("discard", body.sink, body.reason))
+
+
+def _told(error: LockstepError) -> str:
+    return error.message.rstrip(".") + "." + ("" if error.hint is None else f" {error.hint}")
 
 
 def _json(document: BaseModel, code: int, headers: dict[str, str] | None = None) -> Response:
@@ -474,9 +559,23 @@ class _Server(uvicorn.Server):
     def __init__(self, settings: uvicorn.Config, streams: EventStreams) -> None:
         super().__init__(settings)
         self._streams = streams
+        self._is_told_to_stop = False
+        self._ending: Ending | None = None
+
+    @property
+    def ending(self) -> Ending | None:
+        """Why it has ended, None where it was told to."""
+        return None if self._is_told_to_stop else self._ending
+
+    def end(self, ending: Ending) -> None:
+        """End in order. Called in any thread."""
+        self._ending = self._ending or ending
+        self._streams.close_soon()
+        self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Not what uvicorn does: it would send itself the signal again at its end.
+        self._is_told_to_stop = True
         self._streams.close()
         self.force_exit = self.should_exit
         self.should_exit = True
@@ -485,42 +584,59 @@ class _Server(uvicorn.Server):
 def access_of(config: Config, token: str | None) -> Access:
     """Raises ConfigurationError where others than this machine would be let in without a token."""
     settings = config.dashboard
-    if not settings.is_loopback and not token:
-        raise ConfigurationError(
-            f"dashboard.listen is {settings.listen}, which other machines reach, and there is no token",
-            hint=f"set {TOKEN_VARIABLE}, or listen on 127.0.0.1",
-        )
-    return Access(settings.is_loopback, token or None, settings.host)
+    settings.refuse_without_token(token)
+    return Access(token or None, settings.host)
 
 
 def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
-    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had."""
+    """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had.
+
+    Where the file has another configuration, the process begins anew with that. Raises LockstepError where nothing
+    would be looked at any more.
+    """
     settings = config.dashboard
     access = access_of(config, os.environ.get(TOKEN_VARIABLE))
     streams = EventStreams()
-    served = uvicorn.Config(
-        dashboard_app(config, path, access, streams),
-        host=settings.host,
-        port=settings.port,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=1,
-        limit_concurrency=500,
-        h11_max_incomplete_event_size=32 * 1024,
-    )
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+    def end(ending: Ending) -> None:
+        server.end(ending)
+
+    with contextlib.closing(_listening(settings)) as listening:
+        served = uvicorn.Config(
+            dashboard_app(config, path, access, streams, end),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=1,
+            limit_concurrency=500,
+            h11_max_incomplete_event_size=32 * 1024,
+        )
+        server = _Server(served, streams)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
+        server.run(sockets=[listening])
+    match server.ending:
+        case Ending.FAILED:
+            raise LockstepError("the pipeline isn't looked at any more", hint="the log says why: start it again")
+        case Ending.CHANGED:
+            logger.info("the configuration has changed, and the dashboard begins anew")
+            # In place: whoever has started this process needs to know nothing of it.
+            command = [sys.executable, "-m", "lockstep", "dashboard", "--config", str(path)]
+            os.execv(sys.executable, command)  # noqa: S606  our own words and a path
+
+
+def _listening(settings: DashboardSettings) -> socket.socket:
+    """A socket that has the address for itself. Raises ConfigurationError for one that can't be had."""
+    listening = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET, socket.SOCK_STREAM)
     try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((settings.host, settings.port))
+        listening.listen()  # two that only bind may both have it
     except OSError as error:
         listening.close()
         raise ConfigurationError(
             f"the dashboard can't listen on {settings.listen}: {error.strerror}",
             hint="another process may have the port: set dashboard.listen",
         ) from error
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
-    _Server(served, streams).run(sockets=[listening])
+    return listening

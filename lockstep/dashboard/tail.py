@@ -9,7 +9,7 @@ import orjson
 from confluent_kafka import Message
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.dashboard.model import TailEvent
 from monitor.tail import new_messages
@@ -22,18 +22,16 @@ _KEY_MAX: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which events: of one table, of keys with this text in them, of one operation. "" means any."""
+    """Which events: of one table, None means any; of keys with this text in them, of one operation, "" means any."""
 
-    table: str = ""
+    table: TableName | None = None
     key: str = ""
     op: str = ""
 
 
 def follow(config: Config, wanted: Wanted, stopping: Callable[[], bool]) -> Iterator[TailEvent]:
-    """The events that come from now on. Raises ConfigurationError for a table that isn't captured, and Unavailable."""
-    tables = {topic: str(name) for name, topic in config.topics().items() if wanted.table in ("", str(name))}
-    if not tables:
-        raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
+    """The events that come from now on. Raises Unavailable."""
+    tables = {topic: str(name) for name, topic in config.topics().items() if wanted.table in (None, name)}
     cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     positions = cluster.committed_ends(partitions_of([topic for topic in tables if topic in counts], counts))

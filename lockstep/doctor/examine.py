@@ -21,6 +21,7 @@ from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.java import java_findings
 from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
+from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
 from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes
 from lockstep.doctor.spark_sql import SparkSql
@@ -30,7 +31,9 @@ from sinks.sink_kernel import chosen_sink_kernel
 
 def examine(config: Config) -> list[Finding]:
     """All findings of all parts; a part that can't be reached is a finding, too. Changes nothing."""
-    source = _guarded("source", _source, config)
+    chosen = choose_tables(config)
+    config = chosen.config
+    source = _guarded("source", partial(_source, waiting=chosen.waiting), config)
     kafka = _guarded("Kafka", check_kafka, config)
     position: list[Finding] = []
     if _was_reached("source", source) and _was_reached("Kafka", kafka):
@@ -39,7 +42,7 @@ def examine(config: Config) -> list[Finding]:
     if any(finding.subject == publication for finding in position):
         # It was there once: that capture creates it holds before its first start only.
         source = [finding for finding in source if finding.subject != publication]
-    findings = [*source, *kafka, *position]
+    findings = [*chosen.findings, *source, *kafka, *position]
     shapes: dict[TableName, Table] = {}
     if config.sinks and _was_reached("source", source):
         try:
@@ -92,7 +95,8 @@ def _way_to(subject: str) -> str:
     }.get(subject, "")
 
 
-def _source(config: Config) -> list[Finding]:
+def _source(config: Config, *, waiting: Sequence[TableName]) -> list[Finding]:
+    """``waiting`` are tables that match a pattern, and lack something before they can be captured."""
     try:
         connection = connect(config.source, application="lockstep doctor")
     except LockstepError as refused:
@@ -101,7 +105,7 @@ def _source(config: Config) -> list[Finding]:
         connection.execute("set default_transaction_read_only = on")
         findings = check_source(
             connection,
-            tables=config.source.published_names,
+            tables=[*config.source.published_names, *waiting],
             publication=config.publication,
             slot=config.slot,
             create_publication=publication_sql(config.publication, config.source.published_names),

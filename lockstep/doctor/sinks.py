@@ -18,6 +18,7 @@ from sinks.registry import (
     definition,
     history_tables,
     open_sink,
+    problems_at_work,
     setting_problems,
     with_definition,
 )
@@ -53,6 +54,10 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     if tables and built is not None:
         # These are evaluated from now on too, over the tables as they are by now.
         findings += _expression_findings(name, used, tables, sql, why=_JOB_STOPS)
+        findings += [
+            warning(f"sink {name}", problem, "its job leaves that out", f"mend it in [sinks.{name}]")
+            for problem in problems_at_work(used, tables)
+        ]
     return findings
 
 

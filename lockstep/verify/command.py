@@ -12,8 +12,8 @@ from lockstep.generations import describe, settings_of_generation
 from lockstep.terminal import out
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
-from lockstep.verify.report import verify_table
-from lockstep.verify.result import is_of_everything, keep, keep_failure, only_one
+from lockstep.verify.report import VerifyReport, verify_table
+from lockstep.verify.result import failure_of, is_of_everything, keep, only_one, result_of
 from lockstep.verify.verify import verify
 
 logger = logging.getLogger("lockstep.verify")
@@ -38,7 +38,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
     stopping = StopOnSignals()
     options = replace(options, load=replace(options.load, pause_ratio=config.verify.pause_ratio))
     with only_one(config.alerts.directory, options.sink):
-        began_ms = time.time_ns() // 1_000_000
+        began_ms = _now_ms()
         try:
             report = verify(
                 config,
@@ -49,15 +49,28 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             )
         except LockstepError as error:
             if is_of_everything(options) and not stopping():
-                keep_failure(config, options, error, began_ms=began_ms)
+                failure = failure_of(error, began_ms=began_ms, ended_ms=_now_ms())
+                keep(config, options.sink, options.generation, failure)
             raise
-        if is_of_everything(options):
-            keep(config, report, began_ms=began_ms)
+        ended_ms = _now_ms()
+        try:  # a sink that takes its time, or nothing, keeps nobody from what was found, and the other way round
+            _show(report, as_json=as_json)
+        finally:
+            if is_of_everything(options):
+                result = result_of(report, began_ms=began_ms, ended_ms=ended_ms)
+                keep(config, report.sink, report.generation, result)
+    return 0 if report.is_equal else EXIT_FAILED
+
+
+def _show(report: VerifyReport, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(report.to_json(), indent=2))  # noqa: T201  the result
+        print(json.dumps(report.to_json(), indent=2), flush=True)  # noqa: T201  the result
     else:
         out.print(verify_table(report))
-    return 0 if report.is_equal else EXIT_FAILED
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def with_built_settings(config: Config, options: VerifyOptions) -> VerifyOptions:

@@ -13,6 +13,10 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from monitor.verification import VerifyOutcome
+
+BY_TOPIC: Final = "compared with its topic: it is append-only, so its rows have no key in the source"
+"""The note of such a table."""
 
 _SHOWN_MAX: Final = 100
 """Differences shown to people; ``--json`` has all."""
@@ -58,6 +62,7 @@ class TableReport:
     With chosen keys there is no pass: ``keys`` is how many were looked at, and counts and ranges are None. ``absent``
     are those that neither side has. ``undecided`` rows changed at every look. ``is_complete`` is False when there were
     too many differences to look into all of them. ``left_out`` are columns that were not compared, with the reason.
+    With ``may_lack_rows`` the sink may rightly lack rows, and those that it lacks aren't counted.
     ``repaired`` were different before. ``unreadable_dead_letters`` may hold the reason of a difference. ``note`` says
     in words what else is to be known of the comparison. With ``not_compared`` there was none, for this reason.
     """
@@ -77,6 +82,7 @@ class TableReport:
     unreadable_dead_letters: int = 0
     note: str = ""
     not_compared: str = ""
+    may_lack_rows: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -104,22 +110,35 @@ class TableReport:
             "unreadable_dead_letters": self.unreadable_dead_letters,
             "note": self.note or None,
             "not_compared": self.not_compared or None,
+            "may_lack_rows": self.may_lack_rows,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """All tables of one generation. ``lsn`` is where the source was at the beginning; None where it wasn't asked."""
+    """All tables of one generation. ``lsn`` is where the source was at the beginning; None where it wasn't asked.
+
+    ``epoch`` is capture's, of which that LSN is: it was the same until everything was compared.
+    """
 
     sink: str
     generation: int
     against: str
     lsn: int | None
     tables: tuple[TableReport, ...]
+    epoch: int = 0
 
     @property
     def is_equal(self) -> bool:
         return all(table.is_equal for table in self.tables)
+
+    @property
+    def outcome(self) -> VerifyOutcome:
+        """The verdict. A comparison that left a table or a row out has found nothing equal as a whole."""
+        if any(table.differences for table in self.tables):
+            return VerifyOutcome.DIFFERENT
+        is_whole = bool(self.tables) and all(table.is_equal and not table.not_compared for table in self.tables)
+        return VerifyOutcome.EQUAL if is_whole else VerifyOutcome.INCOMPLETE
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -128,6 +147,7 @@ class VerifyReport:
             "against": self.against,
             "lsn": None if self.lsn is None else format_lsn(self.lsn),
             "equal": self.is_equal,
+            "outcome": self.outcome.value,
             "tables": [table.to_json() for table in self.tables],
         }
 
@@ -141,7 +161,7 @@ def verify_table(report: VerifyReport) -> RenderableType:
     if len(differences) > _SHOWN_MAX:
         parts.append(Text(f"and {len(differences) - _SHOWN_MAX:,} more: --json shows all", style="dim"))
     parts += [Text(sentence, style="yellow") for table in report.tables for sentence in sentences(table)]
-    parts.append(Text(_verdict(report), style="green" if report.is_equal else "red"))
+    parts.append(Text(_verdict(report), style="green" if report.outcome is VerifyOutcome.EQUAL else "red"))
     return Group(*parts)
 
 
@@ -181,6 +201,8 @@ def sentences(table: TableReport) -> Iterator[str]:
         yield f"{table.table} was not compared: {table.not_compared}"
     if table.note:
         yield f"{table.table}: {table.note}"
+    if table.may_lack_rows:
+        yield f"{table.table}: rows that the sink lacks weren't counted: they expire, or come when they are asked for"
     for column, reason in table.left_out:
         yield f"{table.table}: column {column!r} was not compared: {reason}"
     if table.absent:
@@ -211,6 +233,8 @@ def _verdict(report: VerifyReport) -> str:
     if report.tables and all(table.not_compared for table in report.tables):
         return f"nothing of {where} was compared"
     if report.is_equal:
+        if any(table.not_compared for table in report.tables):
+            where = f"what was compared of {where}"
         return (
             f"{where} equals the {report.against}"
             if report.lsn is None

@@ -6,17 +6,23 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from lockstep.config import Config
 from lockstep.generations import settings_of
 from lockstep.verify.options import SOURCE, VerifyOptions
-from lockstep.verify.report import VerifyReport
+from lockstep.verify.report import BY_TOPIC, VerifyReport
+from lockstep.verify.sides.compared_columns import NOT_IN_LOG
+from monitor.alerts.store import make_directory, open_lock
 from monitor.verification import Verification, VerifyOutcome, save_verification
 from sinks.registry import open_sink
 
 logger = logging.getLogger("lockstep.verify")
+
+_WAITS_S: Final = (1.0, 4.0)
 
 
 def is_of_everything(options: VerifyOptions) -> bool:
@@ -31,8 +37,8 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
     Raises LockstepError where another one runs. Where there can't be a lock, nothing is locked.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / f"verify-{sink}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_directory(directory)
+        lock = open_lock(directory / f"verify-{sink}.lock")
     except OSError as error:
         logger.warning("%s can't be used, so nothing keeps two comparisons apart: %s", directory, error.strerror)
         yield
@@ -49,34 +55,52 @@ def only_one(directory: Path, sink: str) -> Iterator[None]:
         os.close(lock)
 
 
-def keep(config: Config, report: VerifyReport, *, began_ms: int) -> None:
-    """Store what a comparison of everything has found. Raises what the destination raises."""
-    differing = sum(len(table.differences) for table in report.tables)
-    is_complete = all(table.is_equal and not table.not_compared for table in report.tables)
-    outcome = VerifyOutcome.INCOMPLETE
-    if differing:
-        outcome = VerifyOutcome.DIFFERENT
-    elif is_complete and report.lsn is not None:
-        outcome = VerifyOutcome.EQUAL
-    through = report.lsn if outcome is VerifyOutcome.EQUAL else None
+def result_of(report: VerifyReport, *, began_ms: int, ended_ms: int) -> Verification:
+    """What is to be kept of a comparison of everything. Pure."""
     verification = Verification(
-        began_ms,
-        _now_ms(),
-        outcome,
-        differing,
-        through_lsn=through or 0,
-        through_ms=began_ms if through else 0,
+        began_ms, ended_ms, report.outcome, sum(len(table.differences) for table in report.tables)
     )
-    _store(config, report.sink, report.generation, verification)
+    if report.outcome is VerifyOutcome.EQUAL:
+        verification = replace(
+            verification,
+            through_lsn=report.lsn or 0,
+            through_ms=began_ms if report.lsn else 0,
+            through_epoch=report.epoch,
+            but_for=tuple(_but_for(report)),
+        )
+    return verification
 
 
-def keep_failure(config: Config, options: VerifyOptions, error: LockstepError, *, began_ms: int) -> None:
-    """Store that a comparison of everything ended by an error, where the sink takes that."""
-    verification = Verification(began_ms, _now_ms(), VerifyOutcome.FAILED, error=error.message)
-    try:
-        _store(config, options.sink, options.generation, verification)
-    except LockstepError as refused:
-        logger.warning("that the comparison failed isn't kept: %s", refused.message)
+def _but_for(report: VerifyReport) -> Iterator[str]:
+    """What a comparison that found nothing doesn't say of a sink."""
+    by_topic = sum(table.note == BY_TOPIC for table in report.tables)
+    if by_topic:
+        yield f"append-only tables, compared with their topics ({by_topic})"
+    lacking = sum(table.may_lack_rows for table in report.tables)
+    if lacking:
+        yield f"tables of which it may lack rows ({lacking})"
+    columns = sum(reason == NOT_IN_LOG for table in report.tables for _, reason in table.left_out)
+    if columns:
+        yield f"columns of which no event has come yet ({columns})"
+
+
+def failure_of(error: LockstepError, *, began_ms: int, ended_ms: int) -> Verification:
+    """What is to be kept of a comparison of everything that ended by an error. Pure."""
+    return Verification(began_ms, ended_ms, VerifyOutcome.FAILED, error=error.message)
+
+
+def keep(config: Config, sink: str, generation: int | None, verification: Verification) -> None:
+    """Store it in the sink, for a generation or the live one. Where the sink doesn't take it, the log says so."""
+    for wait_s in (*_WAITS_S, None):
+        try:
+            _store(config, sink, generation, verification)
+        except LockstepError as error:
+            if wait_s is None or not isinstance(error, Unavailable):
+                logger.warning("what was found isn't kept in sink %s: %s", sink, error.message)
+                return
+            time.sleep(wait_s)
+        else:
+            return
 
 
 def _store(config: Config, sink: str, generation: int | None, verification: Verification) -> None:
@@ -87,7 +111,3 @@ def _store(config: Config, sink: str, generation: int | None, verification: Veri
             save_verification(opened.records, number, verification)
     finally:
         opened.sink.close()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from cdc.model.table import TableName
 from lockstep.config import Config
@@ -12,7 +11,7 @@ from lockstep.verify.explain import explain
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, chosen_tables
 from lockstep.verify.progress import OnStep
 from lockstep.verify.repair import repair
-from lockstep.verify.report import TableReport, VerifyReport
+from lockstep.verify.report import BY_TOPIC, TableReport, VerifyReport
 from lockstep.verify.sides.opening import open_sides
 from lockstep.verify.waiting import Stalled, Waiting
 from sinks.append_only import is_append_only
@@ -47,11 +46,8 @@ def verify(
     if keyed := [name for name in names if name not in append_only]:
         reports.insert(0, compare(options, keyed))
     by_name = {table.table: table for report in reports for table in report.tables}
-    by_name |= {name: replace(by_name[name], note=_BY_TOPIC) for name in append_only if not by_name[name].not_compared}
+    by_name |= {name: replace(by_name[name], note=BY_TOPIC) for name in append_only if not by_name[name].not_compared}
     return replace(reports[0], against=SOURCE if keyed else TOPIC, tables=tuple(by_name[name] for name in names))
-
-
-_BY_TOPIC: Final = "compared with its topic: it is append-only, so its rows have no key in the source"
 
 
 def _compare(
@@ -76,7 +72,8 @@ def _compare(
             if compared.not_comparable:
                 reports.append(TableReport(table.name, not_compared=compared.not_comparable))
                 continue
-            report = replace(comparer.compare(table), left_out=compared.left_out)
+            may_lack_rows = sides.settings.may_lack_rows(table.name)
+            report = replace(comparer.compare(table), left_out=compared.left_out, may_lack_rows=may_lack_rows)
             if options.repair and report.differences and not is_append_only(table):
                 try:
                     report = repair(
@@ -102,4 +99,7 @@ def _compare(
                     progress=progress,
                 )
             )
-        return VerifyReport(options.sink, sides.generation, sides.expected.name, point.lsn, tuple(reports))
+        sides.check_epoch(point)
+        return VerifyReport(
+            options.sink, sides.generation, sides.expected.name, point.lsn, tuple(reports), epoch=point.epoch
+        )

@@ -1,8 +1,8 @@
 """Who was told of what: a message when a condition opens, when it becomes critical, and when it is over. Pure.
 
-A condition that may pass by itself has to hold for ``open_after_s`` first, and every condition has to be gone for
-``clear_after_s`` before it is over. So one that comes and goes is told once. Where nobody can tell whether a condition
-holds, it stays as it was.
+A condition that may pass by itself has to hold for ``open_after_s`` first, or for as long as it says itself, and every
+condition has to be gone for ``clear_after_s`` before it is over. So one that comes and goes is told once. Where nobody
+can tell whether a condition holds, it stays as it was.
 
 A silence keeps messages back that would open something. What still holds when it ends is told then. What was told
 before is cleared in a silence as well: whoever was woken may sleep again.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from monitor.conditions import Condition, Findings, Severity
+from monitor.alerts.conditions import Condition, Findings, Severity
 
 Key = tuple[str, str]
 
@@ -70,7 +70,7 @@ class Entry:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Entry":
         told = None if fields["told"] is None else Severity[fields["told"].upper()]
-        return cls(condition_from_json(fields), fields["seen_ms"], told)
+        return cls(condition_from_json(fields), int(fields["seen_ms"]), told)
 
 
 def condition_from_json(fields: Mapping[str, Any]) -> Condition:
@@ -115,7 +115,8 @@ def take(
         entry = Entry(condition, now_ms) if before is None else replace(before, condition=condition, gone_ms=None)
         if condition.since_ms is None:
             entry = replace(entry, condition=replace(condition, since_ms=entry.seen_ms))
-        holds = not condition.passes or now_ms - entry.seen_ms >= open_after_s * 1000
+        hold_s = max(open_after_s if condition.passes else 0.0, condition.hold_s)
+        holds = now_ms - entry.seen_ms >= hold_s * 1000
         if holds and not is_silenced(condition, silences, now_ms):
             if entry.told is None:
                 tell(Kind.OPENED, entry)

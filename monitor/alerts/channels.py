@@ -12,6 +12,7 @@ import ssl
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from email.message import EmailMessage
+from email.utils import getaddresses
 from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -34,14 +35,18 @@ class Channel(Protocol):
 
 
 def channels_of(settings: AlertSettings) -> dict[str, Channel]:
-    """The channels that are set, by their names. The log isn't one of them: it takes every message at once."""
+    """The channels that are set, by their names. The log isn't one of them: it takes every message at once.
+
+    Each address that gets mail is one: one that the server refuses keeps no other from getting it, and isn't forgotten.
+    """
     channels: dict[str, Channel] = {}
     if settings.webhook is not None:
         channels["webhook"] = Webhook(settings.webhook)
     if settings.command:
         channels["command"] = Command(settings.command)
     if settings.mail is not None:
-        channels["mail"] = Mail(settings.mail)
+        for _, address in getaddresses(settings.mail.to):
+            channels[f"mail:{address}"] = Mail(settings.mail, address)
     return channels
 
 
@@ -124,10 +129,11 @@ class Command:
 
 
 class Mail:
-    """Hands a message to an SMTP server."""
+    """Hands a message for one address to an SMTP server."""
 
-    def __init__(self, settings: MailSettings) -> None:
+    def __init__(self, settings: MailSettings, address: str) -> None:
         self._settings = settings
+        self._address = address
 
     def send(self, message: Message) -> None:
         settings = self._settings
@@ -142,11 +148,12 @@ class Mail:
             with self._server() as server:
                 if settings.user is not None and password is not None:
                     server.login(settings.user, password.get_secret_value())
-                server.send_message(_mail(message, settings))
+                server.send_message(_mail(message, settings), to_addrs=[self._address])
         except smtplib.SMTPResponseException as error:
             raise Unavailable(f"{where} refused it with code {error.smtp_code}") from None
-        except smtplib.SMTPRecipientsRefused:
-            raise Unavailable(f"{where} takes mail for none of alerts.mail.to") from None
+        except smtplib.SMTPRecipientsRefused as error:
+            code, _ = error.recipients[self._address]
+            raise Unavailable(f"{where} takes no mail for {self._address}, with code {code}") from None
         except (OSError, smtplib.SMTPException) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise Unavailable(f"{where} can't be reached: {reason}") from None

@@ -1,36 +1,48 @@
 """What no lag report says: certificates, disks, whether a capture stands by. Asked in a thread of its own."""
 
+import contextlib
+import logging
 import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self, TypeVar
 from urllib.parse import urlsplit
 
 import psycopg
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.log_message import LogMessage
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.replication import APPLICATION
 from monitor.alerts.certificates import file_expires_ms, server_expires_ms
-from monitor.conditions import Facts
+from monitor.alerts.conditions import Facts
 from sinks.access import Tls
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
+from sinks.warehouse.postgres.connection import libpq_parts
+from sinks.warehouse.settings import WarehouseSettings
+
+logger = logging.getLogger("lockstep.alerts")
 
 _LOOK_S: Final = 60.0
 _CERTIFICATES_S: Final = 3600.0
+_POSTGRES_PORT: Final = "5432"
+_Answer = TypeVar("_Answer")
 
 Expiry = Callable[[], int | None]
 
 
 class FactsCollector:
-    """Asks once a minute, and for certificates once an hour, until it is closed."""
+    """Asks once a minute, until it is closed. A certificate that was read is asked for again after an hour.
+
+    Whatever an ask raises, that one is unknown, and the others go on.
+    """
 
     def __init__(
         self,
@@ -46,7 +58,8 @@ class FactsCollector:
         self._directories = directories
         self._with_standby = with_standby
         self._since_ms = time.time_ns() // 1_000_000
-        self._latest = Facts(since_ms=self._since_ms)
+        self._latest = Facts(None, None, None, self._since_ms)
+        self._said = set[str]()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="alert-facts", daemon=True)
         self._thread.start()
@@ -67,29 +80,50 @@ class FactsCollector:
         self.close()
 
     def _work(self) -> None:
-        asked_s, certificates = float("-inf"), dict[str, int]()
+        asked_s, certificates = float("-inf"), dict[str, int | None]()
         while not self._closed.is_set():
-            if time.monotonic() - asked_s > _CERTIFICATES_S:
-                asked_s = time.monotonic()
-                certificates |= expiries(certificates_of(self._pipeline, self._sinks))
-            has_standby = has_capture_standby(self._pipeline) if self._with_standby else None
-            self._latest = Facts(dict(certificates), disks_of(self._directories), has_standby, self._since_ms)
+            whose = self._answer("certificates", lambda: certificates_of(self._pipeline, self._sinks))
+            if whose is not None:
+                if time.monotonic() - asked_s > _CERTIFICATES_S:
+                    asked_s = time.monotonic()
+                else:
+                    unread = {name for name, expires_ms in certificates.items() if expires_ms is None}
+                    whose = {name: ask for name, ask in whose.items() if name in unread}
+                certificates = after(certificates, expiries(whose))
+            self._latest = Facts(
+                None if whose is None else dict(certificates),
+                self._answer("disks", lambda: disks_of(self._directories)),
+                self._answer("standby", lambda: has_capture_standby(self._pipeline)) if self._with_standby else None,
+                self._since_ms,
+            )
             self._closed.wait(_LOOK_S)
 
-
-def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int]]:
-    """Directory -> free bytes that we may use, and all. Of several on one disk one is enough."""
-    disks: dict[int, tuple[str, tuple[int, int]]] = {}
-    for directory in directories:
-        there = next((path for path in (directory, *directory.absolute().parents) if path.is_dir()), None)
-        if there is None:
-            continue
+    def _answer(self, what: str, ask: Callable[[], _Answer]) -> _Answer | None:
+        """What it says; None where it raises, which the log says once. Nobody starts this thread again."""
         try:
+            answer = ask()
+        except Exception as error:
+            if what not in self._said:
+                self._said.add(what)
+                logger.warning(LogMessage("alerts can't ask", {"what": what}, type(error).__name__))
+            return None
+        self._said.discard(what)
+        return answer
+
+
+def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int] | None]:
+    """Directory -> free bytes that we may use, and all; None where that can't be asked. Of one disk one is enough."""
+    disks: dict[int, tuple[str, tuple[int, int]]] = {}
+    unknown: dict[str, tuple[int, int] | None] = {}
+    for directory in directories:
+        try:
+            there = next(path for path in (directory, *directory.absolute().parents) if path.is_dir())
             usage, device = shutil.disk_usage(there), there.stat().st_dev
-        except OSError:
+        except Exception:  # a directory that can't be looked into, a disk that fails
+            unknown[str(directory)] = None
             continue
         disks.setdefault(device, (str(directory), (usage.free, usage.total)))
-    return dict(disks.values())
+    return unknown | dict(disks.values())
 
 
 def has_capture_standby(pipeline: Pipeline) -> bool | None:
@@ -106,22 +140,29 @@ def has_capture_standby(pipeline: Pipeline) -> bool | None:
     return None if row is None else bool(row[0])
 
 
-def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int]:
-    """Whose certificate expires when, of those that could be read."""
-    found = {}
+def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int | None]:
+    """Whose certificate expires when; None where it can't be read. Who has none is left out."""
+    found = dict[str, int | None]()
     for whose, ask in certificates.items():
         try:
             expires_ms = ask()
-        except (OSError, ValueError):  # whoever uses it says what is wrong with it
+        except Exception:  # whoever uses it says what is wrong with it
+            found[whose] = None
             continue
         if expires_ms is not None:
             found[whose] = expires_ms
     return found
 
 
+def after(known: Mapping[str, int | None], asked: Mapping[str, int | None]) -> dict[str, int | None]:
+    """What is known once these were asked, all among them that weren't known. Who can't be read now stays as he was."""
+    kept = {whose: expires_ms for whose, expires_ms in known.items() if expires_ms is not None}
+    return {**asked, **kept, **{whose: expires_ms for whose, expires_ms in asked.items() if expires_ms is not None}}
+
+
 def certificates_of(pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> dict[str, Expiry]:
     """Whose certificates there are by the settings, and how each is asked when it expires."""
-    return dict([*_of_source(pipeline), *_of_kafka(pipeline), *_of_sinks(sinks)])
+    return dict([*_of_postgres("source", parse_dsn(pipeline.source.dsn)), *_of_kafka(pipeline), *_of_sinks(sinks)])
 
 
 def _file(path: Path | str | None) -> Iterator[tuple[str, Expiry]]:
@@ -129,17 +170,22 @@ def _file(path: Path | str | None) -> Iterator[tuple[str, Expiry]]:
         yield str(path), partial(file_expires_ms, Path(path))
 
 
-def _of_source(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
-    parts = parse_dsn(pipeline.source.dsn)
+def _of_postgres(whose: str, parts: Mapping[str, Any]) -> Iterator[tuple[str, Expiry]]:
+    """``parts`` are what libpq is given."""
     for name in ("sslcert", "sslrootcert"):
         if parts.get(name) != "system":
             yield from _file(parts.get(name))
-    hosts, ports = str(parts.get("host") or "").split(","), str(parts.get("port") or "5432").split(",")
+    hosts = str(parts.get("host") or parts.get("hostaddr") or "").split(",")
+    ports = str(parts.get("port") or "").split(",")
     if parts.get("sslmode") != "disable":
         for index, host in enumerate(hosts):
             if host and not host.startswith(("/", "@")):
-                port = int(ports[index] if len(ports) == len(hosts) else ports[0])
-                yield f"source {host}:{port}", partial(server_expires_ms, host, port, is_postgres=True)
+                port = (ports[index] if index < len(ports) > 1 else ports[0]) or _POSTGRES_PORT
+                yield f"{whose} {host}:{port}", partial(_of_postgres_server, host, port)
+
+
+def _of_postgres_server(host: str, port: str) -> int | None:
+    return server_expires_ms(host, int(port), is_postgres=True)
 
 
 def _of_kafka(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
@@ -160,6 +206,9 @@ def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]
             yield from _file(tls.certificate_file)
             yield from _file(tls.ca_file)
         urls: tuple[str, ...] = ()
+        if isinstance(settings, WarehouseSettings) and not settings.is_file:
+            with contextlib.suppress(ConfigurationError):  # its job says what is wrong with its address
+                yield from _of_postgres(name, libpq_parts(settings))
         if isinstance(settings, OpenSearchSettings):
             urls = settings.urls
         elif isinstance(settings, RedisSettings):

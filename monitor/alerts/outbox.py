@@ -1,7 +1,7 @@
 """What is still to be delivered: a queue and a thread per channel, so that no channel holds up another, nor the look.
 
-A message leaves its queue once the channel has taken it, and that is kept on disk. So a message may come twice, where
-the process dies between the two; none is lost. Its id and kind are then the same.
+A message is kept on disk before any channel gets it, and leaves its queue once the channel has taken it. So a message
+may come twice, where the process dies before that is kept as well; none is lost. Its id and kind are then the same.
 """
 
 import collections
@@ -20,27 +20,32 @@ logger = logging.getLogger("lockstep.alerts")
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
+_BUG_TRIES: Final = 5
+"""How often a message is tried where not the channel refuses it, but our code fails: it would fail for ever."""
 _QUEUE_MAX: Final = 1000
 """A channel that is down for so long loses the oldest messages."""
 
 
 class Outbox:
-    """Delivers messages in order, per channel, again and again until the channel takes them."""
+    """Delivers messages in order, per channel, again and again until the channel takes them.
+
+    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through.
+    """
 
     def __init__(
         self,
         channels: Mapping[str, Channel],
-        queues: Mapping[str, Sequence[Message]],
         *,
         delivered: Callable[[], None],
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
-        """``queues`` is what is left of before, and ``delivered`` is called after each delivery."""
+        """``delivered`` is called after each delivery."""
         self._delivered = delivered
         self._wait_first_s = wait_first_s
         self._changed = threading.Condition()
         self._is_closed = False
-        self._queues = {name: collections.deque(queues.get(name, ()), _QUEUE_MAX) for name in channels}
+        self._queues = {name: collections.deque[Message](maxlen=_QUEUE_MAX) for name in channels}
+        self._staged: list[Message] = []
         self._threads = [
             threading.Thread(target=self._work, args=(name, channel), name=f"alert-{name}", daemon=True)
             for name, channel in channels.items()
@@ -48,17 +53,30 @@ class Outbox:
         for thread in self._threads:
             thread.start()
 
-    def put(self, messages: Iterable[Message]) -> None:
-        """Have these delivered by every channel."""
+    def stage(self, messages: Iterable[Message]) -> None:
+        """Have these among what is still to be delivered, and deliver none of them before ``release``."""
+        with self._changed:
+            self._staged.extend(messages)
+
+    def release(self) -> None:
+        """Have what is staged delivered by every channel."""
         with self._changed:
             for queue in self._queues.values():
-                queue.extend(messages)
+                queue.extend(self._staged)
+            self._staged = []
+            self._changed.notify_all()
+
+    def add(self, queues: Mapping[str, Sequence[Message]]) -> None:
+        """Have what is left of before delivered, by the channels that it is for."""
+        with self._changed:
+            for name, queue in self._queues.items():
+                queue.extend(queues.get(name, ()))
             self._changed.notify_all()
 
     def queues(self) -> dict[str, list[Message]]:
         """What is still to be delivered."""
         with self._changed:
-            return {name: list(queue) for name, queue in self._queues.items()}
+            return {name: [*queue, *self._staged] for name, queue in self._queues.items()}
 
     def close(self) -> None:
         """Deliver nothing more. Who is at it may go on for a few seconds."""
@@ -70,33 +88,40 @@ class Outbox:
 
     def _work(self, name: str, channel: Channel) -> None:
         queue = self._queues[name]
-        wait_s, has_said = self._wait_first_s, False
+        tries = 0
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: queue or self._is_closed)
                 if self._is_closed:
                     return
                 message = queue[0]
+            tries += 1
             try:
                 channel.send(message)
-            except Exception as error:  # a bug of one channel may not end its thread: the next message may get through
-                if not has_said:
-                    has_said = True
-                    reason = error.message if isinstance(error, LockstepError) else type(error).__name__
-                    logger.warning(
-                        LogMessage("alert isn't delivered", {"channel": name}, f"{reason}; it goes on trying")
-                    )
-                self._pause(wait_s)
-                wait_s = min(wait_s * 2, _WAIT_MAX_S)
+            except (LockstepError, OSError) as error:
+                reason = error.message if isinstance(error, LockstepError) else type(error).__name__
+                self._say_once(name, f"{reason}; it goes on trying", tries)
+                self._pause(tries)
                 continue
-            wait_s, has_said = self._wait_first_s, False
+            except Exception as bug:
+                self._say_once(name, f"{type(bug).__name__}; it is tried {_BUG_TRIES} times", tries)
+                if tries < _BUG_TRIES:
+                    self._pause(tries)
+                    continue
+                subject = {"channel": name, "name": message.condition.name, "subject": message.condition.subject}
+                logger.exception(LogMessage("alert is dropped", subject, f"it failed {tries} times"))
+            tries = 0
             with self._changed:
                 if queue and queue[0] is message:
                     queue.popleft()
             self._delivered()
 
-    def _pause(self, seconds: float) -> None:
-        until_s = time.monotonic() + seconds
+    def _say_once(self, name: str, why: str, tries: int) -> None:
+        if tries == 1:
+            logger.warning(LogMessage("alert isn't delivered", {"channel": name}, why))
+
+    def _pause(self, tries: int) -> None:
+        until_s = time.monotonic() + min(self._wait_first_s * 2 ** min(tries - 1, 16), _WAIT_MAX_S)
         with self._changed:
             while not self._is_closed and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)

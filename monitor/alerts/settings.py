@@ -94,7 +94,8 @@ class AlertSettings(Settings):
     )
     directory: Path = Field(
         default=Path(".lockstep/alerts"),
-        description="what was told, what is still to be delivered, and silences; without it alerts come again",
+        description="what was told, what is still to be delivered, and silences, in <pipeline> below it; without it"
+        " alerts come again",
     )
     webhook: WebhookSettings | None = Field(default=None, description="an HTTP endpoint")
     command: tuple[str, ...] = Field(

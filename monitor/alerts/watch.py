@@ -9,10 +9,10 @@ from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, take
 from monitor.alerts.channels import channels_of
+from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
-from monitor.conditions import Condition, Facts, Severity, find_conditions
 from monitor.lag import LagReport
 from monitor.verification import VerifySettings
 
@@ -38,15 +38,17 @@ class AlertWatch:
         self._verify = verify or VerifySettings()
         self._retry_s = retry_s
         self._store = AlertStore(settings.directory)
-        self._saving = threading.Lock()
+        self._saving = threading.Lock()  # held while book and queues change together, and until both are on disk
         self._book: Mapping[Key, Entry] = {}
         self._outbox: Outbox | None = None
+        self._is_loaded = False
         self._trouble: str | None = None
         self._open: tuple[Condition, ...] = ()
+        self._held: Mapping[Key, int] = {}
 
     @property
     def open(self) -> tuple[Condition, ...]:
-        """What was wrong at the last look, whether it was told or not."""
+        """What was wrong at the last look, told or not; what has to hold for long, once it was told or held so long."""
         return self._open
 
     @property
@@ -57,23 +59,23 @@ class AlertWatch:
     def look(self, report: LagReport | LockstepError, *, now_ms: int) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody who is told, and never raises.
 
-        Where the directory can't be used, everything is told anyway, and maybe told again after a restart.
+        Where the directory can't be used, everything is told anyway, and maybe told again after a restart. A file of it
+        that can't be read is left as it is, and nothing is kept until it can be read or is gone.
         """
         findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms, verify=self._verify)
-        self._open = findings.open
+        self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
+        self._open = self._shown(findings, self._book, now_ms=now_ms)
         silences: Mapping[str, int] = {}
         try:
-            if self._outbox is None and not self._store.take_lock():
-                return
-            if self._outbox is None:
-                self._begin(self._store.load())
+            if not self._is_loaded:
+                if not self._store.take_lock():
+                    return
+                self._resume(self._store.load())
+            self._store.mark_look()
             silences = self._store.silences(now_ms=now_ms)
             self._trouble = None
         except LockstepError as error:
             self._say_trouble(error)
-            if self._outbox is None:
-                self._begin(State())
-        assert self._outbox is not None
         book, messages = take(
             self._book,
             findings,
@@ -83,20 +85,27 @@ class AlertWatch:
             pipeline=self._pipeline,
             now_ms=now_ms,
         )
+        self._open = self._shown(findings, book, now_ms=now_ms)
+        for message in messages:
+            log_message(message)
         with self._saving:
+            outbox = self._opened()
             self._book = book
-        if messages:
-            for message in messages:
-                log_message(message)
-            self._outbox.put(messages)
-            self._save()
+            if messages:
+                # Who was told and what is to be delivered get to disk together, and before anybody is told: else
+                # a process that dies in between loses a message, or its successor tells it under another id.
+                outbox.stage(messages)
+                self._write(outbox)
+                outbox.release()
 
     def close(self) -> None:
         """Stop. What isn't delivered by then is delivered by the next process."""
         if self._outbox is not None:
             self._outbox.close()
             self._save()
-        self._store.close()
+        with self._saving:  # a delivery that ends later is kept no more: the directory is another process's by then
+            self._outbox = None
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -104,21 +113,40 @@ class AlertWatch:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _begin(self, state: State) -> None:
-        self._book = state.book
-        channels = channels_of(self._settings)
-        self._outbox = Outbox(channels, state.queues, delivered=self._save, wait_first_s=self._retry_s)
-        self._save()  # what was delivered before the outbox was ours
+    def _shown(self, findings: Findings, book: Mapping[Key, Entry], *, now_ms: int) -> tuple[Condition, ...]:
+        told = {key for key, entry in book.items() if entry.told}
+        return tuple(
+            each
+            for each in findings.open
+            if not each.hold_s or each.key in told or now_ms - self._held[each.key] >= each.hold_s * 1000
+        )
+
+    def _resume(self, state: State) -> None:
+        """Go on where the process before was. What this one has told since it couldn't read that stays told."""
+        with self._saving:
+            self._book = {**state.book, **self._book}
+            outbox = self._opened()
+            outbox.add(state.queues)
+            self._is_loaded = True
+            self._write(outbox)
+
+    def _opened(self) -> Outbox:
+        if self._outbox is None:
+            self._outbox = Outbox(channels_of(self._settings), delivered=self._save, wait_first_s=self._retry_s)
+        return self._outbox
 
     def _save(self) -> None:
-        outbox = self._outbox
-        if outbox is None:
+        with self._saving:
+            if self._outbox is not None:
+                self._write(self._outbox)
+
+    def _write(self, outbox: Outbox) -> None:
+        """Keep the book and the queues. ``_saving`` is held."""
+        if not self._is_loaded:
             return
+        told = {key: entry for key, entry in self._book.items() if entry.told}
         try:
-            with self._saving:
-                self._store.save(
-                    State({key: entry for key, entry in self._book.items() if entry.told}, outbox.queues())
-                )
+            self._store.save(State(told, outbox.queues()))
         except LockstepError as error:
             self._say_trouble(error)
 

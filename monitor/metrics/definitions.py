@@ -81,7 +81,7 @@ _ALL: Final = (
     _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),
-    _dashboard("stage_state", "", "1 for the state that the stage is in, 0 for the others.", (*_STAGE, "state")),
+    _dashboard("stage_state", "", "1 for its state, 0 for the others; unknown stands alone.", (*_STAGE, "state")),
     _dashboard("slot_active", "", "1 while somebody reads the slot."),
     _dashboard("slot_retained_bytes", "By", "WAL that the slot makes the server keep."),
     _dashboard("slot_safe_bytes", "By", "WAL that can be written before the slot may be lost."),
@@ -92,7 +92,7 @@ _ALL: Final = (
     _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
     _dashboard("paused_copies", "1", "Copies of tables that somebody has paused."),
     _dashboard("broken", "", "1 where capture can't ever go on."),
-    _dashboard("look_timestamp_seconds", "s", "When the pipeline was last looked at."),
+    _dashboard("look_timestamp_seconds", "s", "When the pipeline was last looked at; not there if it can't be."),
 )
 
 DEFINITIONS: Final[Mapping[str, Definition]] = {definition.name: definition for definition in _ALL}

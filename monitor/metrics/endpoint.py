@@ -2,8 +2,10 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.core import Metric
@@ -15,6 +17,9 @@ from monitor.metrics.meters import AllMeters, Gauges, Meters, PrometheusMeters
 from monitor.metrics.settings import MetricsSettings, split_address
 
 logger = logging.getLogger("lockstep.metrics")
+
+AGAIN_S: Final = 15.0
+"""How often an address is tried that couldn't be had: about as often as somebody scrapes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class Opened:
 def open_meters(settings: MetricsSettings, part: Part, *, pipeline: str) -> Iterator[Opened | None]:
     """The meters of this process until it ends; None where nobody asks for metrics.
 
-    Raises ConfigurationError when the address is taken, and when packages for OpenTelemetry are missing.
+    An address that can't be had is tried again until the end: no row waits for it. Raises ConfigurationError when
+    packages for OpenTelemetry are missing.
     """
     address = settings.capture if part is Part.CAPTURE else settings.apply
     if address is None and settings.otlp_endpoint is None:
@@ -47,20 +53,52 @@ def open_meters(settings: MetricsSettings, part: Part, *, pipeline: str) -> Iter
 
 @contextlib.contextmanager
 def _served(registry: CollectorRegistry, address: str, part: Part) -> Iterator[None]:
+    with contextlib.ExitStack() as closing:
+        try:
+            closing.enter_context(_listening(registry, address))
+        except OSError as error:
+            logger.warning(
+                "nobody can listen on %s: %s; the metrics of %s aren't served until it is free, which is tried every"
+                " %.0f s; give each pipeline and each process an address of its own in metrics.%s",
+                address,
+                error.strerror,
+                part.value,
+                AGAIN_S,
+                part.value,
+            )
+            closing.enter_context(_listening_later(registry, address))
+        yield
+
+
+@contextlib.contextmanager
+def _listening(registry: CollectorRegistry, address: str) -> Iterator[None]:
+    """Raises OSError where the address can't be had."""
     host, port = split_address(address)
-    try:
-        server, thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise ConfigurationError(
-            f"metrics.{part.value}: nobody can listen on {address}: {error.strerror}",
-            hint="give each pipeline and each process an address of its own, or leave the setting out",
-        ) from error
+    server, thread = start_http_server(port, host, registry)
     logger.info("metrics are served at http://%s:%d/metrics", host, server.server_port)
     try:
         yield
     finally:
         server.shutdown()
         server.server_close()
+        thread.join()
+
+
+@contextlib.contextmanager
+def _listening_later(registry: CollectorRegistry, address: str) -> Iterator[None]:
+    ended = threading.Event()
+
+    def try_again() -> None:
+        while not ended.wait(AGAIN_S):
+            with contextlib.suppress(OSError), _listening(registry, address):
+                ended.wait()
+
+    thread = threading.Thread(target=try_again, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
         thread.join()
 
 

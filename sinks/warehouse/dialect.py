@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sqlalchemy import CursorResult
 
     from sinks.warehouse.held_table import HeldTable
+    from sinks.warehouse.own_indexes import OwnIndex
     from sinks.warehouse.reader_views import ViewDefinition
 
 Refuse = Callable[[TableEvents, str], object]
@@ -156,6 +157,13 @@ class Dialect(Protocol):
 
     def add_keys(self, tables: "Collection[HeldTable]") -> None:
         """Leave each row's newest version only, and see to it that this stays so."""
+        ...
+
+    def keep_indexes(self, wanted: "Mapping[HeldTable, Sequence[OwnIndex]]") -> None:
+        """Leave these tables with these indexes of ours and with no others.
+
+        One of a column that its table lacks isn't made. Raises LockstepError for one that the database doesn't take.
+        """
         ...
 
     def look_at(self, tables: "Sequence[HeldTable]") -> None:

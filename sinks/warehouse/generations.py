@@ -57,13 +57,16 @@ class WarehouseGenerations:
                 return
             for held in tables:
                 self._dialect.drop_key(held)
+            self._tables.drop_indexes(tables)
             self._bookkeeping.set_bulk(True)
 
     def end_bulk(self) -> None:
         with self._connection.transaction():
             if not self._bookkeeping.exist() or not self._bookkeeping.is_bulk("for update"):
                 return
-            self._dialect.add_keys(self._bookkeeping.tables().values())
+            tables = self._bookkeeping.tables().values()
+            self._dialect.add_keys(tables)
+            self._tables.keep_indexes(tables)
             self._bookkeeping.set_bulk(False)
 
     def switch(self) -> None:

@@ -11,11 +11,15 @@ from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
 
 @dataclass(frozen=True, slots=True)
 class HeldTable:
-    """A table as a generation has it. ``name`` is its name in the warehouse."""
+    """A table as a generation has it. ``name`` is its name in the warehouse.
+
+    ``has_synced_at``: each row says when it was written last.
+    """
 
     shape: Shape
     name: str
     has_history: bool = False
+    has_synced_at: bool = False
 
     @property
     def relations(self) -> dict[str, str]:
@@ -23,9 +27,12 @@ class HeldTable:
         return relations_of(self.shape.table.name, self.name, has_history=self.has_history)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {**json.loads(self.shape.to_json()), "warehouse_name": self.name, "has_history": self.has_history}
-        )
+        ours = {
+            "warehouse_name": self.name,
+            "has_history": self.has_history,
+            "has_synced_at": self.has_synced_at,
+        }
+        return json.dumps({**json.loads(self.shape.to_json()), **ours})
 
     @classmethod
     def from_json(cls, text: str) -> "HeldTable":
@@ -33,7 +40,10 @@ class HeldTable:
         shape = Shape.from_json(text)
         value: dict[str, Any] = json.loads(text)
         return cls(
-            shape, value.get("warehouse_name", warehouse_name(shape.table.name)), value.get("has_history", False)
+            shape,
+            value.get("warehouse_name", warehouse_name(shape.table.name)),
+            value.get("has_history", False),
+            value.get("has_synced_at", False),
         )
 
 

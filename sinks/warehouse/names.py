@@ -20,6 +20,7 @@ HISTORY_SUFFIX: Final = "_history"
 
 TAG_COLUMN: Final = "_tag"
 DELETED_COLUMN: Final = "_deleted"
+SYNCED_COLUMN: Final = "_synced_at"
 
 
 def warehouse_name(name: TableName) -> str:

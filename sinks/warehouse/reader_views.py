@@ -8,9 +8,9 @@ from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.shape import Shape
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS
-from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, TAG_COLUMN, listed, qualified
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, listed, qualified
 
-# In the view they come first: a column that is added later can be at the end only.
+# In a view ours come first: a column that is added later can be at the end only.
 _HISTORY_COLUMNS = (TAG_COLUMN, FROM, TO, OPERATION)
 
 
@@ -24,7 +24,7 @@ class ViewDefinition:
 
 def views_of(held: HeldTable, schema: str) -> dict[str, ViewDefinition]:
     """The views of a table that is in this schema, by their names."""
-    views = {held.name: live_view(qualified(schema, held.name), held.shape)}
+    views = {held.name: live_view(qualified(schema, held.name), held)}
     if held.has_history:
         relation = held.name + HISTORY_SUFFIX
         views[relation] = history_view(qualified(schema, relation), held.shape)
@@ -47,10 +47,11 @@ def live_rows_sql(target: str, table: Table, columns: Sequence[str]) -> str:
     return f"select {listed(columns)} from {target} where {live_condition(target, table)}"
 
 
-def live_view(target: str, shape: Shape) -> ViewDefinition:
+def live_view(target: str, held: HeldTable) -> ViewDefinition:
     """What readers see of a table."""
-    columns = tuple(column.name for column in shape.columns)
-    return ViewDefinition(columns, live_rows_sql(target, shape.table, columns))
+    ours = (SYNCED_COLUMN,) if held.has_synced_at else ()
+    columns = (*ours, *(column.name for column in held.shape.columns))
+    return ViewDefinition(columns, live_rows_sql(target, held.shape.table, columns))
 
 
 def history_view(target: str, shape: Shape) -> ViewDefinition:

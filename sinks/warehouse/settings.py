@@ -13,6 +13,7 @@ from cdc.model.table import Table, TableName
 from sinks.access import RenewedLogin, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
+from sinks.warehouse.own_indexes import OwnIndex
 
 
 def _parse_tables(texts: Iterable[str]) -> dict[str, TableName]:
@@ -49,6 +50,11 @@ def _are_tables(tables: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
     return tables
 
 
+def _are_of_tables(indexes: dict[str, tuple[OwnIndex, ...]]) -> dict[str, tuple[OwnIndex, ...]]:
+    _parse_tables(indexes)
+    return indexes
+
+
 # As SQLAlchemy reads an address.
 _SERVER: Final = re.compile(
     r"postgresql(?:\+\w+)?://(?:(?P<user>[^:/]*)(?::[^@]*)?@)?(?P<host>\[[^/?\]]+\]|[^/:?]+)?(?::(?P<port>\d*))?"
@@ -75,12 +81,15 @@ class WarehouseSettings(TableSettings):
 
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
+    With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
+    besides ours, in PostgreSQL.
 
     ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
     file has no login, no TLS and no connection that could be idle.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history"}
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history", "synced_at"}
+    PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
     TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -90,6 +99,8 @@ class WarehouseSettings(TableSettings):
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
+    synced_at: bool = False
+    indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: RenewedLogin = RenewedLogin()
     tls: Tls | None = None
@@ -131,8 +142,11 @@ class WarehouseSettings(TableSettings):
             return self
         if _FILE.fullmatch(self.url.get_secret_value()) is None:
             raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
-        settings = ("login", "tls", "connect_timeout_s", "idle_in_transaction_timeout_s")
-        given = [name for name in settings if getattr(self, name) != type(self).model_fields[name].get_default()]
+        settings = ("indexes", "login", "tls", "connect_timeout_s", "idle_in_transaction_timeout_s")
+        fields = type(self).model_fields
+        given = [
+            name for name in settings if getattr(self, name) != fields[name].get_default(call_default_factory=True)
+        ]
         if given:
             raise ValueError(f"a DuckDB file has no {', '.join(given)}: remove {'them' if len(given) > 1 else 'it'}")
         return self
@@ -143,7 +157,8 @@ class WarehouseSettings(TableSettings):
         tables = set(_parse_tables(self.tables).values())
         problems = []
         if tables:
-            for setting, texts in (("names", self.names), ("history", self._history)):
+            settings = (("names", self.names), ("history", self._history), ("indexes", self.indexes))
+            for setting, texts in settings:
                 strangers = [text for text, name in _parse_tables(texts).items() if name not in tables]
                 if strangers:
                     problems.append(f"{setting} has tables that aren't among tables: {', '.join(strangers)}")
@@ -155,13 +170,36 @@ class WarehouseSettings(TableSettings):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
-        return self.strangers(names) + self.warehouse_names.problems(names)
+        return self.strangers(names) + self.warehouse_names.problems(names) + self.unknown_indexed(tables)
+
+    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
+        names = {table.name for table in tables}
+        strangers = [f"indexes: this sink has no table {name}" for name in self.indexes_by_table if name not in names]
+        return strangers + self.unknown_indexed(tables)
+
+    def unknown_indexed(self, tables: Sequence[Table]) -> list[str]:
+        """Columns of ``indexes`` that these tables don't have."""
+        return [
+            f"indexes: {table.name} has no column {name!r}"
+            for table in tables
+            for index in self.indexes_by_table.get(table.name, ())
+            for name in index.unknown_columns([column.name for column in table.columns])
+        ]
+
+    @property
+    def indexes_by_table(self) -> dict[TableName, tuple[OwnIndex, ...]]:
+        """What ``indexes`` declares."""
+        return {TableName.parse(table): indexes for table, indexes in self.indexes.items()}
 
     def strangers(self, tables: Collection[TableName]) -> list[str]:
         """Settings that name other tables than these, as a slip of the pen would."""
         return [
             f"{setting}: this sink has no table {name}"
-            for setting, names in (("names", self.warehouse_names.chosen), ("history", self.history_tables))
+            for setting, names in (
+                ("names", self.warehouse_names.chosen),
+                ("history", self.history_tables),
+                ("indexes", self.indexes_by_table),
+            )
             for name in sorted(names)
             if name not in tables
         ]

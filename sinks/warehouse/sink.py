@@ -90,6 +90,10 @@ class WarehouseSink:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
                 self._dialect.drop_columns(held, dropped, has_history=before.has_history)
+        if not is_bulk:
+            # Readers wait for none of it, and so it is a transaction without the locks of the one before.
+            with self._connection.transaction():
+                self._tables.keep_indexes(wanted.values())
         self._connection.disconnect()  # staging tables have the shapes of before
         return NOTHING_ADDED
 

@@ -11,7 +11,7 @@ from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
-from sinks.warehouse.names import HISTORY_SUFFIX, fitting, qualified
+from sinks.warehouse.names import HISTORY_SUFFIX, SYNCED_COLUMN, fitting, qualified
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.reader_views import ViewDefinition, views_of
 from sinks.warehouse.settings import WarehouseSettings
@@ -45,7 +45,7 @@ class WarehouseTables:
         name = self.names.of(table.name)
         has_history = self.names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
         if held is None:
-            return HeldTable(Shape.of(table), name, has_history)
+            return HeldTable(Shape.of(table), name, has_history, self._settings.synced_at)
         if held.name != name:
             raise LockstepError(
                 f"table {table.name} has the name {held.name!r} in generation {self.generation}, and names says "
@@ -58,16 +58,34 @@ class WarehouseTables:
                 "doesn't name",
                 hint="rebuild it from the log, without the history: lockstep rebuild, with --switch",
             )
+        if held.has_synced_at != self._settings.synced_at:
+            raise LockstepError(
+                f"table {table.name} {'has' if held.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in "
+                f"generation {self.generation}, and synced_at of this sink says something else",
+                hint="rebuild it from the log: lockstep rebuild, with --switch",
+            )
         shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
-        return HeldTable(shape, name, has_history)
+        return HeldTable(shape, name, has_history, held.has_synced_at)
 
-    def check_settings(self, tables: Collection[TableName]) -> None:
-        """Raise ConfigurationError with all settings that name tables which aren't there."""
+    def check_settings(self, tables: Mapping[TableName, HeldTable]) -> None:
+        """Raise ConfigurationError with all settings that name tables or columns which aren't there."""
         problems = self._settings.strangers(tables)
+        problems += self._settings.unknown_indexed([held.shape.table for held in tables.values()])
         if problems:
             raise ConfigurationError(
-                "settings name tables that this sink doesn't have", problems=problems, hint="mend them, or its tables"
+                "settings name what the tables of this sink don't have",
+                problems=problems,
+                hint="mend them, or its tables",
             )
+
+    def keep_indexes(self, tables: Iterable[HeldTable]) -> None:
+        """Give these tables the indexes that the settings declare, and take away those that they declare no more."""
+        declared = self._settings.indexes_by_table
+        self.dialect.keep_indexes({held: declared.get(held.shape.table.name, ()) for held in tables})
+
+    def drop_indexes(self, tables: Iterable[HeldTable]) -> None:
+        """Take away what ``keep_indexes`` makes."""
+        self.dialect.keep_indexes(dict.fromkeys(tables, ()))
 
     def create_schema(self) -> None:
         """Create this generation's schema, unless it is there."""

@@ -57,7 +57,7 @@ def state(**changes: Any) -> Document:
             "bytes_behind": 5018,
             "events_per_s": 1254.0,
         },
-        "topics": {"count": 12, "events_per_s": 1254.0, "bytes": 1_288_490_188},
+        "topics": {"count": 12, "events_per_s": 1254.0},
         "sinks": [
             _sink("search", "opensearch"),
             _sink("cache", "redis", seconds_behind=0.8, bytes_behind=102_092, events_behind=181, lsn="0/5BE20E8"),
@@ -65,7 +65,6 @@ def state(**changes: Any) -> Document:
         ],
         "problems": [],
         "open_alerts": 0,
-        "running_copies": 0,
     }
     return {**document, **changes}
 
@@ -109,7 +108,7 @@ def stopped() -> Document:
 def slot_lost() -> Document:
     reason = "the server has removed WAL that the slot lockstep_shop needed"
     step = "Copy every table again: `lockstep recover`"
-    document = state(problems=[_problem("slot", "lost", reason, step)], open_alerts=1)
+    document = state(problems=[_problem("capture", "stopped", reason, step)], open_alerts=1)
     document["source"] |= {"wal_status": "lost", "safe_wal_bytes": 0, "minutes_until_full": 0.0}
     document["capture"] |= {"state": "stopped", "reason": reason, "next_step": step, "events_per_s": 0.0}
     return document
@@ -117,7 +116,7 @@ def slot_lost() -> Document:
 
 def empty() -> Document:
     """Nothing has ever run."""
-    document = state(sinks=[], topics={"count": 0, "events_per_s": None, "bytes": None})
+    document = state(sinks=[], topics={"count": 0, "events_per_s": None})
     document["source"] |= {name: None for name in document["source"] if name not in ("server", "database", "slot")}
     nothing = dict.fromkeys(document["capture"])
     document["capture"] = {**nothing, "state": "unknown"}
@@ -140,8 +139,6 @@ def tables(number: int = 12) -> Document:
                 "key": ["id"],
                 "partitions": 4,
                 "events_per_s": max(0.0, 420.0 - 37.5 * index),
-                "topic_bytes": 48_000_000 + 7_000_000 * (index % 9),
-                "last_event_ms": NOW_MS - 700 * (index + 1),
                 "schema_id": 1 + index % 4,
             }
         )
@@ -188,21 +185,8 @@ _DOCUMENTS: dict[str, Document] = {
         "name": "search",
         "lag": _HOUR,
         "generations": [
-            {"generation": 3, "live": True, "state": "ready", "lsn": "0/5BF3778", "rows": 44_211},
-            {"generation": 2, "live": False, "state": "retired", "lsn": "0/4000000", "rows": 43_900},
-        ],
-        "batches": [
-            {
-                "batch": 9120 - n,
-                "finished_ms": NOW_MS - 600 * n,
-                "from_lsn": f"0/5BF{3000 - 16 * n:X}",
-                "to_lsn": f"0/5BF{3016 - 16 * n:X}",
-                "events": 402 + 31 * n,
-                "read_ms": 21,
-                "write_ms": 64 + n,
-                "commit_ms": 18,
-            }
-            for n in range(12)
+            {"generation": 3, "live": True, "state": "ready", "lsn": "0/5BF3778"},
+            {"generation": 2, "live": False, "state": "retired", "lsn": "0/4000000"},
         ],
     },
     "copies": {
@@ -245,11 +229,17 @@ _DOCUMENTS: dict[str, Document] = {
         ]
     },
     "verify": {
+        "sinks": [
+            {"sink": "search", "state": "equal", "ended_ms": NOW_MS - 600_000, "differing": 0, "error": None,
+             "verified_through": "0/5B00000", "verified_through_ms": NOW_MS - 624_000},
+            {"sink": "cache", "state": "failed", "ended_ms": NOW_MS - 900_000, "differing": 0,
+             "error": "the store doesn't answer", "verified_through": None, "verified_through_ms": None},
+        ],
         "runs": [
             {"sink": "search", "state": "equal", "finished_ms": NOW_MS - 600_000, "rows": 44_211, "differing": 0,
              "verified_through": "0/5B00000", "seconds": 24.0},
-            {"sink": "cache", "state": "differs", "finished_ms": NOW_MS - 4_000_000, "rows": 44_209, "differing": 2,
-             "verified_through": "0/5A00000", "seconds": 19.0},
+            {"sink": "cache", "state": "different", "finished_ms": NOW_MS - 4_000_000, "rows": 44_209, "differing": 2,
+             "verified_through": None, "seconds": 19.0},
         ]
     },
     "alerts": {

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -25,7 +25,10 @@ class FakeApi:
         self.state: Callable[[], example.Document] = example.state
         self.documents = example.documents()
         self.actions: list[tuple[str, Any]] = []
+        self.tail_trouble: str | None = None
+        self.tail_refusal: str | None = None
         self.token: str | None = None
+        self.refusal: str | None = None
         self.address = ""
         self.is_sampled = True
         self.is_open = threading.Event()
@@ -76,7 +79,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self._api.token is not None and self.headers["X-Lockstep-Token"] != self._api.token:
-            self._json(401, {"message": "this action needs the token"})
+            wanted = {"WWW-Authenticate": 'Bearer realm="Lockstep"'}
+            self._json(401, {"message": "this action needs the token"}, wanted)
+            return
+        if self._api.refusal is not None:
+            self._json(401, {"message": self._api.refusal})
             return
         self._api.actions.append((self.path.removeprefix("/api/actions/"), body))
         self._json(200, {"ok": True, "message": "It was asked for. `lockstep lag` shows how far it is."})
@@ -98,8 +105,13 @@ class _Handler(BaseHTTPRequestHandler):
             pass  # the page has gone
 
     def _tail(self) -> None:
+        if self._api.tail_refusal is not None:
+            self._json(503, {"message": self._api.tail_refusal})
+            return
         self._begin_events()
         self._event("event", example.tail_event())
+        if self._api.tail_trouble is not None:
+            self._event("trouble", {"message": self._api.tail_trouble})
 
     def _begin_events(self) -> None:
         self.send_response(200)
@@ -110,14 +122,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _event(self, name: str, document: Any) -> None:
         self.wfile.write(f"event: {name}\ndata: {json.dumps(document)}\n\n".encode())
 
-    def _json(self, code: int, document: Any) -> None:
-        self._send(code, "application/json", json.dumps(document).encode())
+    def _json(self, code: int, document: Any, headers: Mapping[str, str] | None = None) -> None:
+        self._send(code, "application/json", json.dumps(document).encode(), headers)
 
-    def _send(self, code: int, kind: str, body: bytes) -> None:
+    def _send(self, code: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", "default-src 'self'")
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

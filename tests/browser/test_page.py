@@ -158,10 +158,20 @@ def test_a_missing_token_is_asked_for(browser: Browser, api: FakeApi) -> None:
         dialog = page.get_by_role("dialog")
         dialog.get_by_role("button", name="Verify").click()
         expect(dialog).to_contain_text("this action needs the token")
-        dialog.get_by_label("Token").fill("right")
+        dialog.get_by_label("LOCKSTEP_DASHBOARD_TOKEN").fill("right")
         dialog.get_by_role("button", name="Verify once more").click()
         expect(dialog).to_contain_text("It was asked for.")
         assert api.actions == [("verify", {"sink": "search"})]
+
+
+def test_a_refusal_that_no_token_helps_against_asks_for_none(browser: Browser, api: FakeApi) -> None:
+    api.refusal = "This is for whoever has loaded the page since the server started: load it again."
+    with opened(browser, f"{api.address}#/verify") as shown:
+        shown.page.get_by_role("button", name="Verify search").click()
+        dialog = shown.page.get_by_role("dialog")
+        dialog.get_by_role("button", name="Verify").click()
+        expect(dialog).to_contain_text("load it again")
+        expect(dialog.get_by_label("Token")).to_have_count(0)
 
 
 def test_two_thousand_tables_are_found_by_their_names(browser: Browser, api: FakeApi) -> None:
@@ -228,6 +238,20 @@ def test_events_are_followed_live(browser: Browser, api: FakeApi) -> None:
         page.get_by_role("button", name="Tail", exact=True).click()
         expect(page.locator("tbody tr").first).to_contain_text("public.customer")
         page.get_by_role("button", name="Stop").click()
+
+
+def test_what_ends_the_events_is_said_in_the_server_s_words(browser: Browser, api: FakeApi) -> None:
+    api.tail_trouble = "Kafka doesn't answer. `lockstep doctor` says why"
+    with opened(browser, f"{api.address}#/tail") as shown:
+        page = shown.page
+        tail, status = page.get_by_role("button", name="Tail", exact=True), page.locator("main").get_by_role("status")
+        tail.click()
+        expect(status).to_have_text("Kafka doesn't answer. lockstep doctor says why")
+        expect(page.locator("tbody tr").first).to_contain_text("public.customer")
+        expect(page.get_by_role("button", name="Stop")).to_have_count(0)
+        api.tail_refusal = "8 pages follow events already."
+        tail.click()
+        expect(status).to_have_text("8 pages follow events already.")
 
 
 def test_what_the_database_holds_is_text_and_never_a_part_of_the_page(browser: Browser, api: FakeApi) -> None:

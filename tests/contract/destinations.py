@@ -315,13 +315,13 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
 
 
 def _warehouse_history(endpoints: Any) -> Destination:
-    """With all versions kept, which a job would bring: each event of a batch is one."""
-    return _versioned(_warehouse(endpoints, history=True))
+    """With all versions kept, which a job would bring: each event of a batch is one. Rows have their time."""
+    return _versioned(_warehouse(endpoints, history=True, synced_at=True))
 
 
 def duckdb_history(endpoints: Any) -> Destination:
     """The same in a file. It is no layout of its own for tests that look at rows alone."""
-    return _versioned(_duckdb(endpoints, history=True))
+    return _versioned(_duckdb(endpoints, history=True, synced_at=True))
 
 
 def _versioned(plain: Destination) -> Destination:

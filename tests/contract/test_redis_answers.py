@@ -1,6 +1,7 @@
 """What a real Valkey answers where the sink depends on it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -39,6 +40,29 @@ def test_a_reader_finds_a_row_by_pointer_and_key(client: Any, sink: RedisSink, n
     assert client.get(f"{name}:live") == b"g1"
     stored = client.hgetall(f"{name}:g1:public.orders:42")
     assert (stored[b"t"].decode(), orjson.loads(stored[b"v"])) == (tag(1), {"id": 42, "note": "a"})
+
+
+def test_the_code_of_the_docs_reads_the_live_generation_before_and_after_a_switch(
+    endpoints: Any, sink: RedisSink, name: str
+) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "sinks" / "redis.md").read_text()
+    code, call = page.partition("```python\n")[2].partition("```")[0].split("\n\n\n")
+    assert call.strip() == 'row(client, "public.orders:42")'
+    names: dict[str, Any] = {}
+    exec(code, names)  # what the author of an application copies
+    second = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url)), 2))
+    second.prepare([table()], go_live=False)
+    application = Redis.from_url(endpoints.redis_url, decode_responses=True)
+    try:
+        sink.apply(batch(upsert({"id": 42, "note": "first"}, 1)))
+        second.apply(batch(upsert({"id": 42, "note": "second"}, 1)))
+        assert orjson.loads(names["row"](application, "public.orders:42", prefix=name))["note"] == "first"
+        generations_of(second).switch()
+        assert orjson.loads(names["row"](application, "public.orders:42", prefix=name))["note"] == "second"
+        assert names["row"](application, "public.orders:43", prefix=name) is None
+    finally:
+        application.close()
+        second.close()
 
 
 def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any, sink: RedisSink, name: str) -> None:

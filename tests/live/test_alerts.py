@@ -41,7 +41,7 @@ def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, tmp_
     captured.start().settle()
     watch = Process(tmp_path / "watch.log", "lockstep", "alerts", "watch", "--config", str(captured.path))
     try:
-        until((captured.path.parent / ".lockstep/alerts/state.json").exists, seconds=_PATIENCE_S)
+        until((captured.config.alerts.directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
         until(lambda: ("opened", "capture-stopped") in _told(tmp_path), seconds=_PATIENCE_S)
         captured.start()

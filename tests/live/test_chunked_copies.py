@@ -1,6 +1,7 @@
 """Copies in the middle of the stream that don't stop it: what is written meanwhile, kills, locks, long transactions."""
 
 import contextlib
+import re
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TableCopy
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
+from monitor.lag import Stage, StageState
+from monitor.stalls import STALLED_S
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -28,6 +31,7 @@ from tests.dying_publisher import Commit, Killed, dying
 pytestmark = pytest.mark.live
 
 _BIG = TableName("public", "big")
+_ODD = TableName("public", "odd")
 _TABLE = (
     "create table big (region text, id int, n int not null default 0, big text, primary key (region, id))",
     "alter table big alter big set storage external",
@@ -162,8 +166,11 @@ def test_a_transaction_that_is_open_all_the_time_holds_nothing_up(copying: Copyi
 
 
 @pytest.mark.alone
-def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(copying: Copying, database: Database) -> None:
+def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(
+    copying: Copying, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It waits for a synchronous standby that isn't there: its events are published before it is visible."""
+    monkeypatch.setattr("snapshot.waits.SAID_AFTER_S", 0.2)
     captured = copying.captured.start()
     captured.settle()
     server = database.value("select current_setting('synchronous_standby_names')")
@@ -184,6 +191,9 @@ def test_a_commit_that_nobody_sees_so_far_holds_up_chunks_alone(copying: Copying
         assert copy is not None
         assert copy.rows == 0
         assert database.value("select n from big where id = 5") == 0
+        captured.wait_for(
+            f"process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
+        )
         # Also for the next process, which hasn't published it.
         captured.stop()
         captured.start()
@@ -565,6 +575,135 @@ def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(
         _copied_as_one(copying)
 
 
+_LATE = TableName("public", "late")
+
+
+def _with_late(copying: Copying, rows: int = 3) -> None:
+    """Another table joins while capture is stopped: it lacks its copy."""
+    captured = copying.captured.start()
+    captured.settle()
+    captured.stop()
+    copying.database.execute(
+        "create table late (id int primary key)",
+        f"insert into late select generate_series(1, {rows})",
+        f"alter publication {captured.config.publication} add table late",
+    )
+    captured.configure(tables=(*captured.config.source.tables, "public.late"))
+
+
+def _comes_back(copying: Copying, name: TableName = _LATE) -> None:
+    """The others go on, nothing has ended, and the table is copied once it is published again."""
+    captured = copying.captured
+    before = len(captured.events("public.other"))
+    copying.database.execute("insert into other select coalesce(max(id), 0) + 1, 1 from other")
+    copying.wait(lambda: len(captured.events("public.other")) > before)
+    copying.database.execute(f"alter publication {captured.config.publication} add table {name.sql}")
+    copying.wait_whole(name)
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
+def test_a_table_that_joined_and_left_before_its_copy_waits_also_after_a_reconnect(copying: Copying) -> None:
+    captured = copying.captured
+    _with_late(copying)
+    copying.database.execute(
+        "create table first (id int primary key)",
+        "insert into first select generate_series(1, 3000)",
+        f"alter publication {captured.config.publication} add table first",
+    )
+    first = TableName("public", "first")
+    captured.configure(tables=("public.first", *captured.config.source.tables))
+    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=20)})
+    captured.start()
+    copying.wait(lambda: (copy := copying.copy(first)) is not None and copy.rows > 0)  # the other one waits behind it
+    copying.database.execute(f"alter publication {captured.config.publication} drop table late")
+    copying.database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity"
+        " where application_name = 'lockstep capture' and datname = current_database()"
+    )
+    copying.wait(lambda: sum("streaming from" in line for line in captured.said) == 2)
+    copying.database.execute("delete from first where id > 10")
+    captured.wait_for("warning: public.late: not in publication")
+    _comes_back(copying)
+
+
+def test_a_table_that_joined_and_left_in_the_middle_of_its_copy_waits_also_after_a_restart(copying: Copying) -> None:
+    captured = copying.captured
+    _with_late(copying, rows=300)
+    fast = captured.config
+    captured.config = fast.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=20)})
+    captured.start()
+    copying.wait(lambda: (copy := copying.copy(_LATE)) is not None and copy.rows > 0)
+    copying.database.execute(f"alter publication {fast.publication} drop table late")
+    captured.wait_for("warning: public.late: not in publication")
+    captured.stop()
+    captured.config = fast
+    captured.start()
+    captured.wait_for("warning: public.late: not in publication")
+    _comes_back(copying)
+
+
+@contextlib.contextmanager
+def _odd(database: Database, endpoints: Endpoints, directory: Path) -> Iterator[Copying]:
+    """A table whose copy stops the stream, beside those of others that don't; all of them are copied."""
+    database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
+    database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
+    database.execute("create table other (id int primary key, n int)", *_TABLE)
+    options = "options = { 'public.odd' = { key = ['id'] } }"
+    tables = ("public.odd", "public.other", "public.big")
+    with Captured(database, endpoints.kafka_bootstrap, directory, tables, source=options) as captured:
+        yield Copying(captured, database)
+
+
+def test_a_table_that_leaves_before_the_stream_stops_for_its_copy_is_copied_when_it_is_back(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    with _odd(database, endpoints, tmp_path) as copying:
+        captured = copying.captured.start()
+        captured.settle()
+        with database.reading() as holder:
+            holder.execute("begin; insert into big values ('n', 3)")  # until it ends, no copy begins
+            copying.ask(_ODD)
+            copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
+            database.execute(f"alter publication {captured.config.publication} drop table odd")
+            holder.execute("commit")
+        captured.wait_for("warning: public.odd: not in publication")
+        until(lambda: database.value(_TEMPORARY_SLOTS) == 0)  # it would hold back WAL for nothing
+        _comes_back(copying, _ODD)
+
+
+def test_a_slot_that_is_ready_isnt_held_while_chunks_of_another_table_go_on(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    ready = f"{_TEMPORARY_SLOTS} and confirmed_flush_lsn is not null"
+    with _odd(database, endpoints, tmp_path) as copying, database.reading() as holder:
+        captured = copying.captured.start()
+        captured.settle()
+        captured.stop()
+        holder.execute("begin; insert into other values (7, 7)")  # until it ends, no slot is ready
+        has_let_go = threading.Event()
+
+        def watch(commit: Commit) -> bool:
+            copy = commit.state.copying.get(_BIG)
+            if not has_let_go.is_set() and copy is not None and copy.rows:
+                has_let_go.set()
+                holder.execute("commit")
+                until(lambda: database.value(ready) == 1)
+            return False
+
+        captured.start(wrap_publisher=dying(watch))
+        copying.ask(_ODD)
+        copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
+        copying.ask(_BIG)
+        copying.wait_whole(_BIG)
+        copying.wait_whole(_ODD)
+        said = captured.said
+        assert has_let_go.is_set()
+        of_odd = next(at for at, line in enumerate(said) if line.startswith("copying public.odd at"))
+        assert of_odd < next(at for at, line in enumerate(said) if line.startswith("public.big is copied")), said
+        captured.assert_equal()
+
+
 def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
     database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -595,6 +734,41 @@ def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
         assert len(slots) == asked
         order(copying, CopyAction.RESUME, name)
         copying.wait_whole(name)
+        captured.assert_equal()
+
+
+def test_a_capture_that_stands_still_for_a_slot_is_behind_and_does_not_hang(
+    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("snapshot.in_stream._SLOT_PATIENCE_S", 60.0)
+    asked: list[str] = []
+    with _odd(database, endpoints, tmp_path) as copying, database.reading() as holder:
+
+        def coming(source: SourceSettings, name: str) -> ComingSlot:
+            asked.append(name)
+            if len(asked) == 2:  # the one for which the stream stands still
+                holder.execute("begin; insert into other values (7, 7)")
+            return ComingSlot(source, name)
+
+        monkeypatch.setattr("snapshot.in_stream.ComingSlot", coming)
+        captured = copying.captured.start()
+        captured.settle()
+        copying.ask(_ODD)
+        copying.wait(lambda: len(asked) == 2)
+        database.execute("insert into big values ('new', 1)")
+        received: list[Stage] = []
+        with LagCollector(captured.config.as_pipeline(), {}) as collector:
+
+            def has_stood_for_long() -> bool:
+                received.append(collector.collect().stages[1])
+                seconds = re.search(r"for (\d+) s, but gives signs of life", received[-1].reason or "")
+                return seconds is not None and int(seconds[1]) >= 2 * STALLED_S
+
+            until(has_stood_for_long)
+        assert {stage.state for stage in received} <= {StageState.CURRENT, StageState.BEHIND}
+        assert f"until pid {holder.info.backend_pid} " in (received[-1].reason or "")
+        holder.execute("commit")
+        copying.wait_whole(_ODD)
         captured.assert_equal()
 
 

@@ -90,6 +90,16 @@ class Dashboard:
         assert code == 200, document
         return document
 
+    def begins_anew(self) -> None:
+        """Wait until the process has begun anew, with another port."""
+        until(lambda: (said := self._all_said()) and int(said[-1]) != self.port, seconds=60)
+        assert self.process.poll() is None
+        self.port = int(self._all_said()[-1])
+        until(lambda: self.status("GET", "/healthz") == 200, seconds=60)
+
+    def _all_said(self) -> list[str]:
+        return re.findall(r"dashboard: http://\S+:(\d+)/", self.messages.read_text())
+
     def load_page(self) -> None:
         """As a browser does: from then on it sends the cookie."""
         code, _, headers = self.ask("GET", "/")
@@ -187,7 +197,7 @@ def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dash
 
 
 def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
-    until(lambda: dashboard.status("GET", "/metrics") == 200)
+    until(lambda: "\nlockstep_look_timestamp_seconds " in dashboard.get("/metrics"))
     _, text, headers = dashboard.ask("GET", "/metrics")
     samples = {
         (sample.name, sample.labels.get("stage")): sample.value
@@ -359,10 +369,24 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     assert problem.next_step is not None
     assert dashboard.status("GET", "/readyz") == 503
     assert dashboard.status("GET", "/") == 200
+    shown = {line.partition(" ")[0] for line in dashboard.get("/metrics").splitlines()}
+    assert ("lockstep_broken" in shown) is (what == "store"), "a silent server says nothing of that"
     if what != "store":
         code, refusal, _ = dashboard.ask("GET", "/api/copies")
         assert (code, list(refusal)) == (503, ["message"])
     dashboard.stop()
+
+
+def test_every_part_takes_up_another_configuration(captured: Captured, dashboard: Dashboard) -> None:
+    until(lambda: _has_looked(dashboard))
+    text = captured.path.read_text()
+    captured.path.write_text(text.replace("[sinks.cache]", "[sinks.other]"))
+    dashboard.begins_anew()
+    until(lambda: _has_looked(dashboard))
+    assert [sink.name for sink in _state(dashboard).sinks] == ["other"]
+    assert dashboard.get("/api/sinks/other")["name"] == "other"
+    code, waited, _ = dashboard.ask("POST", "/api/wait", {"lsn": "0/1", "sinks": ["other"], "timeout_s": 0.2})
+    assert code == 200, waited
 
 
 def test_beyond_loopback_nothing_is_had_without_the_token(captured: Captured, tmp_path: Path) -> None:

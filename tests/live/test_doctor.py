@@ -24,12 +24,13 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import drop_slot, emit_functions
 from cdc.protocol.control_records import CaptureState
+from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load
 from lockstep.doctor.examine import examine, is_healthy
 from migrations.source import messages_sql, publication_sql
-from sinks.registry import open_sink
+from sinks.registry import definition, open_sink
 from stack.stack import Endpoints
-from tests.builders import table
+from tests.builders import column, table
 from tests.contract.test_opensearch_refusals import JSON, Answer, before
 from tests.databases import Database
 from tests.events import Log, Put, kafka_settings
@@ -209,6 +210,10 @@ sets = {{ "public.t" = ["by_w:{{w}}"] }}
 type = "delta"
 root = "{lake}"
 partition_by = {{ "public.t" = ["x"] }}
+[sinks.dwh]
+type = "warehouse"
+url = "{warehouse}"
+indexes = {{ "public.t" = [{{ columns = ["id"] }}, {{ columns = ["y"] }}] }}
 [sinks.right]
 type = "opensearch"
 urls = ["{search}"]
@@ -222,7 +227,12 @@ fields = {{ "public.t.value" = {{ type = "text", analyzer = "german" }} }}
 def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_created(
     case: Case, endpoints: Endpoints, tmp_path: Path
 ) -> None:
-    sinks = _SINKS.format(search=endpoints.opensearch_url, redis=endpoints.redis_url, lake=tmp_path / "lake")
+    sinks = _SINKS.format(
+        search=endpoints.opensearch_url,
+        redis=endpoints.redis_url,
+        warehouse=endpoints.warehouse_url,
+        lake=tmp_path / "lake",
+    )
     case.path.write_text(case.path.read_text() + sinks)
     config = load(case.path)
     told = {finding.subject: finding.what for finding in examine(config) if finding.severity is Severity.ERROR}
@@ -232,11 +242,35 @@ def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_
         " mappings",
         "sink cache": "sets: table public.t has no column 'w'",
         "sink lake": "table public.t has no column 'x' to be partitioned by",
+        "sink dwh": "indexes: public.t has no column 'y'",
     }
     for name, settings in config.sinks.items():
         opened = open_sink(name, settings, 1)
         assert list(opened.generations.numbers()) == []
         opened.sink.close()
+
+
+def test_an_index_that_a_sink_which_is_there_cannot_have_is_a_warning(case: Case, endpoints: Endpoints) -> None:
+    text = case.path.read_text()
+    sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
+    case.path.write_text(text + sink)
+    settings = load(case.path).sinks[case.name]
+    opened = open_sink(case.name, settings, 1)
+    try:
+        opened.sink.prepare([table(column("id", "int4"), column("v"), name=T)])
+        save_record(opened.records, 1, Record(case.name, definition(settings)))
+    finally:
+        opened.sink.close()
+    declared = (
+        'indexes = { "public.t" = [{ columns = ["v"] }, { columns = ["w"] }], "public.u" = [{ columns = ["v"] }] }'
+    )
+    case.path.write_text(text + sink + declared)
+    found = [finding for finding in examine(load(case.path)) if finding.subject == f"sink {case.name}"]
+    assert [(finding.severity, finding.what) for finding in found] == [
+        (Severity.OK, "answers; generation 1 is live"),
+        (Severity.WARNING, "indexes: this sink has no table public.u"),
+        (Severity.WARNING, "indexes: public.t has no column 'w'"),
+    ]
 
 
 _EXPRESSIONS = """

@@ -186,6 +186,35 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
 
 
+def test_a_limit_holds_for_its_sink_alone_and_whoever_stops_waits_for_none(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    limited = pipeline.cache.model_copy(update={"events_per_s": 40})
+    lsn = pipeline.write(*(put(key) for key in range(400)))
+    began = time.monotonic()
+    with pipeline.job(spark, sinks={"cache": limited, pipeline.warehouse_name: pipeline.warehouse}) as job:
+        job.wait_until(lambda seen: seen.get("sink") == pipeline.warehouse_name and seen.get("watermark_lsn") == lsn)
+        assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
+        for _ in range(3):
+            job.wait_for("StatusReport", since=len(job.reports), sink="cache")
+        elapsed_s = time.monotonic() - began
+        held = pipeline.rows()
+        # A second's worth at once, and no more than the limit after that.
+        assert len(held) <= 40 * (elapsed_s + 2)
+        assert held.items() < pipeline.expected.items()
+        assert job.stop() == 0
+    batches = [seen["rows"] for seen in job.reports if seen["report"] == "StatusReport" and seen["sink"] == "cache"]
+    assert max(batches) <= 40 + 4  # Spark rounds up for each partition
+    assert [seen["reason"] for seen in job.reports if seen["report"] == "KeepsMicroBatches"] == [
+        "events_per_s is kept from batch to batch"
+    ]
+    left = 400 - len(pipeline.rows())
+    began = time.monotonic()
+    assert pipeline.apply_once(spark, sinks={"cache": limited}).poll() == 0
+    assert time.monotonic() - began >= left / 40 - 2, "what the log holds now has the same limit"
+    assert pipeline.rows() == pipeline.expected
+
+
 def test_an_idle_job_rests_and_goes_on_when_something_comes(pipeline: Pipeline, spark: SparkSession) -> None:
     """Spark's batch is committed when the rest is over: the next one shows that it was in one."""
     committed = Checkpoint(spark, pipeline.checkpoint()).committed

@@ -15,6 +15,7 @@ from sqlalchemy import URL
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
+from lockstep.cli.main import exit_code
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
@@ -108,3 +109,33 @@ def test_replication_doesnt_pass_a_pooler(pooler: URL, tmp_path: Path) -> None:
     assert not isinstance(caught.value, Unavailable), "asking again wouldn't help"
     assert "unsupported startup parameter: replication" in caught.value.message
     assert str(pooler.password) not in str(caught.value)
+
+
+@pytest.mark.parametrize("pooler", ["transaction"], indirect=True)
+def test_doctor_says_what_a_pooler_keeps_from_a_sink_and_from_capture(
+    pooler: URL, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secret").write_text(str(pooler.password))
+    address = f"{HOST}:{pooler.port}"
+    path = tmp_path / "lockstep.toml"
+    path.write_text(f"""
+[pipeline]
+name = "t{uuid.uuid4().hex[:12]}"
+[source]
+dsn = "host={HOST} port={pooler.port} user={pooler.username} dbname={pooler.database}"
+password_file = "secret"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "{endpoints.kafka_bootstrap}"
+[sinks.warehouse]
+type = "warehouse"
+url = "postgresql+psycopg://{address}/{pooler.database}"
+login = {{ user = "{pooler.username}", password_file = "secret" }}
+""")
+    assert exit_code(["doctor", "--config", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert f"a pooler is between this sink and the warehouse at {address}" in said
+    assert "let url of this sink be the address of PostgreSQL itself" in said
+    assert "that is a pooler's answer, not PostgreSQL's" in said
+    assert "point source.dsn at PostgreSQL itself, not at a pooler" in said
+    assert str(pooler.password) not in said

@@ -28,6 +28,7 @@ from monitor.collector import LagCollector
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
 from snapshot.request import request_copies
+from stack.ports import pick
 from stack.stack import Endpoints, Stack
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -487,13 +488,17 @@ def test_a_slot_is_kept_for_a_promotion_where_postgresql_can(captured: Captured,
 def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
     captured: Captured, database: Database, tmp_path: Path
 ) -> None:
+    with captured.path.open("a") as file:  # both have the address; who stands by leaves it alone
+        file.write(f'[metrics]\ncapture = "127.0.0.1:{pick(None, taken=())}"\n')
     with _standing_by(captured, tmp_path / "first.log") as first:
         until(lambda: "streaming from" in (tmp_path / "first.log").read_text())
         with _standing_by(captured, tmp_path / "second.log"):
             until(lambda: "standing by" in (tmp_path / "second.log").read_text())
+            assert "listen" not in (tmp_path / "second.log").read_text()
             database.execute("insert into t values (51, 'before', 'x')")
             first.kill()
             until(lambda: "streaming from" in (tmp_path / "second.log").read_text())
+            assert "metrics are served" in (tmp_path / "second.log").read_text()
             database.execute("insert into t values (52, 'after', 'x')")
             until(lambda: b'{"id":52}' in captured.rows("public.t"))
             assert captured.rows("public.t") == captured.source_rows("public.t")

@@ -17,7 +17,6 @@ from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import (
-    blocking_transactions,
     drop_slot,
     emit_heartbeat,
     end_other_reader,
@@ -25,6 +24,7 @@ from cdc.postgres.slot import (
     sender_timeout_s,
     wal_end,
 )
+from cdc.postgres.unended_transactions import unended_transactions
 from cdc.protocol.envelope import TAG_END, TAG_START
 from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message, Update
 from cdc.protocol.walsender import status_update
@@ -347,7 +347,7 @@ def test_creating_a_slot_reports_how_long_it_waits(in_flight: InFlight) -> None:
 def test_who_a_new_slot_waits_for_is_named(published_table: Database, in_flight: InFlight) -> None:
     pid = in_flight.writer.info.backend_pid
     in_flight.writer.execute("insert into t values (1, 'x')")
-    assert pid in [blocker[0] for blocker in blocking_transactions(published_table.connection)]
+    assert pid in [transaction.pid for transaction in unended_transactions(published_table.connection)]
 
 
 def test_the_snapshot_shows_nothing_that_commits_after_the_slot(published_table: Database) -> None:

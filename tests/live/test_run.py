@@ -1,9 +1,11 @@
 """``lockstep run``: one supervised group."""
 
+import contextlib
 import itertools
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from lockstep.config import load
+from monitor.alerts.store import AlertStore
 from tests.pipeline import Pipeline, traffic, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -61,3 +65,21 @@ def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
     os.kill(group.pid, signal.SIGKILL)
     group.wait()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end", timeout_s=120)
+
+
+def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeline: Pipeline) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        text = pipeline.path.read_text()
+        pipeline.path.write_text(text.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}"))
+        group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
+        log = group.log  # type: ignore[attr-defined]
+        directory = load(pipeline.path).alerts.directory
+        wait_until(lambda: "there is no web page" in log.read_text(), what="it is said", timeout_s=300)
+        wait_until(lambda: not _may_tell(directory), what="another process tells", timeout_s=300)
+        assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
+
+
+def _may_tell(directory: Path) -> bool:
+    store = AlertStore(directory)
+    with contextlib.closing(store):
+        return store.take_lock()

@@ -18,6 +18,9 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
+from lockstep.config import load
+from monitor.alerts.certificates import file_expires_ms
+from monitor.alerts.facts import certificates_of, expiries
 from sinks.access import Tls
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
@@ -138,11 +141,13 @@ class Servers:
         if kind == "cache":
             cache = RedisSettings(url=SecretStr(f"rediss://{HOST}:{port}/0"), tls=tls, timeout_s=5)
             return RedisSink(RedisTables(name, cache, 1))
+        return WarehouseSink(WarehouseTables(name, self.warehouse(port, tls, database), 1))
+
+    def warehouse(self, port: int, tls: Tls, database: str = "app") -> WarehouseSettings:
         url = URL.create(
             "postgresql+psycopg", "postgres", password_of(self.postgres.dsn), host=HOST, port=port, database=database
         )
-        warehouse = WarehouseSettings(url=SecretStr(url.render_as_string(hide_password=False)), tls=tls)
-        return WarehouseSink(WarehouseTables(name, warehouse, 1))
+        return WarehouseSettings(url=SecretStr(url.render_as_string(hide_password=False)), tls=tls)
 
 
 @pytest.fixture(scope="module")
@@ -192,6 +197,25 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(kind: str, ours: str | N
 def test_new_connections_see_a_renewed_certificate(kind: str, servers: Servers) -> None:
     servers.use(kind, servers.show(kind, "right"), shown(servers, None))
     servers.use(kind, servers.show(kind, "renewed"), shown(servers, None))
+
+
+def test_alerts_see_when_the_certificate_expires_that_a_source_or_a_warehouse_shows(
+    servers: Servers, tmp_path: Path
+) -> None:
+    for certificate in ("right", "expired"):
+        port = servers.show("warehouse", certificate)
+        path = tmp_path / "lockstep.toml"
+        path.write_text(
+            f"[pipeline]\nname='p'\n[source]\ndsn='host={HOST} port={port} dbname=app'\ntables=['x.y']\n"
+            "[kafka]\nbootstrap_servers='k:9092'\n"
+        )
+        warehouse = servers.warehouse(port, shown(servers, None))
+        found = expiries(certificates_of(load(path).as_pipeline(), {"dwh": warehouse}))
+        ends_ms = file_expires_ms(servers.certificates[certificate].certificate)
+        assert {name: found[name] for name in (f"source {HOST}:{port}", f"dwh {HOST}:{port}")} == {
+            f"source {HOST}:{port}": ends_ms,
+            f"dwh {HOST}:{port}": ends_ms,
+        }
 
 
 def sasl(servers: Servers, password: Path) -> KafkaSettings:

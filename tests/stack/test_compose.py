@@ -17,7 +17,7 @@ from stack.stack import NAMES, Stack
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = ("capture", "apply")
+OURS = {"capture": ["capture"], "apply": ["apply"], "alerts": ["alerts", "watch"]}
 
 
 def options(name: str, flag: str) -> dict[str, str]:
@@ -101,7 +101,7 @@ def test_no_two_servers_are_published_on_one_port() -> None:
 def test_the_pipeline_waits_for_healthy_servers(name: str) -> None:
     service = SERVICES[name]
     assert service["build"] == "."
-    assert service["command"] == [name]
+    assert service["command"] == OURS[name]
     assert {entry["condition"] for entry in service["depends_on"].values()} == {"service_healthy"}
 
 

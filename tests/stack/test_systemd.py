@@ -1,14 +1,17 @@
 """The units of ``deploy/systemd``: systemd takes them, and their rules are those of the commands that they run."""
 
 import configparser
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from lockstep import supervisor
 from lockstep.cli.main import COMMANDS
+from lockstep.config import Config
 from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
 
 UNITS = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service"))
@@ -26,7 +29,7 @@ def named(units: list[Path]) -> list[str]:
 
 
 def test_there_is_a_unit_for_each_way_to_run() -> None:
-    assert named(UNITS) == ["lockstep-apply", "lockstep-capture", "lockstep"]
+    assert named(UNITS) == ["lockstep-alerts", "lockstep-apply", "lockstep-capture", "lockstep"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=named(UNITS))
@@ -50,9 +53,11 @@ def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=named(UNITS))
 def test_the_unit_runs_a_command_of_ours(unit: Path) -> None:
-    program, command, option, path = service(unit)["ExecStart"].split()
+    program, *command, option, path = service(unit)["ExecStart"].split()
     assert (program, option, path) == ("/opt/lockstep/bin/lockstep", "--config", "/etc/lockstep/lockstep.toml")
-    assert command in {each.__name__ for commands in COMMANDS.values() for each in commands}
+    assert command == ["alerts", "watch"] or command in [
+        [each.__name__] for commands in COMMANDS.values() for each in commands
+    ]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=named(UNITS))
@@ -67,3 +72,25 @@ def test_the_unit_gives_processes_the_time_that_they_take_to_end(unit: Path) -> 
     rules = service(unit)
     assert rules["KillMode"] == "mixed"
     assert int(rules["TimeoutStopSec"]) > supervisor._STOP_S
+
+
+@pytest.mark.parametrize(
+    "text", [*UNITS, Path(__file__).parents[2] / "docs" / "operations.md"], ids=lambda path: path.stem
+)
+def test_every_directory_that_is_written_to_is_named_where_etc_is_read_only(text: Path) -> None:
+    words = text.read_text(encoding="utf-8")
+    sections = {name: field.annotation for name, field in Config.model_fields.items()}
+    named = [
+        (section, name)
+        for section, model in sections.items()
+        if isinstance(model, type) and issubclass(model, BaseModel)
+        for name in model.model_fields
+        if name.endswith("directory")
+    ]
+    assert len(named) == 4
+    for section, name in named:
+        if text in UNITS:
+            assert service(text)["ProtectSystem"] == "full"
+            assert f"{section}.{name}" in words
+        else:
+            assert re.search(rf'^\[{section}\]\n(\w+ = .*\n)*{name} = "/var/lib/lockstep/', words, re.MULTILINE)

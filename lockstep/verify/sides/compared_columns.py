@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from cdc.model.table import Column, Table, TableName
 from lockstep.verify.sides.sink_view import SinkView
 from sinks.registry import SinkSettings, projection_of
 from sinks.wrappers.projection import parse_column
+
+NOT_IN_LOG: Final = "no event has it yet: no row was changed since it was added or renamed"
+"""The sink lacks such a column as well."""
 
 LeftOut = tuple[tuple[str, str], ...]
 """Columns that aren't compared though a side has them, each with the reason."""
@@ -62,7 +66,7 @@ def compared_columns(
     compared, reasons = [], []
     for name in (column.name for column in origin.columns):
         if name not in logged_names:
-            reasons.append((name, "no event has it yet: no row was changed since it was added or renamed"))
+            reasons.append((name, NOT_IN_LOG))
         elif name in ours or name in theirs:
             reasons.append((name, f"{'the sink' if name in ours else against} was built without it (setting exclude)"))
         else:

@@ -9,8 +9,6 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
-from jobs.spark.computed_columns import opened_row_computer
-from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
@@ -45,6 +43,7 @@ class Sides:
     new_topic_side: Callable[[], TopicSide]
     log_ends: Callable[[], Mapping[TopicPartition, int]]
     tables: tuple[ComparedTable, ...]
+    epoch_now: Callable[[], int]
 
     @property
     def is_against_source(self) -> bool:
@@ -53,6 +52,11 @@ class Sides:
     def sync_point(self) -> SyncPoint:
         """Where the stream is now: an LSN where the source is asked, else the ends of the topics."""
         return self.source.sync_point() if self.is_against_source else SyncPoint(offsets=self.log_ends())
+
+    def check_epoch(self, point: SyncPoint) -> None:
+        """Raises LockstepError where capture was recovered since the point: its LSN is of another line of WAL."""
+        if point.lsn is not None and self.epoch_now() != point.epoch:
+            raise LockstepError("capture was recovered in the meantime", hint="start again")
 
 
 @contextmanager
@@ -77,6 +81,10 @@ def open_sides(
         partitions = partitions_of([topics[name] for name in names], cluster.partition_counts())
         return cluster.end_offsets(partitions, while_waiting=waiting.check)
 
+    def epoch_now() -> int:
+        state = read_state(client, config.pipeline.name, config.slot)
+        return 0 if state is None else state.epoch
+
     with ExitStack() as closing:
         generations = _Generations(options, closing, waiting=waiting, say=say)
         generation = generations.live(settings) if options.generation is None else options.generation
@@ -86,17 +94,19 @@ def open_sides(
         earlier_shapes = histories(records)
 
         def open_computer() -> RowComputer:
+            from jobs.spark.computed_columns import opened_row_computer  # PySpark takes longer than a small comparison
+            from lockstep.apply import with_java
+
             say("starting Spark: this sink's settings have expressions, which it evaluates")
             spark = with_java(config.spark)
             return closing.enter_context(opened_row_computer(spark, settings.expressions(), shapes))
 
         view = SinkView(projection_of(settings), open_computer)
-        state = read_state(client, config.pipeline.name, config.slot)
         source = SourceSide(
             config.source,
             names=names,
             publication=config.publication,
-            epoch=0 if state is None else state.epoch,
+            epoch=epoch_now(),
             load=options.load,
             waiting=waiting,
             view=view,
@@ -150,6 +160,7 @@ def open_sides(
             new_topic_side,
             log_ends,
             tables,
+            epoch_now,
         )
 
 

@@ -46,6 +46,7 @@ from sinks.warehouse.duckdb.views import DuckDbViews
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX, qualified
+from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.reader_views import live_condition
 from sinks.warehouse.settings import WarehouseSettings
 
@@ -121,7 +122,7 @@ class DuckDb:
     def check(self, tables: Collection[HeldTable]) -> None:
         taken: dict[str, str] = {}
         for held in tables:
-            check_columns(held.shape, has_history=held.has_history)
+            check_columns(held)
             for relation in held.relations:
                 other = taken.setdefault(relation.lower(), relation)
                 if other != relation:
@@ -132,7 +133,7 @@ class DuckDb:
                     )
 
     def create(self, tables: Collection[HeldTable]) -> None:
-        self.connection.run_all([create_table_sql(self._qualified(held.name), held.shape) for held in tables])
+        self.connection.run_all([create_table_sql(self._qualified(held.name), held) for held in tables])
 
     def create_history(self, held: HeldTable) -> None:
         self.connection.run(create_history_sql(self._history(held), held.shape))
@@ -187,6 +188,9 @@ class DuckDb:
     def add_keys(self, tables: Collection[HeldTable]) -> None:
         for held in sorted(tables, key=lambda held: held.name):
             self.connection.run(self._statements(held).tidy)
+
+    def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
+        """The settings of a file have none."""
 
     def look_at(self, tables: Sequence[HeldTable]) -> None:
         for held in tables:
@@ -366,7 +370,7 @@ class DuckDb:
         )
 
     def _statements(self, held: HeldTable) -> Statements:
-        return Statements(self._qualified(held.name), self._history(held), held.shape)
+        return Statements(self._qualified(held.name), self._history(held), held)
 
     def _history(self, held: HeldTable) -> str:
         return self._qualified(held.name + HISTORY_SUFFIX)

@@ -11,8 +11,9 @@ from cdc.model.table import Column, quote_identifier
 from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
 from sinks.columns.shape import Shape, unfit_column
 from sinks.warehouse.duckdb.values import stored_as
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, check_history_columns
-from sinks.warehouse.names import listed
+from sinks.warehouse.names import SYNCED_COLUMN, listed
 from sinks.warehouse.reader_views import live_condition
 
 GIVEN: Final = "lockstep_given"
@@ -25,10 +26,13 @@ _OURS: Final = (EXACT_COLUMN, TAG_COLUMN, DELETED_COLUMN)
 _OURS_IN_HISTORY: Final = (EXACT_COLUMN, TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
 
 
-def check_columns(shape: Shape, *, has_history: bool) -> None:
+def check_columns(held: HeldTable) -> None:
     """Raise LockstepError for columns that a DuckDB table can't have: to it, ``a`` and ``A`` are one name."""
+    shape = held.shape
     taken = dict.fromkeys(_OURS, "the warehouse sink needs") | {_ROW: "DuckDB needs"}
-    if has_history:
+    if held.has_synced_at:
+        taken[SYNCED_COLUMN] = "the warehouse sink needs"
+    if held.has_history:
         taken |= dict.fromkeys(_OURS_IN_HISTORY, "the warehouse's history of the table needs")
         check_history_columns(shape)
     for column in shape.columns:
@@ -45,8 +49,9 @@ def column_type(column: Column, shape: Shape) -> str:
     return stored_as(column, is_key=column.name in shape.table.key).sql
 
 
-def create_table_sql(target: str, shape: Shape) -> str:
-    return _create_sql(target, shape, [f"{quote_identifier(DELETED_COLUMN)} BOOLEAN not null"])
+def create_table_sql(target: str, held: HeldTable) -> str:
+    synced = [f"{quote_identifier(SYNCED_COLUMN)} TIMESTAMPTZ not null"] if held.has_synced_at else []
+    return _create_sql(target, held.shape, [f"{quote_identifier(DELETED_COLUMN)} BOOLEAN not null", *synced])
 
 
 def create_history_sql(target: str, shape: Shape) -> str:
@@ -71,8 +76,8 @@ class _Finding:
 class Statements:
     """The SQL by which rows of one table are written, and by which versions are added to its history."""
 
-    def __init__(self, target: str, history: str, shape: Shape) -> None:
-        self.shape = shape
+    def __init__(self, target: str, history: str, held: HeldTable) -> None:
+        self.shape = shape = held.shape
         columns = [column.name for column in shape.columns]
         key = shape.table.key
         tag = quote_identifier(TAG_COLUMN)
@@ -92,11 +97,13 @@ class Statements:
         same_row = _equal(key)
         self.replace = f"delete from {target} as known using {given} where {same_row} and given.{tag} > known.{tag}"
         self.replace_again = f"{self.replace.removesuffix(f'given.{tag} > known.{tag}')}given.{tag} >= known.{tag}"
+        # The transaction's time: who writes has the file to himself from its begin to its end.
+        synced, now = (f", {quote_identifier(SYNCED_COLUMN)}", ", now()") if held.has_synced_at else ("", "")
         self.insert = (
-            f"insert into {target} ({stored}) select {stored} from {given} "
+            f"insert into {target} ({stored}{synced}) select {stored}{now} from {given} "
             f"where not exists (select 1 from {target} as known where {same_row})"
         )
-        self.append = f"insert into {target} ({stored}) select {stored} from {given}"
+        self.append = f"insert into {target} ({stored}{synced}) select {stored}{now} from {given}"
         # Keys of which there are several, and of each the newest that came last.
         doubles = f"select {listed(key)} from {target} group by {listed(key)} having count(*) > 1"
         self.tidy = (

@@ -53,9 +53,9 @@ def _add_key(connection: WarehouseConnection, held: HeldTable, target: str, spar
         savepoint.rollback()
         if state_of(error) != UNIQUE_VIOLATION:
             raise
-        stored, newest = newest_rows_sql(target, held.shape)
+        stored, newest = newest_rows_sql(target, held)
         # Rewritten rather than deleted from: that would leave a table of holes.
-        connection.run(f"create table {spare} (like {target})")
+        connection.run(f"create table {spare} (like {target} including defaults)")
         connection.run(f"insert into {spare} ({stored}) {newest}")
         connection.run(f"drop table {target}")
         connection.run(f"alter table {spare} rename to {quote_identifier(held.name)}")

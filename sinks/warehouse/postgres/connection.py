@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
 from cdc.protocol.pgvalues import SESSION_SETTINGS
+from cdc.secret import while_passwords_change
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.errors import is_of_a_row, reason_of, translated
 from sinks.warehouse.settings import WarehouseSettings
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection, CursorResult, Engine
+    from sqlalchemy import URL, Connection, CursorResult, Engine
 
 _STATEMENTS: Final = 100  # per question: for thousands, the way to the server and back takes longer than they do
 
@@ -189,14 +190,8 @@ class WarehouseConnection:
         try:
             yield
         except self.driver_errors() as error:
-            ours = translated(error)
-            if self._settings.login.password_command is not None and "authentication failed" in ours.message:
-                # Where passwords are changed, server and command change at different moments.
-                ours = Unavailable(
-                    f"the password that login.password_command of this sink prints isn't taken: {ours.message}",
-                    hint=ours.hint,
-                    retry_after_s=5.0,
-                )
+            command = self._settings.login.password_command
+            ours = while_passwords_change(translated(error), command, setting="login.password_command of this sink")
             if isinstance(ours, Unavailable):
                 self.disconnect()
             raise ours from error
@@ -229,10 +224,17 @@ def _refuse_pooler(connection: Any, cursor: Any) -> None:
         )
 
 
-def _engine(settings: WarehouseSettings) -> "Engine":
-    from sqlalchemy import create_engine, event, make_url
+def libpq_parts(settings: WarehouseSettings) -> dict[str, Any]:
+    """What libpq is given to connect, by libpq's names, the password among it. Raises ConfigurationError."""
+    url = _address(settings)
+    _, given = url.get_dialect()().create_connect_args(url)
+    return {**given, **_connect_arguments(settings)}
+
+
+def _address(settings: WarehouseSettings) -> "URL":
+    """Raises ConfigurationError."""
+    from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
-    from sqlalchemy.pool import NullPool
 
     try:
         url = make_url(settings.url.get_secret_value())
@@ -247,8 +249,10 @@ def _engine(settings: WarehouseSettings) -> "Engine":
         )
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
-    if settings.login.user is not None:
-        url = url.set(username=settings.login.user)
+    return url if settings.login.user is None else url.set(username=settings.login.user)
+
+
+def _connect_arguments(settings: WarehouseSettings) -> dict[str, Any]:
     connect: dict[str, Any] = {
         "connect_timeout": settings.connect_timeout_s,
         "application_name": _APPLICATION,
@@ -270,8 +274,17 @@ def _engine(settings: WarehouseSettings) -> "Engine":
             connect["sslcert"] = str(tls.certificate_file)
         if tls.key_file is not None:
             connect["sslkey"] = str(tls.key_file)
+    return connect
+
+
+def _engine(settings: WarehouseSettings) -> "Engine":
+    from sqlalchemy import create_engine, event
+    from sqlalchemy.pool import NullPool
+
     # hide_parameters: an error's text must not hold values.
-    engine = create_engine(url, poolclass=NullPool, connect_args=connect, hide_parameters=True)
+    engine = create_engine(
+        _address(settings), poolclass=NullPool, connect_args=_connect_arguments(settings), hide_parameters=True
+    )
     session = {
         **SESSION_SETTINGS,
         "idle_in_transaction_session_timeout": str(int(settings.idle_in_transaction_timeout_s * 1000)),

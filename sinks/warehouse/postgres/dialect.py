@@ -11,10 +11,12 @@ from sinks.warehouse.dialect import Refuse
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import HISTORY_SUFFIX, TAG_COLUMN, qualified
+from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.errors import too_many_refused
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import (
     Statements,
@@ -47,12 +49,12 @@ class PostgreSql:
 
     def check(self, tables: Collection[HeldTable]) -> None:
         for held in tables:
-            check_names(held.shape)
+            check_names(held)
             if held.has_history:
                 check_history_columns(held.shape)
 
     def create(self, tables: Collection[HeldTable]) -> None:
-        self.connection.run_all([create_table_sql(self._qualified(held.name), held.shape) for held in tables])
+        self.connection.run_all([create_table_sql(self._qualified(held.name), held) for held in tables])
 
     def create_history(self, held: HeldTable) -> None:
         self.connection.run(create_history_sql(self._history(held), held.shape))
@@ -88,12 +90,15 @@ class PostgreSql:
     def add_keys(self, tables: Collection[HeldTable]) -> None:
         add_keys(self.connection, self._schema, tables)
 
+    def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
+        keep_indexes(self.connection, self._schema, wanted)
+
     def look_at(self, tables: Sequence[HeldTable]) -> None:
         """Makes staging tables, which last as long as the connection."""
         for held in tables:
             name = held.shape.table.name
             target = self._qualified(held.name)
-            statements = Statements(target, held.shape, self._staging(target))
+            statements = Statements(target, held, self._staging(target))
             self._statements[name] = statements
             if held.has_history:
                 target = self._history(held)

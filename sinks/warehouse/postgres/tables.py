@@ -20,7 +20,8 @@ from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
 from sinks.sink_kernel import line_kernel
 from sinks.warehouse.dialect import UnknownColumn
-from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, TAG_COLUMN, check_columns, listed
+from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN, check_columns, listed
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.reader_views import live_condition
 
@@ -70,9 +71,11 @@ _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", 
 """What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
 
 
-def check_names(shape: Shape) -> None:
+def check_names(held: HeldTable) -> None:
     """Raise LockstepError for columns that a table in PostgreSQL can't have by their names."""
-    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN), "the warehouse sink needs")
+    shape = held.shape
+    ours = (SYNCED_COLUMN,) if held.has_synced_at else ()
+    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN, *ours), "the warehouse sink needs")
     check_columns(shape, _SYSTEM_COLUMNS, "PostgreSQL needs")
     for column in shape.columns:
         if len(column.name.encode()) > NAME_BYTES_MAX:
@@ -92,12 +95,16 @@ def _stored_type(column: Column) -> str:
     return value_type if value_type in _SAME_TYPE else "text"
 
 
-def create_table_sql(target: str, shape: Shape) -> str:
+def create_table_sql(target: str, held: HeldTable) -> str:
     """DDL of a generation's table. Raises LockstepError for a column that it can't have by its name."""
-    check_names(shape)
+    check_names(held)
+    shape = held.shape
     lines = column_definitions(shape)
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')
     lines.append(f"{quote_identifier(DELETED_COLUMN)} boolean not null")
+    if held.has_synced_at:
+        # Not the transaction's time: a batch may have waited for a lock since.
+        lines.append(f"{quote_identifier(SYNCED_COLUMN)} timestamptz default statement_timestamp()")
     lines.append(f"primary key ({listed(shape.table.key)})")
     table = f"create table if not exists {target} (\n  " + ",\n  ".join(lines) + "\n)"
     return f"{table};\n{emptied_index_sql(target)}" if is_append_only(shape.table) else table
@@ -189,7 +196,8 @@ class Rows:
 class Statements(Rows):
     """The SQL of one table, made once per connection and shape."""
 
-    def __init__(self, target: str, shape: Shape, staging: Staging) -> None:
+    def __init__(self, target: str, held: HeldTable, staging: Staging) -> None:
+        shape = held.shape
         super().__init__(shape)
         self.key_may_be_long = any(
             column.is_array or column_type(column) not in _SHORT_TYPES for column in shape.table.key_columns
@@ -211,11 +219,12 @@ class Statements(Rows):
         distinct = newest = ""
         if any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns):
             distinct, newest = f"distinct on ({listed(shape.table.key)}) ", f", {quote_identifier(TAG_COLUMN)} desc"
+        synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
         self.merge = (
             f"insert into {target} as known ({listed(stored)})\n"
             f"select {distinct}{listed(stored)} from {stage} order by {listed(shape.table.key)}{newest}\n"
             f"on conflict ({listed(shape.table.key)}) do update\n"
-            f"set {assignments(stored, shape.table.key)}\n"
+            f"set {assignments((*stored, *synced), shape.table.key)}\n"
             f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
         )
         self.merge_again = (
@@ -238,10 +247,11 @@ def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
     )
 
 
-def newest_rows_sql(target: str, shape: Shape) -> tuple[str, str]:
+def newest_rows_sql(target: str, held: HeldTable) -> tuple[str, str]:
     """Columns, and the query of each key's newest version among all rows of a table."""
-    key = listed(shape.table.key)
-    stored = listed([*(column.name for column in shape.columns), TAG_COLUMN, DELETED_COLUMN])
+    key = listed(held.shape.table.key)
+    ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
+    stored = listed([*(column.name for column in held.shape.columns), *ours])
     tag = quote_identifier(TAG_COLUMN)
     return stored, f"select distinct on ({key}) {stored} from {target} order by {key}, {tag} desc"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cdc import secret
-from cdc.model.errors import ConfigurationError, Unavailable
-from cdc.secret import secret_from_command
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.secret import secret_from_command, while_passwords_change
 from tests.databases import until
 
 
@@ -59,6 +59,74 @@ def test_a_command_that_takes_too_long_ends_with_what_it_has_started(
     with pytest.raises(Unavailable, match="took longer than 2 s and was killed"):
         printed(program, str(child))
     until(lambda: not is_running(int(child.read_text())))
+
+
+# Hangs as long as there is a file.
+_HANGS = """
+import os, sys, time
+while os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+print("word")
+"""
+
+
+def test_a_command_that_hangs_is_left_alone_for_a_while_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that waits for it would else stand still for most of the time."""
+    monkeypatch.setattr(secret, "_LEFT_ALONE_S", (1000.0,))
+    hangs = tmp_path / "hangs"
+    hangs.touch()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(secret, "_COMMAND_S", 0.5)
+        with pytest.raises(Unavailable, match=r"was killed\n"):
+            printed(_HANGS, str(hangs))
+    hangs.unlink()
+    with pytest.raises(Unavailable, match=r"it is run again in (1000|9\d\d) s") as caught:
+        printed(_HANGS, str(hangs))
+    assert caught.value.retry_after_s > 500
+    assert printed(_HANGS, str(tmp_path / "nowhere")) == "word"
+
+
+def test_a_command_that_hung_is_run_again_and_what_it_did_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secret, "_LEFT_ALONE_S", (0.0, 1000.0))
+    hangs = tmp_path / "hangs"
+
+    def left_alone_s() -> float:
+        """After one more run that hangs."""
+        hangs.touch()
+        with monkeypatch.context() as impatient:
+            impatient.setattr(secret, "_COMMAND_S", 0.5)
+            with pytest.raises(Unavailable) as caught:
+                printed(_HANGS, str(hangs))
+        hangs.unlink()
+        return caught.value.retry_after_s
+
+    for _ in range(2):
+        assert left_alone_s() == 0, "the first of a row"
+        assert printed(_HANGS, str(hangs)) == "word"
+    assert left_alone_s() == 0
+    assert left_alone_s() > 500, "the second of a row"
+
+
+_COMMAND = ("print-password",)
+
+
+@pytest.mark.parametrize("method", ["password", "PAM", "LDAP", "RADIUS", "SASL"])
+def test_a_password_that_a_command_has_printed_may_be_taken_later(method: str) -> None:
+    refused = LockstepError(f'FATAL:  {method} authentication failed for user "b"', hint="look")
+    ours = while_passwords_change(refused, _COMMAND, setting="source.password_command")
+    assert isinstance(ours, Unavailable)
+    assert ours.message.startswith("the password that source.password_command prints isn't taken: FATAL:")
+    assert while_passwords_change(refused, None, setting="source.password_command") is refused
+
+
+@pytest.mark.parametrize("method", ["GSSAPI", "SSPI", "Peer", "Ident", "certificate"])
+def test_a_refusal_that_no_password_is_the_reason_of_stays_one(method: str) -> None:
+    refused = LockstepError(f'FATAL:  {method} authentication failed for user "b"', hint="look")
+    assert while_passwords_change(refused, _COMMAND, setting="source.password_command") is refused
 
 
 def is_running(pid: int) -> bool:

@@ -1,8 +1,10 @@
 """What of a configuration comes into an archive, and that no secret does, wherever one is quoted."""
 
 import json
+import sys
 import tarfile
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -13,6 +15,9 @@ from lockstep.config import Config, load
 
 SECRETS = {name: f"recognisable-{name}-7f3a" for name in ("source", "kafka", "search", "file", "salt")}
 SECRETS["hook"] = "https://hooks.example/recognisable-hook-7f3a"  # whoever has the address may post there
+SECRETS["longer"] = SECRETS["search"] + "-and-more"
+SECRETS["command"] = "recognisable argument/7f3a"
+COLLECTOR = "recognisable-path-7f3a?api-key=recognisable-key-7f3a"
 
 
 @pytest.fixture
@@ -21,9 +26,11 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setenv("LOCKSTEP_KAFKA_PASSWORD", SECRETS["kafka"])
     monkeypatch.setenv("LOCKSTEP_SINK_SEARCH_PASSWORD", SECRETS["search"])
     monkeypatch.setenv("LOCKSTEP_SINK_CACHE_SALT", SECRETS["salt"])
+    monkeypatch.setenv("HOOK_TOKEN", SECRETS["longer"])
     (tmp_path / "password").write_text(SECRETS["file"] + "\n")
     (tmp_path / "hook").write_text(SECRETS["hook"] + "\n")
-    (tmp_path / "lockstep.toml").write_text("""
+    program = f"print('{SECRETS['command']}')"
+    (tmp_path / "lockstep.toml").write_text(f"""
 [pipeline]
 name = "shop"
 [source]
@@ -34,16 +41,23 @@ bootstrap_servers = "kafka.example:9092"
 security_protocol = "sasl_ssl"
 username = "lockstep"
 [alerts]
-webhook = { url_file = "hook" }
+command = ["/usr/local/bin/page", "--token", "{SECRETS["longer"]}"]
+webhook = {{ url_file = "hook", headers = {{ Authorization = "HOOK_TOKEN" }} }}
+[metrics]
+otlp_endpoint = "http://collector.example:4318/{COLLECTOR}"
 [sinks.search]
 type = "opensearch"
 urls = ["https://search.example:9200"]
-login = { user = "reader" }
+login = {{ user = "reader" }}
 [sinks.cache]
 type = "redis"
 url = "rediss://cache.example:6379/0"
-login = { password_file = "password" }
-mask = { "public.orders.owner" = "hash" }
+login = {{ password_file = "password" }}
+mask = {{ "public.orders.owner" = "hash" }}
+[sinks.warehouse]
+type = "warehouse"
+url = "postgresql+psycopg://dwh.example/warehouse"
+login = {{ password_command = ["{sys.executable}", "-c", "{program}"] }}
 """)
     return load(tmp_path / "lockstep.toml")
 
@@ -63,7 +77,8 @@ def file(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     """An archive of servers that quote every secret in what they answer."""
 
     def refuse(*_: object) -> None:
-        raise LockstepError(f"refused: {' '.join(SECRETS.values())}")
+        quoted = map(quote, SECRETS.values())
+        raise LockstepError(f"refused: {' '.join([*SECRETS.values(), *quoted])}")
 
     for name in ("read_pipeline_state", "_lag", "examine", "_topics"):
         monkeypatch.setattr(bundle, name, refuse)
@@ -74,8 +89,8 @@ def file(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 def test_no_secret_comes_into_the_archive(file: Path) -> None:
     texts = _parts(file)
-    for secret in SECRETS.values():
-        assert secret not in "".join(texts.values())
+    for words in ("recognisable", "7f3a", "and-more"):
+        assert words not in "".join(texts.values())
     assert json.loads(texts["lag.json"])["error"].startswith("refused: *** ***")
 
 
@@ -84,6 +99,8 @@ def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
     assert shown["source"]["dsn"] == "host=db.example dbname=shop user=lockstep"
     assert shown["kafka"]["bootstrap_servers"] == "kafka.example:9092"
     assert shown["sinks"]["cache"]["url"] == "rediss://cache.example:6379/0"
+    assert shown["alerts"]["command"] == ["/usr/local/bin/page", "***", "***"]
+    assert shown["metrics"]["otlp_endpoint"] == "http://collector.example:4318/***"
     assert shown["sinks"]["search"]["login"] == {"user": "reader", "password": "***", "password_file": None}
 
 

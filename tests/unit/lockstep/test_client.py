@@ -12,6 +12,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from lockstep.client.client import Client
+from lockstep.dashboard_settings import DashboardSettings
 
 
 class Server:
@@ -101,5 +102,5 @@ def test_a_server_that_is_not_there_is_unavailable(server: Server) -> None:
 
 
 def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="looks like"):
-        Client("127.0.0.1:8080")
+    with pytest.raises(ConfigurationError, match=rf"looks like http://{DashboardSettings().listen}"):
+        Client("127.0.0.1:8642")

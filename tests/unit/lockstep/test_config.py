@@ -1,5 +1,6 @@
 """``lockstep.toml``: every error at once, with its path; secrets only from the environment or files."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.dsn import parse_dsn
-from lockstep.config import load
+from lockstep.config import load, read
 from sinks.redis.settings import RedisSettings
 from sinks.warehouse.settings import WarehouseSettings
 
@@ -44,6 +45,13 @@ def test_names_are_derived_from_the_pipeline(write) -> None:
 def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None:
     config = load(write(VALID + '[spark]\ncheckpoint_directory = "somewhere"\n'))
     assert config.spark.checkpoint_directory == str(tmp_path / "somewhere")
+
+
+def test_pipelines_whose_files_lie_side_by_side_have_alerts_of_their_own(write, tmp_path: Path) -> None:
+    shop = load(write(VALID))
+    crm = load(write(VALID.replace('name = "shop"', 'name = "crm"')))
+    assert shop.alerts.directory == tmp_path / ".lockstep" / "alerts" / "shop"
+    assert crm.alerts.directory == tmp_path / ".lockstep" / "alerts" / "crm"
 
 
 def test_every_path_counts_from_the_file(write, tmp_path: Path) -> None:
@@ -471,9 +479,9 @@ def test_a_secret_that_is_no_text_is_told_and_not_shown(write, tmp_path: Path) -
     (tmp_path / "secret").write_bytes(b"geheim\xff")
     text = VALID.replace("[kafka]", 'password_file = "secret"\n[kafka]') + 'login = { password_file = "secret" }\n'
     config = load(write(text))
-    for read in (config.source.password, config.sinks["cache"].login.read_password):
+    for password in (config.source.password, config.sinks["cache"].login.read_password):
         with pytest.raises(LockstepError, match="can't be read: it isn't text") as caught:
-            read()
+            password()
         assert "geheim" not in str(caught.value)
 
 
@@ -518,3 +526,45 @@ def test_settings_may_speak_of_an_append_only_table_that_the_sink_has_and_of_no_
     with pytest.raises(ConfigurationError) as caught:
         load(write(f'{_APPEND_ONLY}{_DWH}exclude = ["public.log.secret"]\n'))
     assert "sinks.dwh names tables that aren't captured with a key: public.log" in str(caught.value)
+
+
+PATTERNS = VALID.replace('"public.items"', '"public.*", "sales.order_*"').replace(
+    "[kafka]", 'exclude_tables = ["public.*_old"]\n[kafka]', 1
+)
+
+
+def test_patterns_stay_as_they_are_until_somebody_says_which_tables_there_are(write) -> None:
+    source = read(write(PATTERNS)).source
+    orders, old, other = map(TableName.parse, ("sales.order_1", "public.items_old", "other.t"))
+    assert source.has_patterns
+    assert not source.is_resolved
+    with pytest.raises(RuntimeError, match="patterns that nobody has resolved"):
+        _ = source.table_names
+    resolved = source.resolved([other, orders, old, TableName("public", "orders")])
+    assert resolved.table_names == (TableName("public", "orders"), orders)
+    assert resolved.keyed_names == resolved.told == resolved.table_names
+    assert resolved.resolved([]).table_names == resolved.named
+
+
+def test_sinks_may_name_what_matches_and_once_it_is_known_only_what_is_captured(write) -> None:
+    config = read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["sales.order_1"]')))
+    assert config.capturing(config.source.resolved([TableName("sales", "order_1")])).source.is_resolved
+    with pytest.raises(ConfigurationError, match=r"sinks\.cache\.tables names tables that aren't captured"):
+        config.capturing(config.source.resolved([]))
+    with pytest.raises(ConfigurationError, match=r"sinks\.cache\.tables names tables that aren't captured"):
+        read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["public.items_old"]')))
+
+
+@pytest.mark.parametrize(
+    ("tables", "excluded", "told"),
+    [
+        ('["public.orders", "public.*"]', '["public.orders"]', "leaves out what tables names: public.orders"),
+        ('["public.orders"]', '["public.*_old"]', "tables has no pattern"),
+        ('["public.*", "public.*"]', "[]", "names a table twice"),
+        ('["public.orders", "a.b.*"]', "[]", "not a table name: 'a.b.*'"),
+    ],
+)
+def test_patterns_that_can_not_be_meant_are_refused(write, tables: str, excluded: str, told: str) -> None:
+    text = VALID.replace('["public.orders", "public.items"]', f"{tables}\nexclude_tables = {excluded}", 1)
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        read(write(text))

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from lockstep.cli.main import exit_code
 from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
 from lockstep.supervisor import run_group
 
@@ -43,7 +44,8 @@ def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Pa
 def test_a_group_of_which_others_have_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = _members(tmp_path, monkeypatch, f"exit {EXIT_TAKEN_OVER}")
     assert run_group(tmp_path / "lockstep.toml", _Until()) == EXIT_TAKEN_OVER
-    assert sorted(starts.read_text().split()) == ["apply", "capture"], "each was started once"
+    assert starts.read_text().split().count("capture") == 1
+    assert starts.read_text().split().count("apply") == 1
 
 
 def test_what_was_taken_over_is_not_started_again_and_the_other_is(
@@ -56,12 +58,29 @@ def test_what_was_taken_over_is_not_started_again_and_the_other_is(
     assert starts.read_text().split().count("capture") == 1
 
 
-def test_a_web_page_that_can_not_listen_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_somebody_tells_of_alerts_where_the_web_page_can_not_listen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
-    starts = _members(tmp_path, monkeypatch, f"test $3 = dashboard && exit {EXIT_CONFIGURATION}", "exit 1")
-    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("apply") == 3)
+    starts = _members(
+        tmp_path,
+        monkeypatch,
+        f"test $3 = dashboard && exit {EXIT_CONFIGURATION}",
+        "test $3 = alerts && exit 2",
+        "exit 1",
+    )
+    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("alerts") == 2)
     assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True) == 0
     assert starts.read_text().split().count("dashboard") == 1
+    assert starts.read_text().split().count("apply") > 1
+
+
+def test_somebody_tells_of_alerts_where_no_web_page_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = _members(tmp_path, monkeypatch, "echo $4 >> $0.words", "exec sleep 300")
+    words = tmp_path / "python.words"
+    stopping = _Until(lambda: words.exists() and "watch" in words.read_text().split())
+    assert run_group(tmp_path / "lockstep.toml", stopping) == 0
+    assert sorted(set(starts.read_text().split())) == ["alerts", "apply", "capture"]
 
 
 def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +88,18 @@ def test_a_web_page_that_fails_is_started_again(tmp_path: Path, monkeypatch: pyt
     starts = _members(tmp_path, monkeypatch, "exit 1")
     stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("dashboard") == 2)
     assert run_group(tmp_path / "lockstep.toml", stopping, with_dashboard=True) == 0
+
+
+def test_an_address_that_others_reach_without_a_token_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starts = _members(tmp_path, monkeypatch, "exit 1")
+    monkeypatch.delenv("LOCKSTEP_DASHBOARD_TOKEN", raising=False)
+    file = tmp_path / "lockstep.toml"
+    file.write_text(CONFIGURATION + '[dashboard]\nlisten = "0.0.0.0:8642"\n')
+    assert exit_code(["run", "--config", str(file)]) == EXIT_CONFIGURATION
+    assert "LOCKSTEP_DASHBOARD_TOKEN" in capfd.readouterr().err
+    assert not starts.exists()
 
 
 ROOT = Path(__file__).parents[3]

@@ -115,11 +115,17 @@ def test_one_that_kept_nothing_is_not_tried_again_at_once(tmp_path: Path, starte
     assert started.sinks == ["a", "a"]
 
 
-def test_one_begins_in_its_window_alone(tmp_path: Path, started: _Started) -> None:
+def test_one_begins_in_its_window_alone_and_the_log_says_once_that_it_waits(
+    tmp_path: Path, started: _Started, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     schedule = _schedule(tmp_path, started, "every = '1d'\nbetween = '22:30-06:00'\nsinks = ['b']")
     for hours in (6, 12, 22.4):
         schedule.look(_report({}), now_ms=_at(hours))
     assert started.sinks == []
+    assert [record.getMessage() for record in caplog.records] == [
+        "a comparison is due and waits sink=b: it is outside of 22:30-06:00, verify.between"
+    ]
     schedule.look(_report({}), now_ms=_at(22.5))
     assert started.sinks == ["b"]
 

@@ -122,6 +122,31 @@ def test_while_the_server_decodes_a_large_transaction_nobody_hangs() -> None:
     assert _states(lag)[1] is StageState.BEHIND
 
 
+def test_a_capture_that_takes_nothing_and_lives_is_at_work_on_something_else() -> None:
+    watching = Watching()
+    watching.look(_source())
+    for told in range(100):
+        lag = watching.look(_source(wal_end=2000, told_at=f"{told // 2}"))
+        assert lag.worst is None
+    assert lag.stages[1].state is StageState.BEHIND
+    assert "reads a whole topic, or waits for a slot" in (lag.stages[1].reason or "")
+
+
+def test_a_capture_whose_signs_of_life_end_hangs() -> None:
+    watching = Watching()
+    for told in range(20):
+        watching.look(_source(wal_end=2000, told_at=f"{told}"))
+    worst = _worst(watching.watch(_source(wal_end=2000, told_at="19")))
+    assert (worst.name, worst.state) == ("received", StageState.STALLED)
+
+
+def test_a_capture_that_lives_and_waits_for_a_lock_needs_somebody() -> None:
+    watching = Watching()
+    for told in range(20):
+        lag = watching.look(_source(wal_end=2000, told_at=f"{told}", blocked_by="pid 7 (psql)"))
+    assert "held by pid 7 (psql)" in (_worst(lag).reason or "")
+
+
 def test_capture_moves_while_its_topics_grow() -> None:
     watching = Watching()
     for end in range(20):
@@ -186,6 +211,17 @@ def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> Non
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"
     worst = _worst(Watching().watch(_source(), many, blocked={"cache": "pid 9 (dbt)"}))
     assert "a lock in the store that is held by pid 9 (dbt)" in (worst.reason or "")
+
+
+def test_a_sink_that_is_behind_by_more_than_its_limit_says_so_and_hangs_all_the_same_when_it_hangs() -> None:
+    watching = Watching()
+    *_, stage = watching.look(_source(), _behind(records_behind=101), limits={"cache": 100}).stages
+    assert (stage.state, stage.reason) == (StageState.BEHIND, "events_per_s of this sink lets 100 through in a second")
+    *_, stage = watching.look(_source(), _behind(records_behind=99), limits={"cache": 100}).stages
+    assert (stage.state, stage.reason) == (StageState.BEHIND, None)
+    assert _worst(watching.watch(_source(), _behind(records_behind=101), limits={"cache": 100})).state is (
+        StageState.STALLED
+    )
 
 
 def test_a_lock_is_named_also_between_two_tries_and_no_more_once_the_sink_moves() -> None:

@@ -1,6 +1,7 @@
 """What the lag report says of single sinks on a terminal."""
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -41,12 +42,15 @@ def test_rejections_that_cannot_be_read_are_not_taken_for_none() -> None:
 
 
 def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
-    lag = _lag(rebuild_needed={"search": ("fields", "tables")})
-    assert (
-        "search: rebuild needed, it was built with other fields, tables: `lockstep rebuild search --switch`"
-        in _shown(lag)
-    )
-    assert lag.to_json()["rebuild_needed"] == {"search": ["fields", "tables"]}
+    lag = _lag(rebuild_needed={"search": ("fields", "tables"), "cache g2": ("mask",)})
+    assert "search: rebuild needed, it was built with other fields, tables: `lockstep rebuild search`" in _shown(lag)
+    assert "cache g2: rebuild needed, it was built with other mask: `lockstep rebuild cache`" in _shown(lag)
+    assert lag.to_json()["rebuild_needed"] == {"search": ["fields", "tables"], "cache g2": ["mask"]}
+
+
+def test_a_sink_that_its_limit_keeps_behind_says_so() -> None:
+    stage = replace(_stage("cache", 5), state=StageState.BEHIND, reason="events_per_s lets 100 through")
+    assert "applied: cache: events_per_s lets 100 through" in _shown(_lag(stage))
 
 
 def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from monitor.alerts.conditions import Facts, find_conditions
 from monitor.alerts.settings import AlertSettings
-from monitor.conditions import Facts, find_conditions
 from monitor.lag import LagReport, SinkFacts, Stage
 from monitor.verification import (
     Verification,
@@ -49,6 +49,25 @@ def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
     assert load_verification(records, 2) == Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7)
 
 
+def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
+    """The LSN is one of another line of WAL: it may be greater than any of the new one."""
+    equal = Verification(
+        1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1, through_epoch=3, but_for=("tables (1)",)
+    )
+    records = _Records()
+    save_verification(records, 1, equal)
+    assert load_verification(records, 1) == equal
+    assert equal.in_epoch(3) is equal
+    after = equal.in_epoch(4)
+    assert (after.through_lsn, after.to_json()["verified_through"], after.outcome) == (0, None, VerifyOutcome.EQUAL)
+    assert "verified through" not in after.sentence("cache")
+    save_verification(records, 1, Verification(3, 4, VerifyOutcome.FAILED, error="no route"))
+    failed = load_verification(records, 1)
+    assert failed is not None
+    assert (failed.in_epoch(3).through_lsn, failed.in_epoch(4).through_lsn) == (10, 0)
+    assert "verified through 0/A of 1970-01-01 00:00:00 UTC but for tables (1)" in failed.sentence("cache")
+
+
 def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
     stage = Stage("applied: cache", 10, 0, 0.0, 0, SinkFacts("cache", 1, True, 10, 0, 0, 0))
     report = LagReport((stage,), True, 0, {}, wal_status="reserved", verified=verified)
@@ -78,6 +97,24 @@ def test_a_comparison_is_overdue_after_twice_its_time() -> None:
     assert _found(last, now_h=17.1, every="6h") == overdue
     assert _found({}, now_h=100) == set()
     assert _found({}, now_h=100, every="6h", sinks=("search",)) == set()
+
+
+def test_time_outside_of_the_window_makes_none_overdue() -> None:
+    """The docs' own example: what began at 4 is due at 10, and may begin at 22."""
+    at_four = {"cache": Verification(4 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}
+    nightly: dict[str, Any] = {"every": "6h", "between": "22:00-06:00"}
+    overdue = {("verify-overdue", "cache")}
+    assert [hour for hour in range(4, 32) if _found(at_four, now_h=hour, **nightly)] == [29, 30, 31]
+    # What is due half an hour before the end of the window has that half hour, and the next night.
+    late = {"cache": Verification(int(23.5 * _HOUR_MS), 1, VerifyOutcome.EQUAL)}
+    assert _found(late, now_h=24 + 27.4, **nightly) == set()
+    assert _found(late, now_h=24 + 27.6, **nightly) == overdue
+    # A window that is shorter than `every` has passed once without one.
+    hourly: dict[str, Any] = {"every": "1d", "between": "03:00-04:00"}
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=50.9, **hourly) == set()
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=51.1, **hourly) == overdue
+    short: dict[str, Any] = {"every": "10m", "between": "03:00-04:00"}
+    assert _found({"cache": Verification(3 * _HOUR_MS, 1, VerifyOutcome.EQUAL)}, now_h=3.4, **short) == overdue
 
 
 @pytest.mark.parametrize(

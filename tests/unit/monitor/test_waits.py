@@ -46,12 +46,15 @@ class _Store:
     error: LockstepError | None = None
     looks: int = 0
     refreshed_at: list[int] = field(default_factory=list)
+    released: threading.Event | None = None
 
     def live(self) -> int | None:
         return self.live_now
 
     def load_progress(self) -> Progress | None:
         self.looks += 1
+        if self.released is not None:
+            self.released.wait(30)
         if self.error is not None:
             raise self.error
         return Progress({}, self.watermark, 0, 0, {}, epoch=self.epoch)
@@ -195,6 +198,48 @@ def test_a_source_that_is_down_lets_nobody_go_and_is_named(world: _World) -> Non
     world.stores["cache"].watermark = 10
     world.line.error = Unavailable("the source doesn't answer")
     assert world.waits.wait(10, ["cache"], timeout_s=0.2).late == {"cache": "the source doesn't answer"}
+
+
+def test_who_is_late_says_what_was_found_since_the_wait_began(world: _World) -> None:
+    """Not what an earlier wait was told, nor that nobody has asked where the store just hasn't answered."""
+    store = world.stores["cache"]
+    world.line.error = Unavailable("the source doesn't answer")
+    assert "the source doesn't answer" in world.waits.wait(10, ["cache"], timeout_s=1).late["cache"]
+    world.line.error = None
+    store.released = threading.Event()
+    try:
+        assert world.waits.wait(10, ["cache"], timeout_s=0.1).late == {"cache": "it hasn't answered yet"}
+    finally:
+        store.released.set()
+
+
+def test_a_sink_that_is_behind_is_told_apart_from_a_source_that_is_silent(world: _World) -> None:
+    world.stores["cache"].watermark, world.stores["search"].watermark = 9, 10
+    world.line.error = Unavailable("the source doesn't answer")
+    assert world.waits.wait(10, timeout_s=1).late == {
+        "cache": "it has applied everything up to 0/9; the source doesn't answer",
+        "search": "the source doesn't answer",
+    }
+
+
+def test_a_sink_without_a_generation_is_not_said_to_be_down(world: _World) -> None:
+    world.stores["cache"].live_now = None
+    late = world.waits.wait(10, ["cache"], timeout_s=1).late
+    assert late == {"cache": "readers see no generation of it yet"}
+
+
+def test_a_sink_that_has_got_there_can_not_fail_the_wait_for_another(world: _World) -> None:
+    cache, search = world.stores["cache"], world.stores["search"]
+    cache.watermark = 10
+    thread, results = _waiting(world, 10)
+    until(lambda: cache.refreshed_at)
+    cache.error = LockstepError("no permission")
+    other, refused = _waiting(world, 11, "cache")
+    other.join(30)
+    assert str(refused[0]) == "sink cache can't be asked: no permission"
+    search.watermark = 10
+    thread.join(30)
+    assert results[0].is_reached
 
 
 def test_two_hundred_tasks_are_let_go_by_the_looks_of_one(world: _World) -> None:

@@ -105,7 +105,12 @@ SHAPED: dict[str, dict[str, object]] = {
         "ttl_s": {"public.orders": 60},
         "mode": "materialise",
     },
-    "warehouse": {**COMMON, "names": {"public.orders": "bought"}, "history": ["public.orders"]},
+    "warehouse": {
+        **COMMON,
+        "names": {"public.orders": "bought"},
+        "history": ["public.orders"],
+        "synced_at": True,
+    },
     "delta": {**COMMON, "partition_by": {"public.orders": ["region", "day"]}},
 }
 

@@ -4,9 +4,9 @@ const TOKEN = "lockstep-token";
 const ANSWER_MS = 120_000; // doctor asks every server, and may wait for each
 
 export class Refused extends Error {
-  constructor(message, status) {
+  constructor(message, isTokenWanted = false) {
     super(message);
-    this.status = status;
+    this.isTokenWanted = isTokenWanted;
   }
 }
 
@@ -35,16 +35,34 @@ export function act(path, body) {
   });
 }
 
+/** Why the server gives no stream at this address. */
+export async function refusal(path) {
+  const asking = new AbortController();
+  try {
+    const response = await fetch(path, { signal: asking.signal, cache: "no-store" });
+    if (response.ok) return "The stream has ended.";
+    return said(response, await response.json().catch(() => null));
+  } catch {
+    return "The dashboard's server doesn't answer.";
+  } finally {
+    asking.abort();
+  }
+}
+
+function said(response, document) {
+  const words = document?.message ?? document?.detail;
+  return typeof words === "string" ? words : `The server answered ${response.status}.`;
+}
+
 async function ask(path, request) {
   let response;
   try {
     response = await fetch(path, { ...request, signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
   } catch (error) {
     const why = error.name === "TimeoutError" ? "hasn't answered for two minutes" : "doesn't answer";
-    throw new Refused(`The dashboard's server ${why}.`, 0);
+    throw new Refused(`The dashboard's server ${why}.`);
   }
   const document = await response.json().catch(() => null);
   if (response.ok && document !== null) return document;
-  const said = document?.message ?? document?.detail;
-  throw new Refused(typeof said === "string" ? said : `The server answered ${response.status}.`, response.status);
+  throw new Refused(said(response, document), response.status === 401 && response.headers.has("WWW-Authenticate"));
 }

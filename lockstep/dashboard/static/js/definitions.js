@@ -20,7 +20,6 @@ export const DEFINITIONS = {
   "Watermark": "An LSN up to which everything has been applied.",
   "Open rejections": "Events that a sink refused for good, which no newer event of the key has replaced yet.",
   "Verified through": "The LSN at which a comparison found every row of the sink equal to the source.",
-  "Topic size": "Bytes of the topic's log in Kafka, one replica.",
   "Shape": "The number of the table's columns, types and key in the control topic of shapes.",
   "Generation": "One physical build of a sink's data. Readers see the live one.",
   "Tag": "The source position of a change: the version of a row, everywhere.",

@@ -71,7 +71,7 @@ function sourceParts(state) {
     capture: { name: "capture", note: format.rate(capture.events_per_s, "events"), state: capture.state },
     topics: {
       name: format.plural(topics.count, "topic"),
-      note: topics.bytes === null ? format.rate(topics.events_per_s, "events") : format.bytes(topics.bytes),
+      note: format.rate(topics.events_per_s, "events"),
       href: "#/tables",
       label: `${format.plural(topics.count, "topic")}, ${format.rate(topics.events_per_s, "events")}`,
     },

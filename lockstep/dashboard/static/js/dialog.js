@@ -30,7 +30,7 @@ export function confirmAction({ title, text, label, path, body, isDangerous = fa
       isTokenNeeded = false;
     } catch (error) {
       answer = { isGood: false, text: error.message };
-      isTokenNeeded = error.status === 401 || error.status === 403;
+      isTokenNeeded = error.isTokenWanted;
     }
     isRunning = false;
     draw();
@@ -50,7 +50,7 @@ export function confirmAction({ title, text, label, path, body, isDangerous = fa
           h(
             "label",
             null,
-            "Token, as the server printed it when it started",
+            "Token: LOCKSTEP_DASHBOARD_TOKEN of the server",
             h("input", { name: "token", type: "password", autocomplete: "off", required: true }),
           ),
         h(

@@ -65,11 +65,6 @@ export function clock(ms) {
   return `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())} ${time}`;
 }
 
-/** How long ago something was: `12 s ago`. */
-export function ago(ms, now = Date.now()) {
-  return isKnown(ms) && ms > 0 ? `${seconds(Math.max(0, (now - ms) / 1000))} ago` : UNKNOWN;
-}
-
 export function text(value) {
   return isKnown(value) && value !== "" ? String(value) : UNKNOWN;
 }

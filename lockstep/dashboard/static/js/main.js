@@ -129,7 +129,7 @@ function navigation() {
         index === sinks.length - 1 ? { class: "group-end" } : {},
       ),
     ),
-    link("#/copies", "Copies and rebuilds", badge(state?.running_copies, "")),
+    link("#/copies", "Copies and rebuilds"),
     link("#/key", "Follow a key"),
     link("#/rejections", "Rejections", badge(rejected, "warn")),
     link("#/verify", "Verify"),

@@ -8,7 +8,7 @@ const CLASSES = {
   good: ["current", "running", "ok", "ready", "equal", "streaming", "copied", "reserved", "right", "done"],
   busy: ["behind", "building", "copying", "in stream"],
   rest: ["paused", "waiting", "waits", "queued", "extended"],
-  warn: ["warning", "stalled", "absent", "older", "differs", "overdue", "unreserved", "missing", "unanswered"],
+  warn: ["warning", "stalled", "absent", "older", "differs", "different", "incomplete", "overdue", "unreserved", "missing", "unanswered"],
   bad: ["stopped", "silent", "error", "lost", "refused", "failed", "wrong", "rejected", "resurrected"],
 };
 const SHAPES = {
@@ -136,13 +136,6 @@ export function table(caption, columns, rows, nothing = "Nothing here.") {
       ),
     ),
   );
-}
-
-/** Columns and rows without the columns of these numbers, where no row has a value in them. */
-export function withoutUnknown(columns, rows, ...numbers) {
-  const empty = numbers.filter((number) => rows.every(({ cells }) => cells[number] === format.UNKNOWN));
-  const isKept = (_, number) => !empty.includes(number);
-  return [columns.filter(isKept), rows.map((row) => ({ ...row, cells: row.cells.filter(isKept) }))];
 }
 
 /** What isn't well. `word` is said in place of the state's own. */

@@ -42,6 +42,9 @@ def test_nobody_who_listens_is_a_matter_of_time() -> None:
         "server does not support SSL, but SSL was required",
         'FATAL:  unrecognized configuration parameter "serch_path"',
         'FATAL:  invalid value for parameter "work_mem": "many"',
+        'FATAL:  password authentication failed for user "b"',
+        'FATAL:  Peer authentication failed for user "b"',
+        'FATAL:  GSSAPI authentication failed for user "b"',
     ],
 )
 def test_what_the_operator_has_to_mend_is_not_tried_again(text: str) -> None:

@@ -35,6 +35,8 @@ def test_a_state_reads_back_as_it_was_written() -> None:
     assert CaptureState.from_bytes(written.to_bytes(), WHAT) == written
     paused = replace(written, first_copy_paused=True)
     assert CaptureState.from_bytes(paused.to_bytes(), WHAT) == paused
+    told = replace(written, captured=(TableName('S "1"', "é"), TableName("public", "orders")))
+    assert CaptureState.from_bytes(told.to_bytes(), WHAT) == told
 
 
 def test_the_texts_of_earlier_states_change_no_bytes() -> None:
@@ -52,6 +54,8 @@ def test_the_texts_of_earlier_states_change_no_bytes() -> None:
         first.never_copied([orders]),
         replace(first, memberships={orders: "a", items: "c"}),
         replace(first, topics={}),
+        replace(first, captured=(orders,)),
+        replace(first, captured=(items,)),
         first,
     ]
     texts = TableTexts()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from cdc.model.errors import Unavailable
 from cdc.model.event import Position, RowEvent
 from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
@@ -61,6 +62,27 @@ def test_an_event_of_a_shape_that_nobody_prepared_stops_the_task(store: MemorySt
     [failure] = run(what, [put(1, "a", lsn=8)]).failures
     assert "was not prepared for" in failure.message
     assert rows(store) == {}
+
+
+def test_an_earlier_shape_that_comes_after_the_shapes_were_read_may_be_the_newest_again(store: MemoryStore) -> None:
+    """The newest known shape lacks a column, or has another key: the event would lose it, or be left out."""
+    again = table(*ORDERS.columns, column("size", "int4"))
+    narrowing = (("id", "id", None), ("note", "note", None))
+    history = TableHistory(ORDERS.name, ORDERS.key, {ORDERS.schema_id: (), again.schema_id: narrowing})
+    event = value_bytes(again, "u", {"id": 1, "note": "a", "size": 1}, lsn=8, seq=1)
+    offset = next(offsets)
+    events: list[Record] = [
+        (key_bytes(again, {"id": 1}), event, TOPIC, 0, offset, None),
+        (b'{"code":"1"}', None, TOPIC, 0, offset, f"0001{16:016x}00000001".encode()),
+    ]
+    read = replace(task(MemorySink(store, 1)), histories={ORDERS.name: history})
+    for record in events:
+        [failure] = run(replace(read, known_ends={(TOPIC, 0): offset}), [record]).failures
+        assert isinstance(failure.error(), Unavailable)
+        assert rows(store) == {}
+    for record in events:
+        assert run(replace(read, known_ends={(TOPIC, 0): offset + 1}), [record]).failures == []
+    assert rows(store) == {1: "a"}
 
 
 def test_what_was_evaluated_of_a_row_is_in_it_or_takes_it_away(store: MemoryStore) -> None:

@@ -1,6 +1,7 @@
 """``lockstep alerts``: what is open, silences, and whether the channels work."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 from lockstep.cli.main import exit_code
 from lockstep.config import load
 from monitor.alerts.book import Entry, Kind, Message
+from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.store import AlertStore, State
-from monitor.conditions import Condition, Severity
 
 
 @pytest.fixture
@@ -19,19 +20,23 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=h dbname=d'\ntables = ['public.t']\n"
         "[kafka]\nbootstrap_servers = 'k:9092'\n"
-        "[alerts]\ncommand = ['sh', '-c', 'cat > told.json']\n".replace("told.json", str(tmp_path / "told.json"))
+        "[sinks.cache]\ntype = 'redis'\n[alerts]\ncommand = ['sh', '-c', 'cat > told.json']\n".replace(
+            "told.json", str(tmp_path / "told.json")
+        )
     )
     return path
 
 
 def _store(config: Path) -> AlertStore:
     directory = load(config).alerts.directory
-    assert directory == config.parent / ".lockstep" / "alerts", "it counts from where the file is"
+    assert directory == config.parent / ".lockstep" / "alerts" / "shop", "it counts from where the file is"
     directory.mkdir(parents=True, exist_ok=True)
     return AlertStore(directory)
 
 
 def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watching = _store(config)
+    assert watching.take_lock()
     assert exit_code(["alerts", "list", "-c", str(config)]) == 0
     assert "no alert is open" in capsys.readouterr().out
     condition = Condition("lag", "cache", Severity.WARNING, "it is late", "look", 1_800_000_000_000)
@@ -47,6 +52,33 @@ def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: py
     document = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in document["open"]] == ["lag"]
     assert document["undelivered"] == {"webhook": 1}
+    assert document["watched"] is True
+    watching.close()
+
+
+def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["alerts", "list", "-c", str(config)]
+    assert exit_code(command) == 4
+    never = capsys.readouterr().out
+    assert "nobody on this machine has ever looked for alerts" in never
+    assert "no alert" not in never
+    store = _store(config)
+    assert store.take_lock()
+    store.mark_look()
+    assert exit_code(command) == 0
+    lock = load(config).alerts.directory / "lock"
+    os.utime(lock, (0, 800_000_000))
+    assert exit_code(command) == 4
+    assert "the process that tells of alerts hangs since 1995-" in capsys.readouterr().out
+    store.mark_look()
+    store.close()
+    os.utime(lock, (0, 0))
+    assert exit_code(command) == 4
+    ended = capsys.readouterr().out
+    assert "nobody on this machine looks for alerts since 1970-01-01 00:00:00 UTC" in ended
+    assert "no alert was open then" in ended
+    assert exit_code([*command, "--json"]) == 4
+    assert json.loads(capsys.readouterr().out)["watched"] is False
 
 
 def test_a_silence_is_kept_until_then_and_can_be_ended(config: Path) -> None:
@@ -64,6 +96,18 @@ def test_a_silence_of_nothing_that_there_is_is_refused(config: Path, capsys: pyt
     assert exit_code(["alerts", "silence", "lagg", "-c", str(config)]) == 2
     assert "no such condition: lagg" in capsys.readouterr().err
     assert exit_code(["alerts", "silence", "lag", "--for", "soon", "-c", str(config)]) == 2
+    assert exit_code(["alerts", "silence", "lag/cahce", "-c", str(config)]) == 2
+    assert "lag is never about 'cahce'; there are lag, lag/cache" in " ".join(capsys.readouterr().err.split())
+    assert _store(config).silences(now_ms=1) == {}
+
+
+def test_what_was_told_of_a_sink_that_was_taken_out_can_be_silenced_and_heard_again(config: Path) -> None:
+    condition = Condition("lag", "gone", Severity.WARNING, "it is late", "look", 1)
+    _store(config).save(State({condition.key: Entry(condition, 1, Severity.WARNING)}))
+    assert exit_code(["alerts", "silence", "lag/gone", "-c", str(config)]) == 0
+    _store(config).save(State())
+    assert exit_code(["alerts", "silence", "lag/gone", "--for", "0m", "-c", str(config)]) == 0
+    assert _store(config).silences(now_ms=1) == {}
 
 
 def test_a_test_message_goes_over_every_channel(

@@ -1,14 +1,16 @@
 """lockstep.dashboard.access"""
 
+import asyncio
 import base64
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
-from lockstep.dashboard.access import BODY_MAX, Access
+from lockstep.dashboard.access import BODY_MAX, Access, Guard
 
-LOCAL = Access(is_loopback=True, token=None)
-OPEN = Access(is_loopback=False, token="right", host="0.0.0.0")
+LOCAL = Access(token=None)
+OPEN = Access(token="right", host="0.0.0.0")
 HOST = {"host": "127.0.0.1:8642"}
 
 
@@ -36,12 +38,22 @@ def test_another_name_for_this_machine_is_refused(host: str) -> None:
     assert status(LOCAL, "GET", "/", {"host": host}) == 403
 
 
+@pytest.mark.parametrize("name", ["x-forwarded-for", "x-forwarded-host", "forwarded", "via", "x-real-ip"])
+def test_what_a_proxy_has_passed_on_needs_a_token(name: str) -> None:
+    """A proxy for other machines speaks to the loopback address as this machine does."""
+    assert status(LOCAL, "GET", "/api/pipeline", HOST | {name: "1"}) == 403
+    with_token = Access("right")
+    behind = {"host": "page.example", name: "1", "authorization": "Bearer right"}
+    assert status(with_token, "GET", "/api/pipeline", behind) is None
+    assert status(with_token, "GET", "/api/pipeline", behind | {"authorization": "Bearer wrong"}) == 401
+
+
 @pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key"])
 def test_actions_and_rows_need_the_session(path: str) -> None:
     method = "GET" if path == "/api/key" else "POST"
     assert status(LOCAL, method, path, POST) == 401
     assert status(LOCAL, method, path, POST | {"cookie": "lockstep_session_8642=wrong"}) == 401
-    assert status(LOCAL, method, path, POST | session(Access(True, None))) == 401, "another start's session"
+    assert status(LOCAL, method, path, POST | session(Access(None))) == 401, "another start's session"
     assert status(LOCAL, method, path, POST | session(LOCAL)) is None
 
 
@@ -92,7 +104,7 @@ def test_without_the_token_nothing_is_answered_but_probes(given: dict[str, str])
 
 
 def test_a_token_counts_on_loopback_as_well() -> None:
-    access = Access(is_loopback=True, token="right")
+    access = Access(token="right")
     assert status(access, "GET", "/api/pipeline") == 401
     assert status(access, "GET", "/api/pipeline", HOST | {"authorization": "Bearer right"}) is None
 
@@ -103,6 +115,31 @@ def test_a_body_is_bounded_and_says_how_long_it_is() -> None:
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX + 1)}) == 413
     assert status(LOCAL, "POST", "/api/actions/copy", known) == 411
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": "-1"}) == 411
+
+
+@pytest.mark.parametrize(
+    ("access", "sent", "challenge"),
+    [
+        (OPEN, {}, "Basic"),
+        (OPEN, {"x-lockstep-token": ""}, "Bearer"),
+        (LOCAL, {"x-lockstep-token": ""}, None),
+    ],
+)
+def test_who_can_ask_a_person_for_the_token_is_asked_for_it(
+    access: Access, sent: dict[str, str], challenge: str | None
+) -> None:
+    """A browser shows a dialog of its own where it is asked for ``Basic``: the page does that itself."""
+    started: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        started.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in (HOST | sent | {"content-length": "2"}).items()]
+    scope = {"type": "http", "method": "POST", "path": "/api/actions/switch", "headers": raw}
+    asyncio.run(Guard(None, access)(scope, None, send))
+    assert started[0]["status"] == 401
+    given = dict(started[0]["headers"]).get(b"www-authenticate")
+    assert (None if given is None else given.decode().split()[0]) == challenge
 
 
 def test_two_servers_of_one_machine_have_cookies_of_their_own() -> None:

@@ -1,14 +1,30 @@
 """lockstep.dashboard.documents"""
 
+from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from cdc.model.lsn import Lsn
+from cdc.model.table import TableName
 from jobs.generations.status import JobState, JobStatus
-from lockstep.dashboard.documents import Rates, Subject, findings, pipeline_state, sink_detail, verify_run
+from lockstep.dashboard.documents import (
+    Rates,
+    Subject,
+    findings,
+    pipeline_state,
+    sink_detail,
+    told_of,
+    verify_run,
+    verify_runs,
+)
 from lockstep.dashboard.model import PipelineState
+from lockstep.dashboard.server import health_of
+from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
+from monitor.stalls import Look, Stalls
+from monitor.verification import Verification, VerifyOutcome
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 
@@ -37,12 +53,21 @@ def sink(name: str = "search", generation: int = 1, **changes: Any) -> SinkFacts
     return SinkFacts(name, generation, **facts | changes)
 
 
+def looked(facts: SourceFacts, *sinks: SinkFacts, seconds: int = 1) -> LagReport:
+    """What is known after so many looks at the same facts, a second after the other."""
+    stalls, lag = Stalls(), report(facts, sinks, now_ms=0)
+    for at_s in range(seconds):
+        now_ms = 2_000 + 1000 * at_s
+        lag = stalls.judge(report(facts, sinks, now_ms=now_ms), Look(at_s, now_ms, facts, {}, "lockstep_shop"))
+    return lag
+
+
 def state_of(lag: LagReport, **options: Any) -> PipelineState:
     return pipeline_state(SUBJECT, lag.to_json(), Rates(), sampled_ms=2_000, **options)
 
 
 def test_the_figures_are_those_of_the_lag_report() -> None:
-    lag = report(source(), [sink()], now_ms=2_000)
+    lag = looked(source(), sink())
     state, shown = state_of(lag), lag.to_json()
     in_kafka, applied = shown["stages"][2:]
     for document, stage in ((state.capture, in_kafka), (state.sinks[0], applied)):
@@ -58,27 +83,57 @@ def test_the_figures_are_those_of_the_lag_report() -> None:
     ("facts", "where", "kind", "step"),
     [
         (source(slot_active=False), "capture", "absent", "`lockstep run`"),
+        (source(slot_active=False, published_lsn=None, received_lsn=None), "capture", "absent", "`lockstep run`"),
         (source(wal_status=None), "capture", "stopped", "`lockstep doctor`"),
         (source(wal_status="lost"), "capture", "stopped", "`lockstep doctor`"),
     ],
 )
 def test_a_capture_that_does_not_run_is_a_problem(facts: SourceFacts, where: str, kind: str, step: str) -> None:
-    (problem,) = state_of(report(facts, [], now_ms=2_000)).problems
+    (problem,) = state_of(looked(facts)).problems
     assert (problem.where, problem.state) == (where, kind)
     assert problem.next_step is not None
     assert problem.next_step.startswith(step)
 
 
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (source(walsender="WalSenderWriteData"), "its process hangs"),
+        (source(walsender=""), "committed nothing to Kafka"),
+    ],
+)
+def test_a_capture_that_hangs_is_stalled_and_the_pipeline_isnt_ready(facts: SourceFacts, reason: str) -> None:
+    state = state_of(looked(facts, seconds=20))
+    (problem,) = state.problems
+    assert (state.capture.state, problem.where, problem.state) == ("stalled", "capture", "stalled")
+    assert reason in problem.reason
+    assert not health_of(state, 2_000).ready
+
+
+def test_the_first_copy_is_no_problem() -> None:
+    facts = source(published_lsn=None, copied_from_lsn=0x80, slot_active=False, is_captured=True)
+    state = state_of(looked(facts, sink(watermark_lsn=0, records_behind=0), seconds=20))
+    assert (state.capture.state, state.problems, health_of(state, 2_000).ready) == ("building", (), True)
+
+
+def test_a_pipeline_without_a_capture_isnt_ready_and_one_with_a_paused_copy_is() -> None:
+    absent = state_of(looked(source(slot_active=False)))
+    assert not health_of(absent, 2_000).ready
+    paused = state_of(replace(looked(source(), sink(records_behind=0)), paused_copies=("public.t",)))
+    assert [problem.state for problem in paused.problems] == ["paused"]
+    assert health_of(paused, 2_000).ready, "somebody has wanted it so"
+
+
 def test_a_job_that_has_stopped_is_a_problem_with_its_reason() -> None:
     job = JobStatus(JobState.STOPPED, 1_234, "the disk is full", "make room")
-    (problem,) = state_of(report(source(), [sink(job=job)], now_ms=2_000)).problems
+    (problem,) = state_of(looked(source(), sink(job=job))).problems
     assert (problem.where, problem.state, problem.since_ms) == ("search", "stopped", 1_234)
-    assert (problem.reason, problem.next_step) == ("the disk is full", "make room")
+    assert (problem.reason, (problem.next_step or "").partition(";")[0]) == ("the disk is full", "make room")
 
 
 def test_another_generation_without_a_job_is_none() -> None:
     old = sink(generation=2, is_live=False, job=JobStatus(JobState.ABSENT))
-    assert state_of(report(source(), [sink(), old], now_ms=2_000)).problems == ()
+    assert state_of(looked(source(), sink(), old)).problems == ()
 
 
 def test_what_nobody_knows_is_null() -> None:
@@ -89,7 +144,7 @@ def test_what_nobody_knows_is_null() -> None:
 
 
 def test_a_sink_shows_its_generations_newest_first() -> None:
-    state = state_of(report(source(), [sink(), sink(generation=2, is_live=False), sink("cache")], now_ms=2_000))
+    state = state_of(looked(source(), sink(), sink(generation=2, is_live=False), sink("cache")))
     detail = sink_detail("search", state, [(1, 0.5)])
     assert [(one.generation, one.live) for one in detail.generations] == [(2, False), (1, True)]
     assert detail.lag == ((1, 0.5),)
@@ -116,7 +171,23 @@ def test_a_comparison_that_broke_off_has_failed(output: bytes) -> None:
 
 def test_a_comparison_counts_every_difference() -> None:
     table = b'{"rows": {"expected": 4, "sink": 3}, "missing": 1, "extra": 0, "different": 2}'
-    run = verify_run(
-        "search", b'{"equal": false, "lsn": "0/1", "tables": [%b]}' % table, finished_ms=1, seconds=2.0
-    )  # fmt: skip
-    assert (run.state, run.rows, run.differing, run.verified_through) == ("differs", 3, 3, None)
+    output = b'{"outcome": "different", "lsn": "0/1", "tables": [%b]}' % table
+    run = verify_run("search", output, finished_ms=1, seconds=2.0)
+    assert (run.state, run.rows, run.differing, run.verified_through) == ("different", 3, 3, None)
+
+
+def test_the_page_says_of_a_comparison_what_the_sink_keeps_of_it() -> None:
+    lost = TableReport(TableName("public", "t"), not_compared="its topic lacks its beginning")
+    equal = TableReport(TableName("public", "u"), expected_rows=3, sink_rows=3)
+    found = VerifyReport("search", 1, "source", 0x10, (lost, equal))
+    run = verify_run("search", orjson.dumps(found.to_json()), finished_ms=1, seconds=2.0)
+    assert (run.state, run.verified_through) == (found.outcome, None)
+    assert found.outcome is VerifyOutcome.INCOMPLETE
+    assert "`lockstep verify search`" in (told_of(run) or "")
+
+
+def test_the_last_comparison_of_each_sink_is_shown_whoever_made_it() -> None:
+    verification = Verification(1_000, 2_000, VerifyOutcome.EQUAL, through_lsn=0x80, through_ms=1_000)
+    lag = replace(looked(source(), sink()), verified={"search": verification})
+    (kept,) = verify_runs(lag.to_json(), ()).sinks
+    assert (kept.sink, kept.state, kept.ended_ms, kept.verified_through) == ("search", "equal", 2_000, "0/80")

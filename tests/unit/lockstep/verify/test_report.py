@@ -8,6 +8,7 @@ from rich.console import Console
 
 from cdc.model.table import TableName
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport, sentences, verify_table
+from monitor.verification import VerifyOutcome
 from tests.builders import tag
 
 ORDERS = TableName("public", "orders")
@@ -23,6 +24,15 @@ def shown(of: VerifyReport, width: int = 200) -> str:
     console = Console(file=io.StringIO(), width=width)
     console.print(verify_table(of))
     return console.file.getvalue()
+
+
+def test_the_verdict_is_of_everything_that_was_to_be_compared():
+    assert report(EQUAL, EQUAL).outcome is VerifyOutcome.EQUAL
+    assert report(EQUAL, replace(EQUAL, undecided=(b'{"id":1}',))).outcome is VerifyOutcome.INCOMPLETE
+    assert report(replace(EQUAL, is_complete=False)).outcome is VerifyOutcome.INCOMPLETE
+    with_findings = replace(EQUAL, differences=(DIFFERENT,), is_complete=False)
+    assert report(with_findings).outcome is VerifyOutcome.DIFFERENT
+    assert report(EQUAL, with_findings).to_json()["outcome"] == "different"
 
 
 def test_only_a_complete_comparison_without_findings_is_equal():
@@ -156,10 +166,18 @@ def test_a_table_that_was_not_compared_is_named_with_the_reason():
     lost = TableReport(ORDERS, not_compared="the beginning of topic shop.public.orders was deleted")
     assert "nothing of generation 3 of search was compared" in shown(report(lost))
     both = report(EQUAL, lost)
-    assert both.is_equal
+    assert both.outcome is VerifyOutcome.INCOMPLETE
+    assert "was not compared completely" in shown(both)
     assert "public.orders was not compared: the beginning of topic" in shown(both)
+    assert "what was compared of generation 3 of search equals the source (as of" in shown(both)
     assert [table["not_compared"] for table in both.to_json()["tables"]] == [None, lost.not_compared]
 
 
 def test_what_else_is_to_be_known_of_a_comparison_is_said():
     assert list(sentences(replace(EQUAL, note="compared with its topic"))) == ["public.orders: compared with its topic"]
+
+
+def test_a_sink_that_may_lack_rows_is_not_said_to_have_them_all():
+    (said,) = sentences(replace(EQUAL, may_lack_rows=True))
+    assert said.startswith("public.orders: rows that the sink lacks weren't counted")
+    assert report(replace(EQUAL, may_lack_rows=True)).to_json()["tables"][0]["may_lack_rows"] is True

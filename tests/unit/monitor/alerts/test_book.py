@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from monitor.alerts.book import Entry, Key, Kind, take
-from monitor.conditions import Condition, Findings, Severity
+from monitor.alerts.conditions import Condition, Findings, Severity
 
 _STOPPED = Condition("job-stopped", "cache", Severity.CRITICAL, "stopped", "start it")
 _LAG = Condition("lag", "cache", Severity.WARNING, "behind", "look", passes=True)
@@ -49,6 +49,17 @@ def test_what_may_pass_has_to_hold_first() -> None:
     assert telling.look(9.5) == []
     assert [telling.look(at, _LAG) for at in (10, 19)] == [[], []], "it was over in between"
     assert telling.look(20, _LAG) == [Kind.OPENED]
+
+
+def test_what_says_itself_how_long_it_has_to_hold_is_told_after_that() -> None:
+    nobody_knows = replace(_LAG, sentence="nobody knows", hold_s=60.0)
+    telling = _Telling()
+    assert [telling.look(at, nobody_knows) for at in (0, 10, 59)] == [[], [], []]
+    assert telling.look(60, nobody_knows) == [Kind.OPENED]
+    after_recover = _Telling()
+    assert [after_recover.look(at, _LAG) for at in (0, 10)] == [[], [Kind.OPENED]]
+    assert [after_recover.look(at, nobody_knows) for at in range(11, 200)] == [[]] * 189, "it stays open, told once"
+    assert [after_recover.look(at) for at in (200, 220)] == [[], [Kind.CLEARED]]
 
 
 def test_a_condition_that_flaps_is_told_once() -> None:

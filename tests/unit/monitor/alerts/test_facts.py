@@ -1,11 +1,15 @@
 """Whose certificates are looked at, which disks, and what becomes of those that can't be."""
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import trustme
 
 from lockstep.config import Config, load
-from monitor.alerts.facts import certificates_of, disks_of, expiries, has_capture_standby
+from monitor.alerts.certificates import file_expires_ms
+from monitor.alerts.facts import FactsCollector, after, certificates_of, disks_of, expiries, has_capture_standby
+from tests.databases import until
 
 _TOML = """
 [pipeline]
@@ -28,6 +32,19 @@ urls = ["http://s2:9200"]
 [sinks.cache]
 type = "redis"
 url = "rediss://c:6380/0"
+[sinks.warehouse]
+type = "warehouse"
+url = "postgresql+psycopg://me@w1/d?sslrootcert=/w.pem"
+tls = { certificate_file = "ours.pem", key_file = "ours.key" }
+[sinks.twins]
+type = "warehouse"
+url = "postgresql://me@/d?host=w2:5433&host=w3"
+[sinks.clear]
+type = "warehouse"
+url = "postgresql://me@w4/d?sslmode=disable"
+[sinks.file]
+type = "warehouse"
+url = "duckdb:////srv/w.duckdb"
 """
 
 
@@ -40,7 +57,7 @@ def _load(directory: Path, text: str = _TOML) -> Config:
 def test_every_certificate_of_the_settings_is_looked_at_where_it_is(tmp_path: Path) -> None:
     config = _load(tmp_path)
     certificates = certificates_of(config.as_pipeline(), config.sinks)
-    files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
+    files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem", "ours.pem")}
     servers = {
         "source db1:5433",
         "source db2:5433",
@@ -48,6 +65,9 @@ def test_every_certificate_of_the_settings_is_looked_at_where_it_is(tmp_path: Pa
         "kafka [::1]:9094",
         "search s1:443",
         "cache c:6380",
+        "warehouse w1:5432",
+        "twins w2:5433",
+        "twins w3:5432",
     }
     assert certificates.keys() == files | servers
 
@@ -61,7 +81,9 @@ def test_one_that_can_not_be_read_keeps_no_other(tmp_path: Path) -> None:
         for whose, ask in certificates_of(config.as_pipeline(), config.sinks).items()
         if whose.endswith("pem")
     }
-    assert expiries(of_files).keys() == {str(tmp_path / "client.pem")}
+    found = expiries(of_files)
+    assert [whose for whose, expires_ms in found.items() if expires_ms] == [str(tmp_path / "client.pem")]
+    assert found[str(tmp_path / "kafka.pem")] is None
 
 
 def test_a_source_without_tls_or_over_a_socket_has_none_to_look_at(tmp_path: Path) -> None:
@@ -78,6 +100,60 @@ def test_a_disk_is_measured_once_also_for_a_directory_that_is_not_there_yet(tmp_
     ((directory, (free, size)),) = disks.items()
     assert directory == str(tmp_path / "not" / "yet")
     assert 0 < free <= size
+
+
+def test_a_certificate_that_can_not_be_read_now_stays_known_and_one_without_tls_has_none() -> None:
+    assert after({}, {"a": 1, "b": None}) == {"a": 1, "b": None}
+    assert after({"a": 1, "b": None}, {"a": None, "b": 2}) == {"a": 1, "b": 2}
+    assert after({"a": 1, "b": None}, {}) == {"a": 1}, "it was asked, and has none"
+
+
+def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _load(tmp_path)
+    monkeypatch.setattr("monitor.alerts.facts._LOOK_S", 0.01)
+    files = {str(tmp_path / name) for name in ("client.pem", "kafka.pem", "search.pem")}
+    monkeypatch.setattr(
+        "monitor.alerts.facts.certificates_of",
+        lambda *_: {whose: partial(file_expires_ms, Path(whose)) for whose in files},
+    )
+    with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=False) as facts:
+        until(lambda: facts.latest().certificates == dict.fromkeys(files))
+        trustme.CA().issue_cert("c").cert_chain_pems[0].write_to_path(tmp_path / "client.pem")
+        until(lambda: bool((facts.latest().certificates or {}).get(str(tmp_path / "client.pem"))))
+
+
+def test_a_port_that_is_left_out_of_a_list_is_the_usual_one(tmp_path: Path) -> None:
+    config = _load(tmp_path, _TOML.replace("port=5433", "port=5433,"))
+    found = certificates_of(config.as_pipeline(), config.sinks)
+    assert {"source db1:5433", "source db2:5432"} <= found.keys()
+
+
+def test_whatever_one_ask_raises_it_is_unknown_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError
+
+    assert expiries({"a": broken, "b": lambda: 1}) == {"a": None, "b": 1}
+    config = _load(tmp_path)
+    answers = iter([broken, lambda *_: {"a": lambda: 1}])
+    monkeypatch.setattr("monitor.alerts.facts._LOOK_S", 0.01)
+    monkeypatch.setattr("monitor.alerts.facts.certificates_of", lambda *_: next(answers, lambda *_: {})())
+    monkeypatch.setattr("monitor.alerts.facts.has_capture_standby", broken)
+    with FactsCollector(config.as_pipeline(), config.sinks, [tmp_path], with_standby=True) as facts:
+        until(lambda: facts.latest().certificates == {"a": 1})
+        assert str(tmp_path) in (facts.latest().disks or {})
+        assert facts.latest().has_standby is None
+
+
+def test_a_directory_that_can_not_be_looked_into_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    assert disks_of([tmp_path]) == {str(tmp_path): None}
 
 
 def test_a_source_that_does_not_answer_says_nothing_of_a_standby(tmp_path: Path) -> None:

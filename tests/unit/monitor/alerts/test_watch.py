@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import json
+import logging
 import os
 import signal
 import socket
@@ -12,20 +13,22 @@ import sys
 import threading
 from base64 import b64decode
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 
-from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.channels import Command, Mail, Webhook
+from monitor.alerts.conditions import Condition, Severity
+from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
-from monitor.alerts.store import AlertStore
+from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
-from monitor.conditions import Condition, Severity
-from monitor.lag import LagReport
+from monitor.lag import LagReport, SinkFacts, Stage
 from tests.databases import until
 
 _BROKEN = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
@@ -43,6 +46,7 @@ class Receiver:
         self.documents: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.status = 204
+        self.arrived = threading.Event()
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -50,6 +54,7 @@ class Receiver:
                 if receiver.status < 300:
                     receiver.documents.append(json.loads(body))
                     receiver.headers.append(dict(self.headers))
+                    receiver.arrived.set()
                 self.send_response(receiver.status)
                 self.end_headers()
 
@@ -107,7 +112,7 @@ import sys, time
 from pathlib import Path
 from monitor.alerts.settings import AlertSettings, WebhookSettings
 from monitor.alerts.watch import AlertWatch
-from monitor.lag import LagReport
+from monitor.lag import LagReport, SinkFacts, Stage
 settings = AlertSettings(directory=Path(sys.argv[1]), webhook=WebhookSettings(url=sys.argv[2]))
 watch = AlertWatch("shop", settings, retry_s=0.01)
 report = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
@@ -157,6 +162,87 @@ def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Rec
     assert receiver.told == [("opened", "slot-lost")]
 
 
+def test_a_message_is_on_disk_before_any_channel_has_it(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else kill -9 in between has it told again under another id, and the first one is never over."""
+    save, at_save = AlertStore.save, []
+
+    def slow(self: AlertStore, state: State) -> None:
+        if not receiver.documents and any(state.queues.values()):
+            receiver.arrived.wait(0.3)  # a disk that takes its time
+            at_save.append(list(receiver.told))
+        save(self, state)
+
+    monkeypatch.setattr(AlertStore, "save", slow)
+    with _watch(_settings(tmp_path, receiver.port)) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+    assert at_save == [[]]
+
+
+def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on the disk that an earlier message's delivery leaves behind while the next one is being told."""
+    settings = _settings(tmp_path, receiver.port)
+    receiver.status = 503
+    seen = []
+
+    def delivers_meanwhile(record: logging.LogRecord) -> bool:
+        if "rebuild-needed" in record.getMessage():
+            receiver.status = 204
+            until(lambda: not _undelivered(settings))
+            seen.append({name for name, _ in AlertStore(settings.directory).load().book})
+        return True
+
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        monkeypatch.setattr(logging.getLogger("lockstep.alerts"), "filters", [delivers_meanwhile])
+        watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
+        until(lambda: len(receiver.documents) == 2)
+    assert seen == [{"slot-lost"}]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"format":2,"open":[],"queues":{}}',
+        b"{",
+        b"{}",
+        b"[]",
+        b"null",
+        b'"format"',
+        b'{"format":1}',
+        b'{"format":1,"open":[{}],"queues":{}}',
+        b'{"format":1,"open":[],"queues":[]}',
+        b'{"format":1,"open":[],"queues":{"webhook":[{"id":"a","kind":"shouted"}]}}',
+        b'{"format":1,"open":[{"name":"a","subject":"b","severity":"loud","told":null,"seen_ms":"x"}],"queues":{}}',
+    ],
+)
+def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
+    content: bytes, receiver: Receiver, tmp_path: Path
+) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    file = settings.directory / "state.json"
+    with _watch(settings) as watch:
+        receiver.status = 503
+        watch.look(replace(_WELL, rebuild_needed={"cache": ("mask",)}), now_ms=1)
+    before = file.read_bytes()
+    file.write_bytes(content)
+    receiver.status = 204
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=2)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+        watch.look(_BROKEN, now_ms=3)
+        assert file.read_bytes() == content
+        file.write_bytes(before)
+        watch.look(_BROKEN, now_ms=4)
+        until(lambda: receiver.told[1:] == [("opened", "rebuild-needed")])
+        until(lambda: not _undelivered(settings))
+    assert {name for name, _ in AlertStore(settings.directory).load().book} == {"slot-lost", "rebuild-needed"}
+
+
 def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Receiver, tmp_path: Path) -> None:
     settings = _settings(tmp_path, receiver.port)
     with _watch(settings) as second:
@@ -166,11 +252,31 @@ def test_of_two_processes_one_tells_and_the_other_goes_on_after_it(receiver: Rec
             until(lambda: not _undelivered(settings))
             second.look(_BROKEN, now_ms=1)
             assert second.open
+            watcher = AlertStore(settings.directory).watcher()
+            assert watcher.is_there
+            until(lambda: (AlertStore(settings.directory).watcher().looked_ms or 0) > (watcher.looked_ms or 0))
             os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            assert not AlertStore(settings.directory).watcher().is_there
         second.look(_BROKEN, now_ms=2)
         second.look(_WELL, now_ms=3)
         second.look(_WELL, now_ms=60_003)
         until(lambda: receiver.told == [("opened", "slot-lost"), ("cleared", "slot-lost")])
+
+
+def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiver: Receiver, tmp_path: Path) -> None:
+    sink = SinkFacts("cache", 1, True, 10, 0, 0, 0)
+    unmeasured = LagReport((Stage("applied: cache", 10, 0, None, 0, sink),), True, 0, {}, wal_status="reserved")
+    settings = _settings(tmp_path, receiver.port, lag_s=60.0)
+    with _watch(settings) as first, _watch(settings) as second:
+        for watch in (first, second):
+            watch.look(unmeasured, now_ms=0)
+            watch.look(unmeasured, now_ms=59_000)
+            assert watch.open == ()
+        for watch in (first, second):
+            watch.look(unmeasured, now_ms=60_000)
+            assert [condition.key for condition in watch.open] == [("lag", "cache")]
+        until(lambda: receiver.told == [("opened", "lag")])
 
 
 def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
@@ -218,6 +324,48 @@ def test_a_silence_of_the_command_counts_from_the_next_look(receiver: Receiver, 
         AlertStore(settings.directory).silence("slot-lost", 0, now_ms=1)
         watch.look(_BROKEN, now_ms=3)
         until(lambda: receiver.told == [("opened", "slot-lost")])
+
+
+def test_silences_that_can_not_be_read_keep_nobody_from_being_told(receiver: Receiver, tmp_path: Path) -> None:
+    settings = _settings(tmp_path, receiver.port)
+    settings.directory.mkdir()
+    (settings.directory / "silences.json").write_text('{"format":1,"until_ms":{"slot-lost":null}}')
+    with _watch(settings) as watch:
+        watch.look(_BROKEN, now_ms=1)
+        until(lambda: receiver.told == [("opened", "slot-lost")])
+    with pytest.raises(LockstepError, match=r"silences.json is damaged"):
+        AlertStore(settings.directory).silences(now_ms=1)
+
+
+class _Buggy:
+    """Fails with what isn't an answer of anybody, for one condition."""
+
+    def __init__(self) -> None:
+        self.tries = 0
+        self.told: list[str] = []
+
+    def send(self, message: Message) -> None:
+        if message.condition.name == "lag":
+            self.tries += 1
+            raise TypeError
+        self.told.append(message.condition.name)
+
+
+def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some_tries(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    channel, delivered = _Buggy(), threading.Event()
+    outbox = Outbox({"buggy": channel}, delivered=delivered.set, wait_first_s=0.001)
+    try:
+        outbox.add({"buggy": [_MESSAGE, replace(_MESSAGE, condition=replace(_MESSAGE.condition, name="gap"))]})
+        until(lambda: channel.told == ["gap"])
+        until(lambda: outbox.queues() == {"buggy": []})
+    finally:
+        outbox.close()
+    assert channel.tries == 5
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" channel=")[0] for text in said] == ["alert isn't delivered", "alert is dropped"]
+    assert "name=lag" in said[1]
 
 
 # -- channels
@@ -279,6 +427,8 @@ class MailServer:
         self.mails: list[str] = []
         self.logins: list[tuple[str, bool]] = []
         self.takes_login = True
+        self.refused: set[str] = set()
+        self.recipients: list[str] = []
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         certificate.configure_cert(self._context)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -316,6 +466,13 @@ class MailServer:
                     connection.sendall(b"354 go\r\n")
                     self.mails.append(b"".join(iter(lines.readline, b".\r\n")).decode())
                     connection.sendall(b"250 kept\r\n")
+                case "RCPT":
+                    address = words[1].partition("<")[2].rstrip(">")
+                    if address in self.refused:
+                        connection.sendall(b"452 mailbox full\r\n")
+                    else:
+                        self.recipients.append(address)
+                        connection.sendall(b"250 ok\r\n")
                 case "QUIT":
                     connection.sendall(b"221 bye\r\n")
                     break
@@ -344,18 +501,39 @@ def test_mail_is_sent_encrypted_with_a_login_and_to_nobody_else(tmp_path: Path) 
             sender="lockstep@example.com",
             to=("on-call@example.com",),
         )
-        Mail(settings).send(_MESSAGE)
+        Mail(settings, "on-call@example.com").send(_MESSAGE)
         assert server.logins == [("\0lockstep\0tell-nobody", True)]
         (mail,) = server.mails
         assert "Subject: [lockstep shop] open: lag cache" in mail
         assert "What to do: look" in mail
         server.takes_login = False
         with pytest.raises(Unavailable, match="code 535") as refused:
-            Mail(settings).send(_MESSAGE)
+            Mail(settings, "on-call@example.com").send(_MESSAGE)
         assert "tell-nobody" not in str(refused.value)
         with pytest.raises(Unavailable, match="can't be reached"):  # the system's authorities don't know this one
-            Mail(settings.model_copy(update={"ca_file": None})).send(_MESSAGE)
+            Mail(settings.model_copy(update={"ca_file": None}), "on-call@example.com").send(_MESSAGE)
         assert len(server.logins) == 2, "no password goes to a server that wasn't checked"
+
+
+def test_an_address_that_the_server_refuses_is_tried_again_and_keeps_no_other_waiting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(MailServer(trustme.CA().issue_cert("localhost"))) as server:
+        server.refused = {"full@example.com"}
+        to = ("on-call@example.com, Second <second@example.com>", "full@example.com")
+        mail = MailSettings(host="localhost", port=server.port, tls="none", sender="lockstep@example.com", to=to)
+        settings = AlertSettings(directory=tmp_path / "alerts", mail=mail)
+        full = ["mail:full@example.com"]
+        with _watch(settings) as watch:
+            watch.look(_BROKEN, now_ms=1)
+            watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
+            until(lambda: sorted(server.recipients) == ["on-call@example.com"] * 2 + ["second@example.com"] * 2)
+            until(lambda: [name for name, each in AlertStore(settings.directory).load().queues.items() if each] == full)
+            server.refused = set()
+            until(lambda: server.recipients.count("full@example.com") == 2)
+        assert len(server.recipients) == 6, "nobody gets it twice"
+    (said,) = [record.getMessage() for record in caplog.records if "isn't delivered" in record.getMessage()]
+    assert "full@example.com, with code 452; it goes on trying" in said
 
 
 def test_a_password_is_never_sent_in_the_clear() -> None:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,10 @@ from monitor.metrics.definitions import DEFINITIONS, Definition, Kind
 from tests import metrics_files
 from tests.programs import needs
 
-_FUNCTIONS = {"max", "sum", "rate", "increase", "time", "histogram_quantile"}
+_FUNCTIONS = {
+    *("max", "sum", "count", "rate", "increase", "time", "histogram_quantile", "max_over_time", "absent_over_time"),
+    *("by", "on", "or", "unless"),
+}
 
 
 @pytest.mark.parametrize("definition", list(DEFINITIONS.values()), ids=lambda definition: definition.name)
@@ -41,59 +45,33 @@ def test_an_expression_names_only_metrics_and_labels_that_there_are(expression: 
     metrics = {name for name in named if name.startswith(("lockstep_", "process_"))}
     assert metrics
     assert metrics <= series.keys()
-    labels = named - metrics - _FUNCTIONS - {"by"}
-    assert labels <= {label for metric in metrics for label in series[metric]} | {"instance"}
+    labels = named - metrics - _FUNCTIONS
+    assert labels <= {label for metric in metrics for label in series[metric]} | {"instance", "job"}
 
 
-def test_the_rules_are_rules_and_fire_when_they_should(tmp_path: Path) -> None:
+_SEARCH = 'stage="applied",sink="search",generation="1"'
+_RECEIVED = 'stage="received",sink="",generation=""'
+_HERE = 'job="lockstep",instance="a:1"'
+
+
+def _fired(alert: str, at: str, *labels: dict[str, str], summary: str | None = None) -> dict[str, Any]:
+    """What one alert is at a time: firing with each of these labels."""
+    annotations = _annotations(alert) | ({} if summary is None else {"summary": summary})
+    fired = [{"exp_labels": each, "exp_annotations": annotations} for each in labels]
+    return {"eval_time": at, "alertname": alert, "exp_alerts": fired}
+
+
+def _judge(tmp_path: Path, series: dict[str, str], *expected: dict[str, Any]) -> None:
+    """Have Prometheus' own tool run the rules over a series of samples, 15 s apart."""
     promtool = needs("promtool")
-    rules = metrics_files.FILES / "rules.yml"
-    subprocess.run([promtool, "check", "rules", rules], check=True, capture_output=True)
-    stage = 'stage="applied",sink="search",generation="1"'
     cases = {
-        "rule_files": [str(rules)],
+        "rule_files": [str(metrics_files.FILES / "rules.yml")],
         "evaluation_interval": "15s",
         "tests": [
             {
                 "interval": "15s",
-                "input_series": [
-                    {"series": f'lockstep_stage_state{{{stage},state="stalled"}}', "values": "0x8 1x40"},
-                    {"series": f'lockstep_stage_state{{{stage},state="current"}}', "values": "1x8 0x40"},
-                    {"series": "lockstep_slot_full_seconds", "values": "7200x8 600x40"},
-                    {"series": 'lockstep_open_rejections{sink="search",generation="1"}', "values": "0x48"},
-                ],
-                "alert_rule_test": [
-                    {"eval_time": "2m", "alertname": "LockstepStageNeedsSomebody", "exp_alerts": []},
-                    {
-                        "eval_time": "4m",
-                        "alertname": "LockstepStageNeedsSomebody",
-                        "exp_alerts": [
-                            {
-                                "exp_labels": {
-                                    "severity": "critical",
-                                    "stage": "applied",
-                                    "sink": "search",
-                                    "generation": "1",
-                                    "state": "stalled",
-                                },
-                                "exp_annotations": _annotations("LockstepStageNeedsSomebody")
-                                | {"summary": "applied search is stalled"},
-                            }
-                        ],
-                    },
-                    {
-                        "eval_time": "8m",
-                        "alertname": "LockstepSlotIsNearlyFull",
-                        "exp_alerts": [
-                            {
-                                "exp_labels": {"severity": "critical"},
-                                "exp_annotations": _annotations("LockstepSlotIsNearlyFull")
-                                | {"summary": "The replication slot is lost in 10m 0s"},
-                            }
-                        ],
-                    },
-                    {"eval_time": "8m", "alertname": "LockstepRejections", "exp_alerts": []},
-                ],
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": list(expected),
             }
         ],
     }
@@ -101,6 +79,91 @@ def test_the_rules_are_rules_and_fire_when_they_should(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(cases), encoding="utf-8")
     ran = subprocess.run([promtool, "test", "rules", path], check=False, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_rules_are_rules() -> None:
+    rules = metrics_files.FILES / "rules.yml"
+    subprocess.run([needs("promtool"), "check", "rules", rules], check=True, capture_output=True)
+
+
+def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
+    stalled = {"severity": "critical", "stage": "applied", "sink": "search", "generation": "1", "state": "stalled"}
+    _judge(
+        tmp_path,
+        {
+            f'lockstep_stage_state{{{_SEARCH},state="stalled"}}': "0x8 1x40",
+            f'lockstep_stage_state{{{_SEARCH},state="current"}}': "1x8 0x40",
+            "lockstep_slot_full_seconds": "7200x8 600x40",
+            'lockstep_open_rejections{sink="search",generation="1"}': "0x48",
+        },
+        _fired("LockstepStageNeedsSomebody", "2m"),
+        _fired("LockstepStageNeedsSomebody", "4m", stalled, summary="applied search is stalled"),
+        _fired(
+            "LockstepSlotIsNearlyFull",
+            "8m",
+            {"severity": "critical"},
+            summary="The replication slot is lost in 10m 0s",
+        ),
+        _fired("LockstepRejections", "8m"),
+    )
+
+
+def test_a_pipeline_that_nobody_looks_at_is_told_of(tmp_path: Path) -> None:
+    """None was ever there, the page is gone, it hangs, or it is there and its looks get no answer."""
+    nobody = {"severity": "critical"}
+    _judge(tmp_path, {"lockstep_slot_active": "1x20"}, _fired("LockstepNobodyLooks", "2m", nobody))
+    at_the_clock = "0+15x20"  # the time of each sample
+    for after in ("", " 300x40", " _x40", " stale"):
+        _judge(
+            tmp_path,
+            {f"lockstep_look_timestamp_seconds{{{_HERE}}}": at_the_clock + after},
+            _fired("LockstepNobodyLooks", "5m"),
+            _fired("LockstepNobodyLooks", "9m", nobody | {"job": "lockstep", "instance": "a:1"}),
+        )
+    gone = {f"lockstep_look_timestamp_seconds{{{_HERE}}}": at_the_clock}
+    _judge(tmp_path, gone, _fired("LockstepNobodyLooks", "2h", nobody))
+
+
+def test_stages_that_could_not_be_asked_are_told_of_once(tmp_path: Path) -> None:
+    _judge(
+        tmp_path,
+        {
+            f'lockstep_stage_state{{{_HERE},{_SEARCH},state="unknown"}}': "0x8 1x40",
+            f'lockstep_stage_state{{{_HERE},{_RECEIVED},state="unknown"}}': "0x8 1x40",
+        },
+        _fired("LockstepStagesAreUnknown", "2m"),
+        _fired(
+            "LockstepStagesAreUnknown",
+            "5m",
+            {"severity": "critical", "job": "lockstep", "instance": "a:1"},
+            summary="Nobody can tell how 2 stages are",
+        ),
+    )
+
+
+@pytest.mark.parametrize("state", ["building", "paused", "absent"])
+def test_nobody_has_to_read_the_slot_while_the_first_copy_is_made_or_paused(tmp_path: Path, state: str) -> None:
+    fires = [{"severity": "critical", "job": "lockstep", "instance": "a:1"}] if state == "absent" else []
+    _judge(
+        tmp_path,
+        {
+            f"lockstep_slot_active{{{_HERE}}}": "0x40",
+            f"lockstep_broken{{{_HERE}}}": "0x40",
+            f'lockstep_stage_state{{{_HERE},{_RECEIVED},state="{state}"}}': "1x40",
+            'lockstep_stage_state{job="lockstep",instance="b:1",stage="received",state="building"}': "1x40",
+        },
+        _fired("LockstepNobodyReadsTheSlot", "5m", *fires),
+    )
+
+
+def test_a_lost_slot_is_told_of_as_that_alone(tmp_path: Path) -> None:
+    here = {"job": "lockstep", "instance": "a:1"}
+    _judge(
+        tmp_path,
+        {f"lockstep_slot_active{{{_HERE}}}": "0x40", f"lockstep_broken{{{_HERE}}}": "1x40"},
+        _fired("LockstepNobodyReadsTheSlot", "5m"),
+        _fired("LockstepBroken", "5m", {"severity": "critical"} | here),
+    )
 
 
 def _annotations(alert: str) -> dict[str, str]:

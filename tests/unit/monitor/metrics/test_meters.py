@@ -1,5 +1,6 @@
 """What goes into the meters comes out of the endpoint, and of OpenTelemetry, by the same names."""
 
+import contextlib
 import http.server
 import queue
 import threading
@@ -10,7 +11,7 @@ import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.report import Report, SinkFailed, SinkStarted, SinkStopped, SinkWaiting, StatusReport, WatermarkRaised
 from lockstep.capture import metrics as of_capture
@@ -24,6 +25,7 @@ from monitor.metrics.pipeline import gauges_of
 from monitor.metrics.settings import MetricsSettings
 from snapshot.copy import CopyProgress
 from stack.ports import pick
+from tests.databases import until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -138,14 +140,30 @@ def test_nobody_asks_so_nothing_is_counted() -> None:
         assert opened is None
 
 
-def test_an_address_that_is_taken_is_said(address: str) -> None:
+def test_a_process_whose_address_is_taken_goes_on_and_serves_once_it_is_free(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("monitor.metrics.endpoint.AGAIN_S", 0.01)
     settings = MetricsSettings(capture=address)
-    with (
-        open_meters(settings, Part.CAPTURE, pipeline="shop"),
-        pytest.raises(ConfigurationError, match=rf"metrics\.capture: nobody can listen on {address}"),
-        open_meters(settings, Part.CAPTURE, pipeline="other"),
-    ):
-        pass
+    name = "lockstep_capture_commits_total"
+    with contextlib.ExitStack() as first:
+        first.enter_context(open_meters(settings, Part.CAPTURE, pipeline="shop"))
+        with open_meters(settings, Part.CAPTURE, pipeline="other") as opened:
+            assert opened is not None
+            opened.meters.add(name, 7)
+            assert f"nobody can listen on {address}" in caplog.text
+            assert _scraped(address)[name, ()] == 0
+            first.close()
+            until(lambda: _answers(address))
+            assert _scraped(address)[name, ()] == 7
+    assert not _answers(address)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return bool(_scraped(address))
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize("wrong", ["9464", ":9464", "localhost", "127.0.0.1:port", "127.0.0.1:70000"])

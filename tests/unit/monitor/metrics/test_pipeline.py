@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from cdc.model.errors import Unavailable
-from monitor.lag import LagReport, SourceFacts, report
+from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.metrics.pipeline import gauges_of
 
 
@@ -17,3 +17,33 @@ def test_nothing_old_is_said_of_the_slot_while_the_source_is_silent() -> None:
     silent = _shown(replace(lag, silent_servers={"source": Unavailable("no answer")}))
     assert [name for name in silent if name.startswith("lockstep_slot")] == []
     assert silent["lockstep_look_timestamp_seconds"] == 1.0
+
+
+_SINK = SinkFacts("cache", 1, True, 10, 0, 0, 0)
+
+
+def _samples(lag: LagReport) -> list[tuple[str, str, float]]:
+    return [
+        (sample.name.removeprefix("lockstep_"), sample.labels.get("state", ""), sample.value)
+        for metric in gauges_of(lag, now_s=1.0)
+        for sample in metric.samples
+    ]
+
+
+def test_a_stage_of_which_nobody_knows_isn_t_said_not_to_be_stalled() -> None:
+    stage = Stage("applied: cache", None, None, None, None, _SINK, StageState.UNKNOWN)
+    lag = LagReport((stage,), True, 0, {}, unanswered={"cache": Unavailable("no answer")})
+    shown = _samples(lag)
+    assert [(state, value) for name, state, value in shown if name == "stage_state"] == [("unknown", 1.0)]
+    assert ("sink_answers", "", 0.0) in shown
+    assert "rebuild_needed" not in {name for name, *_ in shown}, "it couldn't be asked what it was built with"
+
+
+def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
+    stage = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.CURRENT)
+    whole = LagReport((stage,), True, 0, {}, open_rejections={"cache": 0}, paused_copies=("public.t",), broken=("no",))
+    told = {"sink_answers", "rebuild_needed", "open_rejections", "paused_copies", "broken", "slot_active"}
+    assert told <= {name for name, *_ in _samples(whole)}
+    silent = {name for name, *_ in _samples(replace(whole, silent_servers={"kafka": Unavailable("no answer")}))}
+    assert not told & silent
+    assert "look_timestamp_seconds" in silent

@@ -6,7 +6,7 @@ from tests.builders import table
 
 
 def test_a_table_comes_back_as_it_was_kept() -> None:
-    held = HeldTable(Shape.of(table()), 'Odd "100%" name', has_history=True)
+    held = HeldTable(Shape.of(table()), 'Odd "100%" name', has_history=True, has_synced_at=True)
     assert HeldTable.from_json(held.to_json()) == held
     assert held.relations == {
         'Odd "100%" name': "live rows of public.orders",
@@ -14,5 +14,5 @@ def test_a_table_comes_back_as_it_was_kept() -> None:
     }
 
 
-def test_what_an_earlier_version_kept_has_the_name_by_default_and_no_history() -> None:
+def test_what_an_earlier_version_kept_has_the_name_by_default_and_nothing_more() -> None:
     assert HeldTable.from_json(Shape.of(table()).to_json()) == HeldTable(Shape.of(table()), "orders")

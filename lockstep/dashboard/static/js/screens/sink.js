@@ -1,10 +1,10 @@
-// One sink: where it is, its last hour, its batches, its generations.
+// One sink: where it is, its last hour, its generations.
 
 import { drawLag } from "../chart.js";
 import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, lsn, panel, problem, stateOf, table, title, waiting, withoutUnknown } from "../parts.js";
+import { button, facts, lsn, panel, problem, stateOf, table, title, waiting } from "../parts.js";
 
 function ask(action, sink, details) {
   confirmAction({ ...details, path: `api/actions/${action}`, body: { sink } });
@@ -38,40 +38,12 @@ function actions(sink) {
 }
 
 function generations(list) {
-  const columns = [["generation"], ["state"], ["readers"], ["rows", "number"], ["watermark", "number"]];
+  const columns = [["generation"], ["state"], ["readers"], ["watermark", "number"]];
   const rows = list.map((one) => ({
     key: one.generation,
-    cells: [`g${one.generation}`, stateOf(one.state), one.live ? "see it" : "don't", format.count(one.rows), lsn(one.lsn)],
+    cells: [`g${one.generation}`, stateOf(one.state), one.live ? "see it" : "don't", lsn(one.lsn)],
   }));
-  return table("Generations", ...withoutUnknown(columns, rows, 3), "No generation was built yet.");
-}
-
-function batches(list) {
-  const columns = [
-    ["batch"],
-    ["done", "number"],
-    ["from", "number"],
-    ["to", "number"],
-    ["events", "number"],
-    ["read", "number"],
-    ["write", "number"],
-    ["commit", "number"],
-  ];
-  const ms = (value) => (value === null || value === undefined ? format.UNKNOWN : `${format.count(value)} ms`);
-  const rows = list.map((one) => ({
-    key: one.batch,
-    cells: [
-      format.count(one.batch),
-      format.clock(one.finished_ms),
-      lsn(one.from_lsn),
-      lsn(one.to_lsn),
-      format.count(one.events),
-      ms(one.read_ms),
-      ms(one.write_ms),
-      ms(one.commit_ms),
-    ],
-  }));
-  return table("Batches", columns, rows, "No batch was seen since the dashboard's server started.");
+  return table("Generations", columns, rows, "No generation was built yet.");
 }
 
 export default {
@@ -104,7 +76,6 @@ export default {
         document?.lag.length ? h("div", { class: "chart", own: true, key: `chart of ${name}` }) : (error ?? waiting("the last hour")),
       ),
       document && panel("Generations", generations(document.generations), { flush: true }),
-      document?.batches.length > 0 && panel("Batches", batches(document.batches), { flush: true }),
     ];
   },
   after({ document }, root) {

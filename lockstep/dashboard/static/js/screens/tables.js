@@ -3,7 +3,7 @@
 import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, panel, stateOf, table, title, waiting, withoutUnknown } from "../parts.js";
+import { button, panel, stateOf, table, title, waiting } from "../parts.js";
 
 const AT_ONCE = 50;
 let filter = "";
@@ -13,8 +13,6 @@ const COLUMNS = [
   ["table", "wraps"],
   ["state"],
   ["rate", "number"],
-  ["topic size", "number"],
-  ["last event", "number"],
   ["shape", "number"],
   ["actions", "actions"],
 ];
@@ -39,15 +37,13 @@ function verify(name) {
   });
 }
 
-function row(one, now) {
+function row(one) {
   return {
     key: one.table,
     cells: [
       h("a", { href: `#/tables/${encodeURIComponent(one.table)}` }, one.table),
       stateOf(one.state),
       format.rate(one.events_per_s, "events"),
-      format.bytes(one.topic_bytes),
-      one.last_event_ms ? format.ago(one.last_event_ms, now) : format.UNKNOWN,
       format.text(one.schema_id),
       h(
         "div",
@@ -59,11 +55,11 @@ function row(one, now) {
   };
 }
 
-function list({ state, document, error, redraw }) {
+function list({ document, error, redraw }) {
   if (!document) return error ?? waiting("the tables");
   const wanted = filter.toLowerCase();
   const matching = document.tables.filter((one) => one.table.toLowerCase().includes(wanted));
-  const rows = matching.slice(0, shown).map((one) => row(one, state.sampled_ms));
+  const rows = matching.slice(0, shown).map(row);
   return [
     h(
       "div",
@@ -85,7 +81,7 @@ function list({ state, document, error, redraw }) {
       ),
       h("p", { class: "quiet small", role: "status" }, `${format.plural(matching.length, "table")}, ${format.count(rows.length)} shown`),
     ),
-    table("Tables", ...withoutUnknown(COLUMNS, rows, 3, 4), filter ? "No table has that in its name." : "No table is captured yet."),
+    table("Tables", COLUMNS, rows, filter ? "No table has that in its name." : "No table is captured yet."),
     matching.length > shown &&
       h(
         "p",

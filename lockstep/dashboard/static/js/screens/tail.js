@@ -1,8 +1,9 @@
 // Events as they come. Rows that come faster than anybody reads are dropped from the far end.
 
+import { refusal } from "../api.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, lsn, panel, table, title } from "../parts.js";
+import { button, lsn, panel, sentence, table, title } from "../parts.js";
 
 const KEPT = 200;
 let source = null;
@@ -20,13 +21,24 @@ function start(redraw) {
   events = [];
   trouble = "";
   const given = Object.entries(chosen).filter(([, value]) => value !== "");
-  source = new EventSource(`api/tail?${new URLSearchParams(given)}`);
+  const address = `api/tail?${new URLSearchParams(given)}`;
+  const opened = (source = new EventSource(address));
   source.addEventListener("event", (event) => {
     events = [JSON.parse(event.data), ...events].slice(0, KEPT);
     redraw();
   });
-  source.addEventListener("error", () => {
-    trouble = "The events don't come any more. The browser asks for them again.";
+  source.addEventListener("trouble", (event) => {
+    stop(); // else the browser would ask again and again
+    trouble = JSON.parse(event.data).message;
+    redraw();
+  });
+  source.addEventListener("error", async () => {
+    if (opened.readyState === EventSource.CLOSED) {
+      const why = await refusal(address);
+      if (source !== opened) return;
+      stop();
+      trouble = why;
+    } else trouble = "The events don't come any more. The browser asks for them again.";
     redraw();
   });
   source.addEventListener("open", () => {
@@ -75,7 +87,7 @@ export default {
     return [
       title("Live tail", "Events as they come to the topics. Values aren't shown: follow a key to see its rows."),
       panel(null, form(redraw)),
-      trouble && h("p", { class: "quiet", role: "status" }, trouble),
+      trouble && h("p", { class: "quiet", role: "status" }, sentence(trouble)),
       panel("Events", table("Events", columns, rows, source ? "Waiting for the next event." : "Nothing is followed."), { flush: true }),
     ];
   },

@@ -25,6 +25,30 @@ function repair(sink) {
   });
 }
 
+const KEPT = [
+  ["sink"],
+  ["result"],
+  ["when", "number"],
+  ["differing", "number"],
+  ["verified through", "number"],
+  ["equal as of", "number"],
+];
+
+function keptRow(one) {
+  const through = one.verified_through_ms;
+  return {
+    key: one.sink,
+    cells: [
+      one.sink,
+      [stateOf(one.state), one.error && h("p", { class: "quiet small" }, one.error)],
+      format.clock(one.ended_ms),
+      format.count(one.differing),
+      lsn(one.verified_through),
+      through === null ? format.UNKNOWN : format.clock(through),
+    ],
+  };
+}
+
 const COLUMNS = [
   ["sink"],
   ["result"],
@@ -64,8 +88,15 @@ export default {
           : h("p", { class: "quiet" }, "There is no sink yet."),
       ),
       panel(
-        "Last runs",
-        document ? table("Last runs", COLUMNS, document.runs.map(row), "Nothing was verified yet.") : (error ?? waiting("the runs")),
+        "Last comparison of each sink",
+        document
+          ? table("Last comparison of each sink", KEPT, document.sinks.map(keptRow), "No sink was compared as a whole yet.")
+          : (error ?? waiting("the comparisons")),
+        { flush: true },
+      ),
+      document && panel(
+        "Asked for here",
+        table("Asked for here", COLUMNS, document.runs.map(row), "Nothing was asked for since the dashboard's server started."),
         { flush: true },
       ),
     ];

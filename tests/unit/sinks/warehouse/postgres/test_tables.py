@@ -7,6 +7,7 @@ from cdc.model.event import TableEvents
 from cdc.model.table import Column
 from sinks.append_only import stored_table
 from sinks.columns.shape import Shape
+from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql
 from tests.builders import column, delete, table, tag, upsert
 
@@ -31,7 +32,7 @@ def test_column_type(of: Column, sql: str) -> None:
 
 def test_create_table() -> None:
     of = table(column("id", "int8"), column('odd "name"'), key=("id",))
-    assert create_table_sql('"shop_g1"."orders"', Shape.of(of)) == (
+    assert create_table_sql('"shop_g1"."orders"', HeldTable(Shape.of(of), "orders")) == (
         'create table if not exists "shop_g1"."orders" (\n'
         '  "id" int8,\n'
         '  "odd ""name""" text,\n'
@@ -45,7 +46,7 @@ def test_create_table() -> None:
 @pytest.mark.parametrize("name", ["_tag", "_deleted"])
 def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
     with pytest.raises(LockstepError, match=name):
-        create_table_sql("s", Shape.of(table(column("id"), column(name))))
+        create_table_sql("s", HeldTable(Shape.of(table(column("id"), column(name))), "orders"))
 
 
 def test_lines_have_null_where_a_row_has_nothing() -> None:
@@ -64,7 +65,7 @@ def test_a_column_that_the_table_lacks_is_reported() -> None:
 
 def test_an_append_only_table_has_an_index_of_what_emptied_it() -> None:
     log = stored_table(table(column("note"), key=()))
-    assert create_table_sql("s", Shape.of(log)).splitlines()[-2:] == [
+    assert create_table_sql("s", HeldTable(Shape.of(log), "log")).splitlines()[-2:] == [
         ");",
         'create index on s ("_tag") where "_operation" = \'truncate\'',
     ]

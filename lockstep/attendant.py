@@ -8,9 +8,9 @@ from pathlib import Path
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
 from lockstep.verify_schedule import VerifySchedule
+from monitor.alerts.conditions import Condition
 from monitor.alerts.facts import FactsCollector
 from monitor.alerts.watch import AlertWatch
-from monitor.conditions import Condition
 from monitor.lag import LagReport
 
 

@@ -7,8 +7,8 @@ import pytest
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
+from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
-from monitor.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 
 _DAY_MS = 24 * 3600 * 1000
@@ -62,6 +62,7 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
         ({"broken": ("another server", "more")}, ("capture-broken/capture", Severity.CRITICAL)),
         ({"slot_active": False}, ("capture-stopped/capture", Severity.CRITICAL)),
         ({"slot_active": False, "first_copy_paused": True}, None),
+        ({"slot_active": False, "paused_copies": ("public.t",)}, ("capture-stopped/capture", Severity.CRITICAL)),
         ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
         ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
         ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
@@ -137,6 +138,38 @@ def test_nothing_is_over_because_nobody_can_look() -> None:
     )
     assert silent.is_unknown("lag", "cache")
     assert not silent.is_unknown("lag", "search")
+
+
+def test_of_what_no_fact_says_anything_nothing_is_over() -> None:
+    """As after a restart, before anybody has asked."""
+    for report in (_report(), Unavailable("no source")):
+        unasked = find_conditions(report, Facts(None, None), AlertSettings(standby=True), now_ms=_NOW_MS)
+        for key in (("certificate-expires", "kafka k:9093"), ("disk-filling", "/d"), ("no-standby", "capture")):
+            assert unasked.is_unknown(*key)
+        facts = Facts({"kafka k:9093": None, "gone.pem": _NOW_MS * 2}, {"/d": None, "/e": (9, 10)}, True)
+        unread = find_conditions(report, facts, AlertSettings(standby=True), now_ms=_NOW_MS)
+        assert unread.is_unknown("certificate-expires", "kafka k:9093")
+        assert unread.is_unknown("disk-filling", "/d")
+        assert not unread.is_unknown("certificate-expires", "gone.pem")
+        assert not unread.is_unknown("certificate-expires", "of a sink that isn't there any more")
+        assert not unread.is_unknown("disk-filling", "/e")
+    assert not find_conditions(_report(), Facts(), AlertSettings(), now_ms=_NOW_MS).is_unknown("no-standby", "capture")
+
+
+def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
+    """As after `recover`, until its first watermark of the new epoch."""
+    findings = find_conditions(_report(_applied(_sink(), behind_s=None)), Facts(), AlertSettings(), now_ms=_NOW_MS)
+    assert findings.is_unknown("lag", "cache")
+    (lag,) = findings.open
+    assert (lag.key, lag.hold_s) == (("lag", "cache"), 300.0)
+    assert "nobody knows how far" in lag.sentence
+    assert _found(_report(_applied(_sink(is_live=False), behind_s=None))) == {}
+    for lsn, state in ((None, StageState.ABSENT), (None, StageState.BUILDING), (10, StageState.PAUSED)):
+        received = Stage(RECEIVED, lsn, None, None, None, state=state)
+        report = _report(received, _applied(_sink(), behind_s=None))
+        first = find_conditions(report, Facts(), AlertSettings(), now_ms=_NOW_MS)
+        assert first.open == (), "nobody has rows of the stream before the first copy is done"
+        assert first.is_unknown("lag", "cache")
 
 
 def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:

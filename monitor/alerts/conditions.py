@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState
-from monitor.verification import OVERDUE_TIMES, VerifyOutcome, VerifySettings
+from monitor.lag import RECEIVED, LagReport, StageState, time_text
+from monitor.steps import rebuild_step
+from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
@@ -59,7 +60,8 @@ class Severity(IntEnum):
 class Condition:
     """One thing that is wrong. ``since_ms`` is since when, where that is known. ``step`` says what to do.
 
-    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts.
+    ``passes``: it may be over by itself in a moment, so it has to hold for a while before it counts. ``hold_s`` is how
+    long at least.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Condition:
     step: str
     since_ms: int | None = None
     passes: bool = False
+    hold_s: float = 0.0
 
     @property
     def key(self) -> tuple[str, str]:
@@ -87,15 +90,15 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What no lag report says; each part is None, or lacks an entry, where nobody could tell.
+    """What no lag report says; each part, or what it says of a subject, is None where nobody could tell.
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
     due.
     """
 
-    certificates: Mapping[str, int] = field(default_factory=dict)
-    disks: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    certificates: Mapping[str, int | None] | None = field(default_factory=dict)
+    disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
     since_ms: int | None = None
 
@@ -105,14 +108,20 @@ class Findings:
     """What is open, and of what nobody can tell now: those conditions stay as they were.
 
     ``unknown_subjects`` are of any condition. Nothing is known but of ``known_names`` where that isn't None.
+    ``unknown_keys`` are names and subjects, or names of which nothing is known.
     """
 
     open: tuple[Condition, ...]
     unknown_subjects: frozenset[str] = frozenset()
     known_names: frozenset[str] | None = None
+    unknown_keys: frozenset[tuple[str, str | None]] = frozenset()
 
     def is_unknown(self, name: str, subject: str) -> bool:
-        return subject in self.unknown_subjects or (self.known_names is not None and name not in self.known_names)
+        return (
+            subject in self.unknown_subjects
+            or (self.known_names is not None and name not in self.known_names)
+            or not self.unknown_keys.isdisjoint(((name, subject), (name, None)))
+        )
 
 
 _NEVER_VERIFIED: Final = VerifySettings()
@@ -135,7 +144,7 @@ def find_conditions(
     if isinstance(report, LockstepError) or silent:
         known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
         unreachable = _unreachable("; ".join(error.message for error in silent))
-        return Findings((unreachable, *of_facts), known_names=known)
+        return Findings((unreachable, *of_facts), known_names=known, unknown_keys=frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
@@ -148,7 +157,31 @@ def find_conditions(
         stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
     }
     unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
-    return Findings(tuple(found), frozenset(unknown))
+    keys = {*_unasked(facts, settings), *(("lag", label) for label in _unmeasured(report))}
+    return Findings(tuple(found), frozenset(unknown), unknown_keys=frozenset(keys))
+
+
+def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str | None]]:
+    """Conditions of which no fact says anything."""
+    for name, known in (("certificate-expires", facts.certificates), ("disk-filling", facts.disks)):
+        if known is None:
+            yield name, None
+        else:
+            yield from ((name, subject) for subject, fact in known.items() if fact is None)
+    if settings.standby and facts.has_standby is None:
+        yield "no-standby", CAPTURE
+
+
+def _unmeasured(report: LagReport) -> set[str]:
+    """Live generations that answer, and of which nobody can tell how far they are behind, by their labels."""
+    return {
+        stage.sink.label
+        for stage in report.stages
+        if stage.sink is not None
+        and stage.sink.is_live
+        and stage.seconds_behind is None
+        and stage.sink.name not in report.unanswered
+    }
 
 
 def _unreachable(reason: str) -> Condition:
@@ -205,8 +238,10 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
     # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
-    is_copied = all(stage.state is not StageState.BUILDING for stage in report.stages if stage.name == RECEIVED)
-    is_expected = report.wal_status is not None and is_copied and not report.held_by_copies
+    # A paused copy beside the stream explains nothing: capture goes on.
+    copying = (StageState.BUILDING, StageState.PAUSED)
+    is_copied = all(stage.state not in copying for stage in report.stages if stage.name == RECEIVED)
+    is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:
         yield Condition(
             "capture-stopped",
@@ -235,6 +270,12 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
         )
 
 
+def _is_before_the_stream(report: LagReport) -> bool:
+    """Whether the first copy isn't done, or hasn't begun: no sink can have anything of the stream by then."""
+    states = (StageState.BUILDING, StageState.PAUSED)
+    return any(stage.name == RECEIVED and (stage.state in states or stage.lsn is None) for stage in report.stages)
+
+
 def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
     for stage in report.stages:
         sink, behind_s = stage.sink, stage.seconds_behind
@@ -246,6 +287,17 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 f"readers of {sink.label} may lack what was committed in the last {behind_s:.0f} s",
                 "`lockstep lag` shows which stage holds it up",
                 passes=True,
+            )
+    if not _is_before_the_stream(report):
+        for label in sorted(_unmeasured(report)):
+            yield Condition(
+                "lag",
+                label,
+                Severity.WARNING,
+                f"nobody knows how far readers of {label} are behind",
+                "`lockstep lag` shows which stage holds it up",
+                passes=True,
+                hold_s=settings.lag_s,
             )
     for name, error in report.unanswered.items():
         yield Condition(
@@ -282,7 +334,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             label,
             Severity.WARNING,
             f"{label} was built with other {', '.join(names)}",
-            f"`lockstep rebuild {label} --switch`",
+            rebuild_step(label),
         )
 
 
@@ -314,12 +366,13 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
             continue
         last = report.verified.get(sink.label)
         began_ms = max(facts.since_ms, 0 if last is None else last.began_ms)
-        if now_ms - began_ms > OVERDUE_TIMES * verify.every_ms:
+        due_ms = verify.overdue_since(began_ms, now_ms)
+        if due_ms is not None:
             yield Condition(
                 "verify-overdue",
                 sink.label,
                 Severity.WARNING,
-                f"{sink.label} hasn't been compared with the source for {OVERDUE_TIMES} times verify.every",
+                f"{sink.label} was to be compared with the source at {time_text(due_ms)}, and no comparison has begun",
                 f"`lockstep verify {sink.label}` does it now; the log says why none was begun",
             )
 
@@ -339,7 +392,9 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
 
 
 def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
-    for whose, until_ms in facts.certificates.items():
+    for whose, until_ms in (facts.certificates or {}).items():
+        if until_ms is None:
+            continue
         days = (until_ms - now_ms) / _DAY_MS
         if days < settings.certificate_days:
             yield Condition(
@@ -352,7 +407,10 @@ def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterato
 
 
 def _disks(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    for directory, (free, size) in facts.disks.items():
+    for directory, disk in (facts.disks or {}).items():
+        if disk is None:
+            continue
+        free, size = disk
         percent = 100 * free / size if size else 100.0
         if percent < settings.disk_free_percent:
             is_critical = percent < settings.disk_free_percent * _CRITICAL_FREE_SHARE

@@ -1,0 +1,46 @@
+"""Which subjects the conditions of alerts can have by the configuration: what a silence may name."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from lockstep.attendant import state_directories
+from lockstep.config import Config
+from monitor.alerts.conditions import CAPTURE, SERVERS
+from monitor.alerts.facts import certificates_of
+from monitor.lag import IN_KAFKA, RECEIVED
+
+_OF_CAPTURE: Final = (
+    "slot-filling",
+    "slot-growing",
+    "slot-lost",
+    "capture-broken",
+    "gap",
+    "capture-stopped",
+    "no-standby",
+    "dead-letters-unreadable",
+)
+_OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
+_OF_GENERATIONS: Final = ("job-stopped", "rejections-open", "rebuild-needed")
+_NUMBER: Final = re.compile(r" g[1-9]\d*$")
+"""Behind the name of a sink, for a generation that isn't live."""
+
+
+def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
+    """Name of a condition -> its subjects, those of sinks without the numbers of generations."""
+    sinks = tuple(config.sinks)
+    return {
+        **dict.fromkeys(_OF_CAPTURE, (CAPTURE,)),
+        **dict.fromkeys((*_OF_LIVE, *_OF_GENERATIONS), sinks),
+        "unreachable": (SERVERS,),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"applied: {sink}" for sink in sinks)),
+        "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.sinks)),
+        "disk-filling": tuple(map(str, state_directories(config))),
+    }
+
+
+def is_subject(condition: str, subject: str, config: Config) -> bool:
+    """Whether a condition can have this subject; one of a generation with its number, where it can."""
+    if condition in (*_OF_GENERATIONS, "stalled"):
+        subject = _NUMBER.sub("", subject)
+    return subject in subjects_of(config)[condition]

@@ -1,0 +1,92 @@
+"""What the patterns of ``source.tables`` take in, and which tables match and aren't captured."""
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
+from cdc.model.visible import toml_text
+from cdc.postgres.connection import connect
+from cdc.postgres.preflight.finding import Finding, error, ok, warning
+from cdc.protocol.control_records import CaptureState
+from cdc.stream.table_selection import Selection, is_first_start, recorded_tables, select_tables
+from lockstep.captured_tables import recorded_state
+from lockstep.config import Config
+
+_SUBJECT: Final = "source.tables"
+_NAMED_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTables:
+    """The configuration with the captured tables. ``waiting`` are those that match, and are to be looked at as well."""
+
+    config: Config
+    waiting: tuple[TableName, ...]
+    findings: tuple[Finding, ...]
+
+
+def choose_tables(config: Config) -> ChosenTables:
+    """Never raises for a server: where the source can't be asked, what capture has recorded stands for it."""
+    source = config.source
+    if source.is_resolved:
+        return ChosenTables(config, (), ())
+    state: CaptureState | None = None
+    with contextlib.suppress(LockstepError):  # that Kafka doesn't answer is a finding of its own
+        state = recorded_state(config.as_pipeline())
+    try:
+        with contextlib.closing(connect(source, application="lockstep doctor")) as sql:
+            sql.execute("set default_transaction_read_only = on")
+            selection = select_tables(sql, config.as_pipeline(), state)
+    except (LockstepError, psycopg.Error):  # and so is that the source doesn't
+        selection = Selection(tuple(recorded_tables(state)) if state is not None else (), {}, ())
+    findings = [*_of_patterns(config, selection), *_idle(selection, is_first_start(state))]
+    resolved = source.resolved(selection.taken_in)
+    try:
+        chosen = config.capturing(resolved)
+    except ConfigurationError as refused:
+        findings += [error(_SUBJECT, problem, "every command refuses it", "correct it") for problem in refused.problems]
+        chosen = config.model_copy(update={"source": resolved})
+    return ChosenTables(chosen, tuple(selection.waiting), tuple(findings))
+
+
+def _of_patterns(config: Config, selection: Selection) -> list[Finding]:
+    findings = []
+    for pattern in config.source.patterns:
+        taken = [name for name in selection.taken_in if pattern.matches(name)]
+        if taken:
+            findings.append(ok(_SUBJECT, f"{pattern.text!r} takes in {len(taken)}: {_listed(taken)}"))
+    if selection.waiting:
+        out = ", ".join(toml_text(str(name)) for name in selection.waiting)
+        findings.append(
+            error(
+                _SUBJECT,
+                f"matching tables aren't captured: {_listed(list(selection.waiting))}",
+                "their rows don't reach Kafka",
+                "the findings about them say what they lack; mend that, and capture takes them in by itself; or leave"
+                f" them out: exclude_tables = [{out}]",
+            )
+        )
+    return findings
+
+
+def _idle(selection: Selection, is_first: bool) -> list[Finding]:
+    found = error if is_first else warning
+    return [
+        found(
+            _SUBJECT,
+            f"no table matches {pattern!r}",
+            "capture doesn't begin like that" if is_first else "nothing is captured by it",
+            "correct it: names are case-sensitive; views, foreign, unlogged and temporary tables never match",
+        )
+        for pattern in selection.idle
+    ]
+
+
+def _listed(names: Sequence[TableName]) -> str:
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    return f"{', '.join(map(str, names[:_NAMED_MAX]))}{more}"

@@ -1,0 +1,9 @@
+"""What is to be done about what a look finds, in the same words wherever it is said. Pure."""
+
+
+def rebuild_step(label: str) -> str:
+    """For a generation that was built with other settings. ``label`` is a ``SinkFacts.label``.
+
+    The command builds beside what readers see, and says at its end how they are switched.
+    """
+    return f"`lockstep rebuild {label.partition(' ')[0]}`"

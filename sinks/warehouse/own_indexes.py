@@ -1,0 +1,61 @@
+"""Indexes that a sink's settings declare for its tables in the warehouse (pure)."""
+
+import hashlib
+from collections.abc import Collection
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cdc.model.table import quote_identifier
+from sinks.warehouse.names import NAME_BYTES_MAX, listed
+
+NAME_PREFIX: Final = "lockstep_index_"
+"""How their names begin, by which they are told from those that somebody made by hand."""
+
+_UNIQUE: Final = (
+    "unique: it would refuse rows that the source has: rows arrive by key and not in the order of their changes, so two"
+    " may have one value for a while; leave it out, the source keeps it unique"
+)
+
+
+class OwnIndex(BaseModel):
+    """An index on ``columns``, by their names in the warehouse, or on an ``expression`` as ``create index`` has it
+    between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    expression: str = ""
+    method: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "btree"
+    where: str = ""
+    unique: bool = False
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if self.unique:
+            raise ValueError(_UNIQUE)
+        if bool(self.columns) == bool(self.expression.strip()):
+            raise ValueError("an index has columns or an expression, one of both")
+        return self
+
+    @property
+    def on(self) -> str:
+        """What it is on, in SQL."""
+        return listed(self.columns) if self.columns else self.expression
+
+    def name(self, relation: str) -> str:
+        """Its name in a generation's schema. One that is declared in another way has another name."""
+        told = "\0".join((relation, self.method, self.on, self.where))
+        name = f"{NAME_PREFIX}{hashlib.sha256(told.encode()).hexdigest()[:10]}_{relation}"
+        return name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
+
+    def sql(self, relation: str, target: str) -> str:
+        """DDL; ``target`` is the relation with its schema."""
+        where = f" where {self.where}" if self.where else ""
+        name = quote_identifier(self.name(relation))
+        return f"create index if not exists {name} on {target} using {self.method} ({self.on}){where}"
+
+    def unknown_columns(self, columns: Collection[str]) -> list[str]:
+        """Those that a table of these columns lacks. What an expression uses isn't known."""
+        return [name for name in self.columns if name not in columns]

@@ -1,0 +1,99 @@
+"""lockstep.dashboard.sampler"""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from lockstep.config import Config, load
+from lockstep.dashboard.documents import Subject
+from lockstep.dashboard.model import PipelineState, Problem
+from lockstep.dashboard.sampler import Log, Sampler, changes
+from monitor.lag import LagReport
+from tests.browser import example
+
+SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 1, {})
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Of a Kafka whose password is in a file that isn't there yet."""
+    monkeypatch.delenv("LOCKSTEP_KAFKA_PASSWORD", raising=False)
+    path = tmp_path / "lockstep.toml"
+    path.write_text(
+        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=127.0.0.1 port=1 dbname=d'\ntables = ['public.t']\n"
+        "[kafka]\nbootstrap_servers = '127.0.0.1:1'\nsecurity_protocol = 'sasl_plaintext'\nsasl_mechanism = 'PLAIN'\n"
+        f"username = 'u'\npassword_file = '{tmp_path / 'password'}'\n"
+    )
+    return load(path)
+
+
+def state(*problems: tuple[str, str]) -> PipelineState:
+    listed = tuple(Problem(where=where, state=word, reason="why") for where, word in problems)
+    return PipelineState.model_validate(example.state()).model_copy(update={"problems": listed})
+
+
+def test_what_cant_begin_to_look_is_told_and_begins_when_it_can(config: Config, tmp_path: Path) -> None:
+    sampler, told, again = Sampler(config, SUBJECT, Log()), [], threading.Event()
+    failed = threading.Event()
+
+    def watcher(seen: LagReport | LockstepError) -> None:
+        told.append(seen)
+        if len(told) == 1:
+            (tmp_path / "password").write_text("secret")
+        if isinstance(seen, LagReport):
+            again.set()
+
+    sampler.start(lambda _: None, watcher, failed.set)
+    assert again.wait(60), told
+    sampler.stop(wait_s=30)
+    assert isinstance(told[0], LockstepError)
+    assert "password" in told[0].message
+    assert not failed.is_set()
+
+
+def test_a_bug_that_ends_the_thread_is_told(config: Config) -> None:
+    sampler, failed = Sampler(config, SUBJECT, Log()), threading.Event()
+
+    def bug(_: PipelineState) -> None:
+        raise ZeroDivisionError
+
+    sampler.start(bug, lambda _: None, failed.set)
+    assert failed.wait(30)
+    sampler.stop(wait_s=30)
+
+
+def test_a_watcher_that_fails_is_in_the_log_once_and_so_is_that_it_works_again(config: Config) -> None:
+    log, answers = Log(), iter([LockstepError("the disk is full"), LockstepError("the disk is full"), None, None])
+
+    def watcher(_: LagReport | LockstepError) -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    sampler, looked = Sampler(config, SUBJECT, log), threading.Semaphore(0)
+    sampler.start(lambda _: looked.release(), watcher, lambda: None)
+    for _ in range(4):
+        assert looked.acquire(timeout=30)
+    sampler.stop(wait_s=30)
+    assert [entry.message for entry in reversed(log.newest()) if entry.kind == "alert"] == [
+        "what tells of alerts and compares sinks fails: the disk is full",
+        "what tells of alerts and compares sinks works again",
+    ]
+
+
+def test_two_problems_of_one_sink_are_told_once_each() -> None:
+    both = state(("cache", "absent"), ("cache", "rejected"))
+    assert list(changes(None, both)) == ["cache is absent: why", "cache is rejected: why"]
+    assert list(changes(both, both)) == []
+    assert list(changes(both, state(("cache", "rejected")))) == ["cache isn't absent any more"]
+    assert list(changes(both, state())) == ["cache is well again"]
+
+
+def test_a_generation_that_was_not_there_before_is_told() -> None:
+    before = state()
+    newer = before.sinks[0].model_copy(update={"generation": 4, "live": False})
+    after = before.model_copy(update={"sinks": (*before.sinks, newer)})
+    assert list(changes(before, after)) == ["generation 4 of search is new here"]
+    assert list(changes(None, after)) == []
