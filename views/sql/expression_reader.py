@@ -472,13 +472,14 @@ def require_order(tree: Tree, of: SqlType, *, is_c: bool) -> None:
 
 
 def _compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c: bool = False) -> Expression:
+    for side in (left, right):
+        if side.type.kind is Kind.OPAQUE:
+            refuse(
+                tree,
+                f"equality of {side.type.name} isn't known here",
+                "cast it to text if it is an enum, or compare where the view is read",
+            )
     left, right = united(tree, [left, right])
-    if not left.type.is_comparable:
-        refuse(
-            tree,
-            f"equality of {left.type.name} isn't known here",
-            "cast it to text if it is an enum, or compare where the view is read",
-        )
     if name not in ("=", "<>"):
         require_order(tree, left.type, is_c=is_c)
     return Call(name, (left, right), BOOL)
@@ -487,6 +488,7 @@ def _compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_
 def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
     """The expressions as one type: the widest of the numbers among them, or the one that all have."""
     kinds = {part.type.kind for part in parts} - {Kind.UNKNOWN}
+    names = {part.type.name for part in parts if part.type.kind is not Kind.UNKNOWN}
     if not kinds:
         return [_known(tree, part, TEXT) for part in parts]
     if kinds <= set(INTEGERS):
@@ -496,10 +498,9 @@ def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
     if kinds <= {*INTEGERS, Kind.NUMERIC}:
         return _as_numerics(tree, parts)
     if len(kinds) > 1:
-        names = " and ".join(sorted({part.type.name for part in parts if part.type.kind is not Kind.UNKNOWN}))
-        refuse(tree, f"{names} stand together", "cast one of them")
+        refuse(tree, f"{' and '.join(sorted(names))} stand together", "cast one of them")
     of = next(part.type for part in parts if part.type.kind is not Kind.UNKNOWN)
-    if of.kind is Kind.OPAQUE and len({part.type.name for part in parts}) > 1:
+    if of.kind is Kind.OPAQUE and len(names) > 1:
         refuse(tree, f"{of.name} stands beside another type", "cast it to text if it is an enum")
     return [_known(tree, part, of) if part.type.kind is Kind.UNKNOWN else part for part in parts]
 
