@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.model.event import JsonValue
@@ -13,6 +14,7 @@ from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from tests.databases import Database
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, histories, questions
 from views.failures import EvaluationError
+from views.numerics import add, decimal_of, divide, multiply, remainder, subtract, text_of
 from views.state.memory import MemoryState
 
 pytestmark = pytest.mark.live
@@ -81,3 +83,23 @@ def test_a_view_has_the_rows_of_its_query(
             return
         view.step(step)
         assert view.rows == expected
+
+
+_NUMERICS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**25), max_value=10**25).map(text_of)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(pairs=st.lists(st.tuples(_NUMERICS, _NUMERICS), min_size=1, max_size=40))
+def test_arithmetic_of_numerics_is_postgresqls(judge: psycopg.Connection, pairs: list[tuple[str, str]]) -> None:
+    query = (
+        "select (a + b)::text, (a - b)::text, (a * b)::text, (a / nullif(b, 0))::text, mod(a, nullif(b, 0))::text"
+        " from unnest(%s::numeric[], %s::numeric[]) with ordinality as t(a, b, place) order by place"
+    )
+    expected = judge.execute(query, [[a for a, _ in pairs], [b for _, b in pairs]]).fetchall()
+
+    def computed(left: str, right: str) -> tuple[str | None, ...]:
+        a, b = decimal_of(left), decimal_of(right)
+        results = [add(a, b), subtract(a, b), multiply(a, b), *([divide(a, b), remainder(a, b)] if b else [None, None])]
+        return tuple(None if result is None else text_of(result) for result in results)
+
+    assert [computed(a, b) for a, b in pairs] == expected
