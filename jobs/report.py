@@ -94,6 +94,19 @@ class SinkStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class TablesSetAside:
+    """These tables of the sink aren't as all others from now on. Without ``sentences`` there are none any more.
+
+    ``has_failed``: one of them can't be applied.
+    """
+
+    sink: str
+    generation: int
+    sentences: tuple[str, ...]
+    has_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DefinitionDiffers:
     """The live generation was built with other settings than today's; ``settings`` names those that differ."""
 
@@ -143,6 +156,7 @@ Report = (
     | BatchGoesOn
     | SinkFailed
     | SinkStopped
+    | TablesSetAside
     | DefinitionDiffers
     | ColumnBackfillProgress
     | UnreadableDeadLetters
@@ -215,6 +229,12 @@ def _message(report: Report) -> tuple[int, LogMessage]:
             )
         case SinkStopped():
             return logging.INFO, LogMessage("sink stopped", {"sink": report.sink, "generation": report.generation})
+        case TablesSetAside():
+            return logging.WARNING if report.sentences else logging.INFO, LogMessage(
+                "tables are set aside" if report.sentences else "no table is set aside any more",
+                {"sink": report.sink, "generation": report.generation},
+                "\n".join(report.sentences),
+            )
         case DefinitionDiffers():
             return logging.WARNING, LogMessage(
                 "sink was built with other settings",

@@ -8,7 +8,7 @@ from lockstep.attendant import state_directories
 from lockstep.config import Config
 from monitor.alerts.conditions import CAPTURE, SERVERS
 from monitor.alerts.facts import certificates_of
-from monitor.lag import IN_KAFKA, RECEIVED
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
 
 _OF_CAPTURE: Final = (
     "slot-filling",
@@ -21,7 +21,7 @@ _OF_CAPTURE: Final = (
     "dead-letters-unreadable",
 )
 _OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
-_OF_GENERATIONS: Final = ("job-stopped", "rejections-open", "rebuild-needed")
+_OF_GENERATIONS: Final = ("job-stopped", "table-failed", "rejections-open", "rebuild-needed")
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
 
@@ -33,7 +33,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
         **dict.fromkeys(_OF_CAPTURE, (CAPTURE,)),
         **dict.fromkeys((*_OF_LIVE, *_OF_GENERATIONS), sinks),
         "unreachable": (SERVERS,),
-        "stalled": (RECEIVED, IN_KAFKA, *(f"applied: {sink}" for sink in sinks)),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.sinks)),
         "disk-filling": tuple(map(str, state_directories(config))),
     }

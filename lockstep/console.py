@@ -45,7 +45,6 @@ class _JsonHandler(logging.StreamHandler[TextIO]):
 def start_command(
     *arguments: str,
     config: Path,
-    stdin: int | None = subprocess.DEVNULL,
     stdout: int | IO[bytes] | None = None,
     stderr: int | IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -55,7 +54,7 @@ def start_command(
     """
     return subprocess.Popen(
         [sys.executable, "-m", "lockstep", *arguments, "--config", str(config)],
-        stdin=stdin,
+        stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
         env={**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())},

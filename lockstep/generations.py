@@ -16,6 +16,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
+from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
 from jobs.generations.status import JobState, JobStatus, job_statuses
@@ -23,7 +24,7 @@ from jobs.generations.switch import PREVIOUS, switch
 from jobs.offsets import Offsets
 from lockstep.config import Config
 from monitor.verification import Verification, load_verification
-from sinks.contract import OpenedSink, Progress
+from sinks.contract import CoordinationRecords, OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
@@ -47,7 +48,11 @@ class Description:
     @property
     def needs_somebody(self) -> bool:
         """Whether its job has stopped for good. Of one that isn't live, only an error counts."""
-        return self.job.state is JobState.STOPPED or (self.generation.is_live and self.job.needs_somebody)
+        return (
+            self.job.state is JobState.STOPPED
+            or self.job.has_failed_tables
+            or (self.generation.is_live and self.job.needs_somebody)
+        )
 
     def to_json(self) -> dict[str, Any]:
         progress = self.progress
@@ -146,6 +151,11 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
     return Group(
         table,
         *verified,
+        *(
+            Text(f"generation {of.generation.number} of {name}: {text}", style="red" if of.needs_somebody else "yellow")
+            for of in descriptions
+            for text in of.job.aside_sentences(name)
+        ),
         *(Text(text, style="red" if of.needs_somebody else "yellow") for text, of in told if text is not None),
     )
 
@@ -184,12 +194,31 @@ def switch_to(
             )
         wanted = config.sink_tables(settings_of_generation(config, name, generation))
         tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
+        check_nothing_aside(opened.records, name, number, live=opened.generations.live(), to="switched to")
         live_before = switch(
             partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables), say=say
         )
     finally:
         opened.sink.close()
     return live_before, number
+
+
+def check_nothing_aside(records: CoordinationRecords, name: str, number: int, *, live: int | None, to: str) -> None:
+    """Raise LockstepError where a generation lacks changes of a table that is set aside.
+
+    ``to`` is what can't be done then. What was taken out of the ``live`` generation too is no matter.
+    """
+    asides, orders = load_asides(records, number), load_orders(records, number)
+    live_asides = {} if live is None or live == number else load_asides(records, live)
+    for table in sorted({*asides, *(table for table, order in orders.items() if order.wish is not Wish.APPLY)}):
+        states = [each[table].state for each in (asides, live_asides) if table in each]
+        if states == [AsideState.OUT, AsideState.OUT]:
+            continue
+        sentence = asides[table].sentence(name, str(table)) if table in asides else f"{table} is to be set aside"
+        raise LockstepError(
+            f"generation {number} of sink {name!r} can't be {to}: {sentence}",
+            hint=f"`lockstep resume {name} {table}`, and try again once it has caught up",
+        )
 
 
 def drop(config: Config, name: str, number: int, *, agreed: Callable[[str], bool]) -> bool:

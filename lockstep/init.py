@@ -143,7 +143,7 @@ checkpoint_directory = ".lockstep/checkpoints"
 # every = "6h"                             # compares each sink with the source so often; else only by hand
 # between = "22:00-06:00"                  # when a comparison may begin, in UTC
 # sinks = ["search"]                       # which; else all
-# pause_ratio = 1.0                        # pause after each read of the source, in times what it took
+# pause_ratio = 1.0                        # pause after each read of the source, in times what the source took
 
 # [alerts]
 # lag_s = 300.0                            # readers of a sink may be so far behind
@@ -232,6 +232,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # names = { "public.orders" = "orders" }    # of a table there (rebuild)
 # history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
 # indexes = { "public.orders" = [{ columns = ["note"] }] }    # of a table there, besides the key's
+# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
+# keep_history_days = 0                    # how far back a history goes; 0: as far as it has versions
 # synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
 # connect_timeout_s = 10

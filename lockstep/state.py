@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from cdc.kafka.control_topics import read_progress, read_state
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
 from cdc.protocol.control_records import CaptureState, ProgressRecord, TableCopy
 from jobs.generations.lease import Claimed, claimed
 from jobs.generations.status import JobState
 from jobs.query.start_position import StartPosition, load_start_position
 from lockstep.config import Config
 from lockstep.generations import Description, describe
-from monitor.lag import time_text
 from sinks.registry import open_sink
 
 Answer = TypeVar("Answer")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cdc.model.log_message import LogMessage
-from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OVER, SUPERVISOR_VARIABLE, say
+from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OVER, say, start_command
 
 logger = logging.getLogger("lockstep.run")
 
@@ -39,7 +39,8 @@ class Stopping(Protocol):
 @dataclass(slots=True)
 class _Member:
     name: str
-    command: list[str]
+    arguments: tuple[str, ...]
+    config: Path
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     wait_s: float = 1.0
@@ -58,13 +59,9 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False)
     The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
     watch`` is started in its place. Nobody's rows wait for the two: no exit code of theirs ends the group.
     """
-    base = [sys.executable, "-m", "lockstep"]
-    group = [
-        _Member("capture", [*base, "capture", "--config", str(config)]),
-        _Member("apply", [*base, "apply", "--config", str(config)]),
-    ]
-    watch = _Member("alerts", [*base, "alerts", "watch", "--config", str(config)])
-    attendant = _Member("dashboard", [*base, "dashboard", "--config", str(config)]) if with_dashboard else watch
+    group = [_Member("capture", ("capture",), config), _Member("apply", ("apply",), config)]
+    watch = _Member("alerts", ("alerts", "watch"), config)
+    attendant = _Member("dashboard", ("dashboard",), config) if with_dashboard else watch
     try:
         while not stopping():
             for member in group:
@@ -104,9 +101,8 @@ def _look_after(member: _Member) -> int | None:
     if member.process is None:
         if now >= member.restart_at:
             logger.info(LogMessage("starting", {"process": member.name}))
-            # A session of its own: Ctrl-C reaches us alone, and we stop the children in order.
-            environment = {**os.environ, SUPERVISOR_VARIABLE: str(os.getpid())}
-            member.process = subprocess.Popen(member.command, env=environment, start_new_session=True)
+            # Ctrl-C reaches us alone, and we stop the children in order.
+            member.process = start_command(*member.arguments, config=member.config)
             member.started = now
         return None
     code = member.process.poll()

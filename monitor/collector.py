@@ -4,7 +4,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -16,19 +16,31 @@ from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import JsonValue
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
-from cdc.postgres.slot import emit_heartbeat, is_captured, system_identifier
+from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
+from jobs.generations.asides import AsideState
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
-from monitor.lag import IN_KAFKA, RECEIVED, LagReport, SinkFacts, SourceFacts, has_all_of_kafka, report
+from monitor.lag import (
+    APPLIED,
+    IN_KAFKA,
+    RECEIVED,
+    LagReport,
+    SinkFacts,
+    SourceFacts,
+    elsewhere,
+    has_all_of_kafka,
+    report,
+)
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
 from monitor.stalls import Look, Stalls, unreachable
@@ -78,6 +90,18 @@ class _Complete:
     at_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class _BuiltWith:
+    """The settings of a generation by its recorded definition, and which of them are others in today's configuration.
+
+    Without a record, they are today's.
+    """
+
+    definition: Mapping[str, JsonValue] | None
+    settings: SinkSettings
+    changed: tuple[str, ...]
+
+
 class LagCollector:
     """Collects reports, one after the other, until it is closed.
 
@@ -96,6 +120,7 @@ class LagCollector:
         self._published: ProgressRecord | None = None
         self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, Question[_Progresses]] = {}
+        self._built: dict[tuple[str, int], _BuiltWith] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
         self._verified: dict[str, Verification | None] = {}
@@ -172,7 +197,8 @@ class LagCollector:
         self._asking = "kafka"
         published = self._newest_progress()
         epoch = 0 if published is None else published.epoch
-        facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch)]
+        ends = self._topic_ends(answers)
+        facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch, ends)]
         open_rejections = self._open.counts()
         unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
         copying = self._while_copying(published)
@@ -211,7 +237,7 @@ class LagCollector:
             for generation, progress, _, blocked_by in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
-                    signs[f"applied: {label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
+                    signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
                     if progress.skipped:
                         left_out.add(label)
                 if blocked_by is not None:
@@ -278,9 +304,7 @@ class LagCollector:
         generations = self._generations(name)
         self._answered[name] = True
         for generation in generations:
-            if generation.record is not None:
-                # Raises here, for this sink alone, where today's settings don't go with the generation's.
-                with_definition(self._settings[name], generation.record.definition)
+            self._built_with(name, generation)  # Raises for this sink alone where it doesn't go with today's settings.
         if not generations:
             return []
         jobs: Mapping[int, JobStatus] = {}
@@ -291,22 +315,16 @@ class LagCollector:
                 now_ms=time.time_ns() // 1_000_000,
                 still=self._still.setdefault(name, {}),
             )
-        answers: _Progresses = []
-        for generation in generations:
-            opened, job = self._opened(name, generation.number), jobs.get(generation.number)
-            progress = opened.generations.load_progress()
-            answers.append((generation, progress, job, opened.blocked_by() if job is not None else None))
-        return answers
-
-    def refresh(self, sinks: Collection[str]) -> None:
-        """Let readers of the live generations of these sinks find what is applied. Raises Unavailable or LockstepError.
-
-        The sinks must have answered the last ``collect``.
-        """
-        for name in sinks:
-            generations = self._known.get(name, ())
-            for generation in [known for known in generations if known.is_live] or generations:
-                self._opened(name, generation.number).generations.refresh()
+        blocked_by = self._opened(name, generations[0].number).blocked_by() if jobs else None
+        return [
+            (
+                generation,
+                self._opened(name, generation.number).generations.load_progress(),
+                jobs.get(generation.number),
+                blocked_by,
+            )
+            for generation in generations
+        ]
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
@@ -370,7 +388,7 @@ class LagCollector:
         )
         wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
-        captured = self._is_captured()
+        capture = self._capture()
         (first_s, first_end), (last_s, last_end) = self._looks[0], self._look(parse_lsn(wal_end))
         return SourceFacts(
             last_end,
@@ -391,7 +409,8 @@ class LagCollector:
             walsender=walsender,
             blocked_by=blocked_by,
             slot_waits_for=slot_waits_for,
-            is_captured=captured,
+            is_captured=capture is not None,
+            captured_silent_s=None if capture is None else capture.silent_s,
             told_at=told_at,
         )
 
@@ -417,15 +436,7 @@ class LagCollector:
             return None, ()
         gaps = state.gaps_now(is_slot_lost=is_slot_lost)
         system_id, database = self._identity
-        elsewhere = tuple(
-            f"{what} was {was}, is {is_}"
-            for what, was, is_ in (
-                ("system identifier", state.system_id, system_id or state.system_id),
-                ("database", state.database, database),
-            )
-            if was != is_
-        )
-        return gaps[-1] if gaps else None, elsewhere
+        return gaps[-1] if gaps else None, elsewhere(state, system_id=system_id, database=database)
 
     def _while_copying(self, newest: ProgressRecord | None) -> CaptureState | None:
         """The state of a few seconds ago at most, while a configured table lacks its copy; else None."""
@@ -450,10 +461,10 @@ class LagCollector:
         self._looks.append(look)
         return look
 
-    def _is_captured(self) -> bool:
+    def _capture(self) -> CaptureSession | None:
         assert self._connection is not None  # it has answered
         try:
-            return is_captured(self._connection, self._pipeline.slot)
+            return find_capture(self._connection, self._pipeline.slot)
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
@@ -496,10 +507,13 @@ class LagCollector:
             opened = self._sinks[name, number] = open_sink(name, self._settings[name], number)
         return opened
 
-    def _facts(self, name: str, answer: _Answer, epoch: int) -> Iterator[SinkFacts]:
+    def _facts(
+        self, name: str, answer: _Answer, epoch: int, ends: Mapping[tuple[str, int], int]
+    ) -> Iterator[SinkFacts]:
         """The facts of a sink's generations. Where it couldn't be asked: those that it had last, with nothing known.
 
-        Nothing is known either of one whose watermark is of an epoch before ``epoch``, the newest one.
+        Nothing is known either of one whose watermark is of an epoch before ``epoch``, the newest one. ``ends`` is
+        where the topics' partitions end.
         """
         generations = self._known.get(name, [_NOT_BEGUN])
         if isinstance(answer, LockstepError):
@@ -512,13 +526,16 @@ class LagCollector:
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
+            asides = {} if job is None else job.asides
+            out = {self._pipeline.topics().get(table) for table, it in asides.items() if it.state is AsideState.OUT}
+            topics = [topic for topic in self._topics(name, generation) if topic not in out]
             yield SinkFacts(
                 name,
                 generation.number,
                 is_live,
                 0 if reached is None else reached.watermark_lsn,
                 0 if reached is None else reached.commit_time_ms,
-                self._records_behind(self._tables(name, generation), read),
+                _records_behind(topics, read, ends),
                 0 if progress is None else progress.rejected,
                 job,
             )
@@ -526,29 +543,55 @@ class LagCollector:
     def _changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:
         """The settings of a live generation that are different in today's configuration."""
         generations = self._known.get(facts.name, [])
-        record = next((generation.record for generation in generations if generation.number == facts.generation), None)
-        if not facts.is_live or record is None:
+        generation = next((known for known in generations if known.number == facts.generation), None)
+        if not facts.is_live or generation is None:
             return ()
-        settings = self._settings[facts.name]
-        today, build_definition = definition(settings), definition(with_definition(settings, record.definition))
-        return tuple(sorted(key for key in today if today[key] != build_definition[key]))
+        return self._built_with(facts.name, generation).changed
 
-    def _tables(self, name: str, generation: Generation) -> Sequence[TableName]:
-        settings = self._settings[name]
-        if generation.record is not None:
-            settings = with_definition(settings, generation.record.definition)
-        return [TableName.parse(table) for table in settings.tables] or self._pipeline.source.keyed_names
+    def _built_with(self, name: str, generation: Generation) -> _BuiltWith:
+        """Raises LockstepError where what is recorded of it doesn't go with today's settings."""
+        settings, record = self._settings[name], generation.record
+        if record is None:
+            return _BuiltWith(None, settings, ())
+        known = self._built.get((name, generation.number))
+        if known is None or known.definition != record.definition:
+            built = with_definition(settings, record.definition)
+            today, then = definition(settings), definition(built)
+            changed = tuple(sorted(key for key in today if today[key] != then[key]))
+            known = self._built[name, generation.number] = _BuiltWith(record.definition, built, changed)
+        return known
 
-    def _records_behind(self, tables: Sequence[TableName], next_offsets: dict[tuple[str, int], int]) -> int | None:
-        """None where it isn't known, as while the brokers don't list a topic: it must not pass for an empty one."""
+    def _topics(self, name: str, generation: Generation) -> list[str]:
+        """The topics that a generation reads."""
+        tables = self._built_with(name, generation).settings.tables
         topics = self._pipeline.topics()
-        read = [topics[table] for table in tables if table in topics]
+        names = [TableName.parse(table) for table in tables] or self._pipeline.source.keyed_names
+        return [topics[table] for table in names if table in topics]
+
+    def _topic_ends(self, answers: Mapping[str, _Answer]) -> Mapping[tuple[str, int], int]:
+        """Where the partitions end that any of these sinks reads; those that the brokers don't list are left out."""
+        read = {
+            topic: None
+            for name, answer in answers.items()
+            if not isinstance(answer, LockstepError)
+            for generation, *_ in answer
+            for topic in self._topics(name, generation)
+        }
+        if not read:
+            return {}
         counts = self._cluster.partition_counts()
-        if not read or not counts.keys() >= set(read):
-            return None
-        ends = self._cluster.end_offsets(partitions_of(read, counts))
+        ends = self._cluster.end_offsets(partitions_of([topic for topic in read if topic in counts], counts))
         self._ends |= ends
-        return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items())
+        return ends
+
+
+def _records_behind(
+    topics: Collection[str], next_offsets: Mapping[tuple[str, int], int], ends: Mapping[tuple[str, int], int]
+) -> int | None:
+    """None where it isn't known, as while the brokers don't list a topic: it must not pass for an empty one."""
+    if not topics or not {topic for topic, _ in ends}.issuperset(topics):
+        return None
+    return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items() if at[0] in topics)
 
 
 def _blocker_of(backend_type: str) -> str:

@@ -22,13 +22,13 @@ when it was last seen to move. None where nobody knows.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
-from cdc.protocol.control_records import Gap
+from cdc.model.times import time_text
+from cdc.protocol.control_records import CaptureState, Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
 from monitor.verification import Verification
@@ -71,6 +71,8 @@ _WORST_FIRST: Final = (
 WAL_END: Final = "WAL end"
 RECEIVED: Final = "received"
 IN_KAFKA: Final = "in Kafka"
+APPLIED: Final = "applied: "
+"""Before a generation's label, that is the name of its stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ class LagReport:
     sink's name, why it couldn't be asked; its stages are unknown.
 
     ``paused_copies`` are tables whose copies somebody has paused: no sink that has them gets further meanwhile.
-    ``first_copy_paused``: the first copy is, as a whole.
+    ``first_copy_paused``: the first copy is, as a whole. ``first_copy_left``: it isn't complete, and nobody is at work
+    on it.
 
     ``verified`` has the last comparison of each live generation with the source, by its label.
     """
@@ -204,6 +207,7 @@ class LagReport:
     gap: Gap | None = None
     paused_copies: tuple[str, ...] = ()
     first_copy_paused: bool = False
+    first_copy_left: bool = False
     silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
     verified: Mapping[str, Verification] = field(default_factory=dict)
 
@@ -221,6 +225,15 @@ class LagReport:
             and (stage.sink is None or stage.sink.is_live or stage.state is StageState.STOPPED)
         ]
         return min(stages, key=lambda stage: _WORST_FIRST.index(stage.state), default=None)
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether something isn't over by itself, and nobody has wanted it so."""
+        is_bad = self.worst is not None and self.worst.state.needs_somebody
+        has_ended = any(job.needs_somebody for job in self.idle.values())
+        jobs = [stage.sink.job for stage in self.stages if stage.sink is not None and stage.sink.job is not None]
+        lacks_tables = any(job.has_failed_tables for job in jobs)
+        return bool(self.unanswered or self.broken) or self.first_copy_left or is_bad or has_ended or lacks_tables
 
     @property
     def held_by_copies(self) -> list[str]:
@@ -278,6 +291,7 @@ class LagReport:
             "broken": list(self.broken),
             "paused_copies": list(self.paused_copies),
             "first_copy_paused": self.first_copy_paused,
+            "first_copy_left": self.first_copy_left,
             "gap": None if self.gap is None else _gap_json(self.gap),
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
@@ -311,7 +325,7 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         sink_age_s = _age_s(sink.commit_time_ms, complete_ms, now_ms) if is_known else None
         stages.append(
             _stage(
-                f"applied: {sink.label}",
+                f"{APPLIED}{sink.label}",
                 applied if is_known else None,
                 source.wal_end,
                 sink_age_s,
@@ -333,15 +347,22 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
     )
 
 
+def elsewhere(state: CaptureState, *, system_id: str | None, database: str) -> tuple[str, ...]:
+    """How a source isn't the one that was published from, a phrase each. Pure.
+
+    ``system_id`` is None where our role may not ask for it.
+    """
+    compared = (
+        ("system identifier", state.system_id, system_id or state.system_id),
+        ("database", state.database, database),
+    )
+    return tuple(f"{what} was {was}, is {now}" for what, was, now in compared if was != now)
+
+
 def has_all_of_kafka(source: SourceFacts, sink: SinkFacts) -> bool:
     """Whether the sink has applied all that was in Kafka when capture was asked. Pure."""
     published = source.published_lsn
     return published is not None and 0 < published <= sink.watermark_lsn and sink.records_behind == 0
-
-
-def time_text(ms: int) -> str:
-    """A time in milliseconds since 1970 as messages have it."""
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

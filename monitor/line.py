@@ -12,7 +12,7 @@ from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat, system_identifier
 from cdc.protocol.control_records import CaptureState, ProgressRecord
-from monitor.lag import SourceFacts, report
+from monitor.lag import SourceFacts, elsewhere, report
 
 APPLICATION: Final = "lockstep wait"
 
@@ -117,8 +117,4 @@ class Line:
         if state is None:
             return ()
         system_id, database = self._identity
-        compared = (
-            ("system identifier", state.system_id, system_id or state.system_id),
-            ("database", state.database, database),
-        )
-        return tuple(f"{what} was {was}, is {now}" for what, was, now in compared if was != now)
+        return elsewhere(state, system_id=system_id, database=database)

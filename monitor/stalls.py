@@ -13,10 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jobs.generations.status import JobState, JobStatus
-from monitor.lag import IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
 
 STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
+
+CAPTURE_SILENT_S: Final = 30.0
+"""A capture that reads no slot and has asked the source nothing for so long hangs: at work it asks every ten seconds.
+"""
 
 _CURRENT_S: Final = 2.0
 """Who has all that was committed longer ago than this is current: something is always on its way."""
@@ -90,7 +94,7 @@ class Stalls:
             else:
                 judged = replace(stage, state=StageState.CURRENT)
             stages.append(self._since(judged, look))
-        return replace(report, stages=tuple(stages))
+        return replace(report, stages=tuple(stages), first_copy_left=_is_left(stages, look))
 
     def _received(self, stage: Stage, look: Look, report: LagReport) -> Stage:
         if report.broken:
@@ -105,6 +109,13 @@ class Stalls:
                     reason="the first copy is paused, and the stream begins after it",
                     hint="`lockstep snapshot resume` has it go on",
                 )
+            silent_s = look.source.captured_silent_s if look.source.is_captured else None
+            if silent_s is not None and silent_s >= CAPTURE_SILENT_S:
+                reason = (
+                    f"capture is there, doesn't read slot {look.slot}, and has asked the source nothing for"
+                    f" {silent_s:.0f} s: its process hangs"
+                )
+                return _as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN)
             if look.source.copied_from_lsn is not None and look.source.is_captured:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
@@ -173,9 +184,11 @@ class Stalls:
         if job is not None and job.state is not JobState.RUNNING:
             self._still(stage, look, lacks=False)
             return _ended(stage, job)
+        held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
-        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out
+        # Nobody is at work on the rows of a table that is set aside, and they can't be told from others.
+        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out and not held
         # A watermark alone may wait for a copy, or for rows from before that get a new column.
         lacks = has_rows_left or (
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
@@ -187,6 +200,11 @@ class Stalls:
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
+        if held:
+            table, aside = held[0]
+            step = aside.next_step(sink.name, str(table))
+            paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
+            return replace(paused, since_ms=aside.since_ms)
         if report.paused_copies or report.first_copy_paused:
             if not has_rows_left:
                 return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])
@@ -250,7 +268,7 @@ def unreachable(
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
         stages = (
             *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
-            *(Stage(f"applied: {sink.label}", None, None, None, None, sink) for sink in facts),
+            *(Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink) for sink in facts),
         )
     blamed = stages[first]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
@@ -270,6 +288,12 @@ def unreachable(
         for stage in stages[first:]
     ]
     return (*stages[:first], *unknown)
+
+
+def _is_left(stages: Iterable[Stage], look: Look) -> bool:
+    """Whether a first copy isn't complete, and nobody is at work on it or has paused it."""
+    is_absent = any(stage.name == RECEIVED and stage.state is StageState.ABSENT for stage in stages)
+    return is_absent and look.source.copied_from_lsn is not None
 
 
 def _as(stage: Stage, state: StageState, *, reason: str | None = None, hint: str | None = None) -> Stage:

@@ -6,7 +6,6 @@ up to where the generation was last found equal. It goes with the generation.
 
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
@@ -14,6 +13,7 @@ import orjson
 from pydantic import Field, field_validator
 
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
 from cdc.settings import Settings
 from sinks.contract import CoordinationRecords
 
@@ -154,9 +154,9 @@ class Verification:
                 what = f"not compared completely: `lockstep verify {label}` says why"
             case VerifyOutcome.FAILED:
                 what = f"the comparison failed: {self.error}"
-        through = f", verified through {format_lsn(self.through_lsn)} of {_time(self.through_ms)}"
+        through = f", verified through {format_lsn(self.through_lsn)} of {time_text(self.through_ms)}"
         through += but_for if self.outcome is not VerifyOutcome.EQUAL else ""
-        return f"{label}: {what}, as of {_time(self.ended_ms)}" + (through if self.through_lsn else "")
+        return f"{label}: {what}, as of {time_text(self.ended_ms)}" + (through if self.through_lsn else "")
 
 
 def load_verification(records: CoordinationRecords, generation: int) -> Verification | None:
@@ -201,7 +201,3 @@ def save_verification(records: CoordinationRecords, generation: int, verificatio
 
 def _name(generation: int) -> str:
     return f"g{generation}.verified"
-
-
-def _time(ms: int) -> str:
-    return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from monitor.lag import LagReport, Stage, StageState, time_text
+from cdc.model.times import time_text
+from monitor.lag import LagReport, Stage, StageState
 from monitor.table import remarks
 from monitor.units import readable_bytes
 

@@ -37,16 +37,16 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import tag_prefix, tag_text
 from cdc.protocol.walsender import Frame
+from cdc.row_rate import RowRate
 from cdc.stream.live_stream import LiveStream
 from cdc.stream.repair_requests import RepairRequests
 from snapshot.chunk_reader import Gone, KeyOrder, Locked, NothingYet, Point, TooLarge
 from snapshot.chunk_session import Answer, ChunkSession, Look, row_events
 from snapshot.chunked_repairs import ChunkedRepairs
 from snapshot.chunks import FIRST_ROWS, PendingChunk, next_chunk_rows
-from snapshot.copy import CopyProgress
+from snapshot.copy import Copied, CopyProgress
 from snapshot.keys import key_texts
 from snapshot.preparation import require_keys
-from snapshot.row_rate import RowRate
 from snapshot.table_reader import NoRoomForLocks
 from snapshot.topic_scan import TopicScan
 
@@ -335,7 +335,8 @@ class ChunkedCopies:
         copy = replace(done, after=found.last or copy.after, rows=rows, is_through=found.last is None)
         self._session.adopt(name, copy, point.lsn)
         self._waits.over(name)
-        self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False))
+        new = Copied(len(rows_left), size)
+        self._copied(CopyProgress(name, rows, max(rows, active.estimated), active.size, finished=False, new=new))
         return Pause(self._loop.state, pause.frame)
 
     def _read_again(self, active: _Active, copy: TableCopy, frame: Frame | None) -> Pause | None:

@@ -21,8 +21,6 @@ from snapshot.row_events import EncodedRow, Line, RowEvents
 TRANSACTION_AGE_MAX_S: Final = 10.0
 """How long the Kafka transaction of a batch is open. Brokers abort one of a minute, and rows may be wide or rare."""
 
-_REPORT_EVERY = 5000
-
 
 class Reader(Protocol):
     """Rows under a snapshot."""
@@ -64,14 +62,30 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """What a copy has published. ``records`` are those that aren't part of the stream's batches."""
+
+    rows: int = 0
+    bytes: int = 0
+    records: int = 0
+
+    def since(self, before: "Copied") -> "Copied":
+        """What came after that."""
+        return Copied(self.rows - before.rows, self.bytes - before.bytes, self.records - before.records)
+
+
+@dataclass(frozen=True, slots=True)
 class CopyProgress:
-    """How far the copy of a table is. ``rows_estimated`` is the planner's, so the end may differ."""
+    """How far the copy of a table is, with what it has of earlier starts. ``rows_estimated`` is the planner's, so the
+    end may differ. ``new`` is what it has published since it was last told.
+    """
 
     table: TableName
     rows: int
     rows_estimated: int
     bytes: int
     finished: bool
+    new: Copied = Copied()
 
 
 class Interrupted(Exception):
@@ -109,27 +123,21 @@ class _TableCopy:
         )
         self._pending = self._pending_bytes = 0
         self._opened_s = 0.0
-        self._size = 0
+        self._sent_so_far = self._told = Copied()
         self._estimated = reader.estimated_rows(published.table)
 
     def rows(self, leaves: Sequence[int] = (), copied: Callable[[bytes], None] = lambda _: None) -> int:
         """Publish every row and return their number; ``copied`` gets their keys. Raises Interrupted."""
-        name = self._published.table.name
-        rows = reported = 0
         for lines in self._reader.lines(self._published.table, leaves, while_waiting=self.wait):
             events = self._events.of_lines(lines)
             sent = 0
             while sent < len(events):
-                room = self._settings.batch_rows - self._pending
-                self._send_rows(events[sent : sent + room])
-                sent += room
+                some = events[sent : sent + self._settings.batch_rows - self._pending]
+                self._send_rows(some, rows=len(some))
+                sent += len(some)
             for key, _ in events:
                 copied(key)
-            rows += len(events)
-            if rows - reported >= _REPORT_EVERY:
-                reported = rows
-                self._report(CopyProgress(name, rows, self._estimated, self._size, finished=False))
-        return rows
+        return self._sent_so_far.rows
 
     def delete(self, key: bytes) -> None:
         """Publish that a key is gone. Raises Interrupted."""
@@ -137,31 +145,38 @@ class _TableCopy:
         self._open()
         self._publisher.send(self._published.topic, key, value)
         self._publisher.send(self._published.topic, key, None, self._events.tombstone_tag)
-        self._sent([(key, value)])
+        self._sent([(key, value)], records=2)
 
     def truncate(self) -> None:
         """Publish that an append-only table has no other rows than those that follow. Raises Interrupted."""
-        self._send_rows([self._events.of_truncate()])
+        self._send_rows([self._events.of_truncate()], rows=0)
 
     def finished(self, rows: int) -> None:
         """Say that the last row is committed."""
-        name = self._published.table.name
-        self._report(CopyProgress(name, rows, max(rows, self._estimated), self._size, finished=True))
+        self._tell(rows, max(rows, self._estimated), finished=True)
 
-    def _send_rows(self, events: Sequence[EncodedRow]) -> None:
+    def _tell(self, rows: int, rows_estimated: int, *, finished: bool) -> None:
+        """All that was sent is committed."""
+        sent, new = self._sent_so_far, self._sent_so_far.since(self._told)
+        self._told = sent
+        name = self._published.table.name
+        self._report(CopyProgress(name, rows, rows_estimated, sent.bytes, finished=finished, new=new))
+
+    def _send_rows(self, events: Sequence[EncodedRow], *, rows: int) -> None:
         self._open()
         self._publisher.send_rows(self._published.topic, events)
-        self._sent(events)
+        self._sent(events, records=len(events), rows=rows)
 
     def _open(self) -> None:
         if not self._pending:
             self._opened_s = time.monotonic()
 
-    def _sent(self, events: Sequence[EncodedRow]) -> None:
+    def _sent(self, events: Sequence[EncodedRow], *, records: int, rows: int = 0) -> None:
         size = sum(len(value) for _, value in events)
         self._pending += len(events)
         self._pending_bytes += size + sum(len(key) for key, _ in events)
-        self._size += size
+        before = self._sent_so_far
+        self._sent_so_far = Copied(before.rows + rows, before.bytes + size, before.records + records)
         if (
             self._pending >= self._settings.batch_rows
             or self._pending_bytes >= self._settings.batch_bytes
@@ -179,6 +194,7 @@ class _TableCopy:
     def _commit(self) -> None:
         self._publisher.commit(self._state, progress=False)
         self._pending = self._pending_bytes = 0
+        self._tell(self._sent_so_far.rows, self._estimated, finished=False)
         if self._stopping():
             raise Interrupted
 

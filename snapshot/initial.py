@@ -23,6 +23,7 @@ from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemI
 from cdc.postgres.slot import drop_slot, find_slot, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.membership import Membership
+from cdc.row_rate import RowRate
 from cdc.stream.source_checks import not_published, require_slot
 from cdc.stream.topics import require_empty_topics, topic_identities
 from snapshot.copy import CopyProgress
@@ -30,7 +31,6 @@ from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot, shape_text, why_
 from snapshot.one_by_one import OneByOne
 from snapshot.preparation import create_missing_publication, require_keys, require_ready, waiting_for_slot
 from snapshot.ranges import Part, Relation, parts
-from snapshot.row_rate import RowRate
 from snapshot.table_reader import SnapshotReader
 from snapshot.worker import Job
 from snapshot.workers import CopyWorkers, copy_side_by_side

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.protocol.membership import Membership
-from snapshot.copy import CopyProgress
+from snapshot.copy import Copied, CopyProgress
 from snapshot.ranges import Interval, Part, Relation
 
 _XID_BITS = 32
@@ -114,11 +114,12 @@ class CopyLedger:
     def is_complete(self, name: TableName) -> bool:
         return not self._left[name]
 
-    def progress(self, name: TableName, rows_estimated: int) -> CopyProgress:
-        """How far the copy of a table is."""
-        rows, is_complete = self.rows[name], self.is_complete(name)
-        total = rows if is_complete else max(rows, rows_estimated)
-        return CopyProgress(name, rows, total, self.size[name], finished=is_complete)
+    def progress(self, name: TableName, rows_estimated: int, *, rows: int, size: int) -> CopyProgress:
+        """How far the copy of a table is, now that so many more rows of it were added."""
+        so_far, is_complete = self.rows[name], self.is_complete(name)
+        total = so_far if is_complete else max(so_far, rows_estimated)
+        new = Copied(rows, size, records=rows)
+        return CopyProgress(name, so_far, total, self.size[name], finished=is_complete, new=new)
 
     def record_keys(self) -> list[bytes]:
         """The keys of all records that there may be."""

@@ -8,12 +8,12 @@ from cdc.capture.settings import CaptureSettings
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_ledger import CopiedRange
+from cdc.row_rate import RowRate
 from snapshot.copy import CopyProgress, Interrupted, Publisher
 from snapshot.ledger import CopyLedger, FirstSnapshot, condition
 from snapshot.part_copy import PartReader, copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
-from snapshot.row_rate import RowRate
 
 
 class OneByOne:
@@ -90,7 +90,7 @@ class OneByOne:
             elif done is not None and not part.only_newer:
                 self._publisher.send_beside_state(done.key(), done.to_bytes())
             self._publisher.commit(self._state)
-            self._report(ledger.progress(name, self._estimated.get(name, 0)))
+            self._report(ledger.progress(name, self._estimated.get(name, 0), rows=rows, size=size))
 
         copy_part(
             part,

@@ -10,11 +10,11 @@ from typing import Final, Protocol
 from cdc.capture.settings import CaptureSettings
 from cdc.model.table import Table
 from cdc.protocol.copy_ledger import CopiedRange
+from cdc.row_rate import RowRate
 from snapshot.copy import TRANSACTION_AGE_MAX_S
 from snapshot.ledger import CopyRun
 from snapshot.ranges import Part
 from snapshot.row_events import EncodedRow, Line, RowEvents
-from snapshot.row_rate import RowRate
 
 _SLICE_S: Final = 0.5
 """How long the rate is waited for before others have their turn."""

@@ -24,12 +24,12 @@ from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.membership import Membership
+from cdc.row_rate import RowRate
 from cdc.stream.row_encoding import chosen_row_encoding
 from snapshot.ledger import CopyRun, FirstSnapshot, condition
 from snapshot.part_copy import copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
-from snapshot.row_rate import RowRate
 from snapshot.table_reader import APPLICATION, SnapshotReader, TableLocked
 
 

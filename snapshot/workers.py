@@ -177,5 +177,5 @@ def copy_side_by_side(
             if committed.is_last and ledger.is_complete(name):
                 state = replace(state, copied={**state.copied, name: ledger.rows[name]})
                 publisher.commit(state)
-            report(ledger.progress(name, estimated[name]))
+            report(ledger.progress(name, estimated[name], rows=committed.rows, size=committed.size))
     return state

@@ -104,8 +104,8 @@ class Captured:
         """Wait until it has said something."""
         self._until(lambda: any(words in line for line in self.said), words)
 
-    def _until(self, condition: Any, what: str) -> None:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _until(self, condition: Any, what: str, *, seconds: float = _PATIENCE_S) -> None:
+        deadline = time.monotonic() + seconds
         while not condition():
             if self.error is not None:
                 raise self.error
@@ -136,7 +136,7 @@ class Captured:
             time.sleep(0.02)
         return self.error
 
-    def settle(self) -> None:
+    def settle(self, *, seconds: float = _PATIENCE_S) -> None:
         """Wait until everything that is committed now is published."""
         target = emit_heartbeat(self.database.connection)
         emitted = time.monotonic()
@@ -154,7 +154,7 @@ class Captured:
                 and all(name in state.copied for name in self.config.source.table_names)
             )
 
-        self._until(published, "published")
+        self._until(published, "published", seconds=seconds)
 
     def wait_quiet(self) -> None:
         """Wait until it has also looked for what the stream doesn't show, and has copied what that was."""

@@ -34,8 +34,7 @@ from cdc.protocol.pgoutput import decode
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import compare_sinks, open_source
-from monitor.collector import LagCollector
-from monitor.wait import wait_for_lsn
+from monitor.waits import Waits
 from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
@@ -282,13 +281,11 @@ url = "{self.endpoints.warehouse_url}"
         with self.sql() as connection:
             target = emit_heartbeat(connection)
 
-        def sleep(seconds: float) -> None:
-            assert applier.poll() is None, applier.told()
-            time.sleep(seconds)
-
-        with LagCollector(self.config.as_pipeline(), self.config.sinks) as collector:
-            applied = wait_for_lsn(collector, target, timeout_s=timeout_s, sinks=self.config.sinks, sleep=sleep)
-            assert applied, f"{collector.collect()}\n{applier.told()[-5000:]}"
+        deadline = time.monotonic() + timeout_s
+        with Waits(self.config.as_pipeline(), self.config.sinks) as waits:
+            while not (waited := waits.wait(target, timeout_s=2.0)).is_reached:
+                assert applier.poll() is None, applier.told()
+                assert time.monotonic() < deadline, f"{waited.late}\n{applier.told()[-5000:]}"
 
     def assert_sinks_equal(self) -> None:
         """Every row of every table in every sink equals the source's."""

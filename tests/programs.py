@@ -1,4 +1,4 @@
-"""Programs that come from the system's packages: `.ci/packages` installs them."""
+"""Programs that come from the system's packages: `.ci/packages` installs what CI's machines lack."""
 
 import shutil
 
@@ -9,5 +9,5 @@ def needs(program: str) -> str:
     """The program's path; the test is skipped where it isn't installed."""
     path = shutil.which(program)
     if path is None:
-        pytest.skip(f"{program} isn't installed; .ci/packages installs it")
+        pytest.skip(f"{program} isn't installed; it comes from the system's packages, as in .ci/packages")
     return path

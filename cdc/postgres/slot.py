@@ -75,15 +75,32 @@ def announce_capture(connection: psycopg.Connection[Any], slot: str) -> None:
     connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_ADVISORY_CLASS, slot))
 
 
-def is_captured(connection: psycopg.Connection[Any], slot: str) -> bool:
-    """Whether a capture of this slot is at work, be it with its first snapshot, a copy or the stream."""
+@dataclass(frozen=True, slots=True)
+class CaptureSession:
+    """The session of a capture at work. ``silent_s`` is since when it has asked the server nothing, by the server's
+    clock; None where our role may not see that.
+    """
+
+    silent_s: float | None
+
+
+def find_capture(connection: psycopg.Connection[Any], slot: str) -> CaptureSession | None:
+    """The capture of this slot that is at work, be it with its first snapshot, a copy or the stream."""
     row = connection.execute(
-        "select exists (select from pg_locks where locktype = 'advisory' and granted and classid = %s"
-        " and objid::int8 = hashtext(%s)::int8 & 4294967295 and objsubid = 2"
-        " and database = (select oid from pg_database where datname = current_database()))",
+        "select count(*), min(case when a.state = 'active' then 0"
+        " else extract(epoch from clock_timestamp() - a.state_change) end)::float8"
+        " from pg_locks l left join pg_stat_activity a on a.pid = l.pid"
+        " where l.locktype = 'advisory' and l.granted and l.classid = %s"
+        " and l.objid::int8 = hashtext(%s)::int8 & 4294967295 and l.objsubid = 2"
+        " and l.database = (select oid from pg_database where datname = current_database())",
         (_ADVISORY_CLASS, slot),
     ).fetchone()
-    return row is not None and bool(row[0])
+    return CaptureSession(row[1]) if row is not None and row[0] else None
+
+
+def is_captured(connection: psycopg.Connection[Any], slot: str) -> bool:
+    """Whether a capture of this slot is at work."""
+    return find_capture(connection, slot) is not None
 
 
 def require_own_slot(slot: Slot, database: str) -> None:

@@ -6,7 +6,6 @@ position) says what a table looks like. ``__progress`` (kept some days) turns Ka
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
 
@@ -16,6 +15,7 @@ from cdc.model.event import JsonValue
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import EPOCH_MAX, SEQ_MAX
+from cdc.model.times import time_text
 from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
 
 _KEY_TEXTS: Final = 3
@@ -74,7 +74,7 @@ class Gap(NamedTuple):
         return self.to_lsn == 0
 
     def __str__(self) -> str:
-        noticed = datetime.fromtimestamp(self.noticed_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        noticed = time_text(self.noticed_ms)
         until = "" if self.is_open else f" and before {format_lsn(self.to_lsn)}"
         return (
             f"nothing that was committed after {format_lsn(self.from_lsn)}{until} was read: {self.reason} ({noticed})"

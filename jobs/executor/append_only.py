@@ -4,12 +4,13 @@ All records of such a topic have one key, so that they stay in order. From here 
 """
 
 from collections.abc import Collection
-from typing import Final
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final
 
 from cdc.protocol.envelope import OP_OFFSET, before_of
 from sinks.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 LOG_KEY: Final = b"{}"
 """The key of all events of such a table in the log."""
@@ -26,8 +27,10 @@ def event_key(tag: str, offset: int) -> bytes:
     return b'{"%b":"%b"}' % (EVENT_COLUMN.encode(), event_id(tag, offset).encode())
 
 
-def with_event_keys(records: pa.Table, topics: Collection[str]) -> pa.Table:
+def with_event_keys(records: "pa.Table", topics: Collection[str]) -> "pa.Table":
     """The records with each its own key, where they are of these topics; they have the columns of ``with_tags``."""
+    import pyarrow as pa  # a comparison, which reads such events too, has no use for it
+
     present = set(records.column("topic").unique().to_pylist())
     if present.isdisjoint(topics):
         return records

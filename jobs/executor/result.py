@@ -3,19 +3,19 @@
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-import pyarrow as pa
 
 from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
 from cdc.model.event import Position
 from sinks.contract import TopicPartition
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 RESULT_SCHEMA: Final = "facts string, value binary"
 """Spark's schema of what a task returns: JSON, and for a rejection the event's original value."""
-
-_ARROW_SCHEMA: Final = pa.schema([("facts", pa.string()), ("value", pa.binary())])
 
 REJECTIONS_MAX: Final = 10_000
 """Rejections of one batch. More of them mean a wrong mapping: the job stops, and the batch doesn't count as done."""
@@ -121,8 +121,10 @@ def check_rejections(sink: str, rejected: Sequence[RejectedEvent]) -> None:
         )
 
 
-def to_arrow(result: Result) -> pa.RecordBatch:
+def to_arrow(result: Result) -> "pa.RecordBatch":
     """A row with counts, offsets and failures, then a row per rejection, in ``RESULT_SCHEMA``."""
+    import pyarrow as pa  # not with the words above, which commands read that have no task
+
     facts: list[dict[str, Any]] = [
         {
             "rows": result.rows,
@@ -149,11 +151,11 @@ def to_arrow(result: Result) -> pa.RecordBatch:
     values = [None, *(event.value for event in result.rejected)]
     return pa.RecordBatch.from_arrays(
         [pa.array([orjson.dumps(fact).decode() for fact in facts], pa.string()), pa.array(values, pa.binary())],
-        schema=_ARROW_SCHEMA,
+        schema=pa.schema([("facts", pa.string()), ("value", pa.binary())]),
     )
 
 
-def from_arrow(table: pa.Table) -> Result:
+def from_arrow(table: "pa.Table") -> Result:
     """What all tasks of a batch returned -> one result."""
     total = Result()
     for text, value in zip(table.column("facts").to_pylist(), table.column("value").to_pylist(), strict=True):

@@ -217,6 +217,16 @@ class GenerationLease:
             if self._taken_over is None and self._fence and self._sink.fence() < self._fence:
                 raise DataLost(_put_back(self._generation))
 
+    def record(self, name: str) -> str | None:
+        """A coordination record, by the lease's connection. Raises what the destination raises."""
+        with self._lock:
+            return self._records.load(name)
+
+    def save_record(self, name: str, text: str | None) -> None:
+        """Replace a coordination record, in the same way."""
+        with self._lock:
+            self._records.save(name, text)
+
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:

@@ -7,15 +7,17 @@ A job that a newer one has ended leaves that there too: nobody told it to stop, 
 has to start one. The newer one lets it be, and the one after that removes it.
 """
 
-from collections.abc import Collection, MutableMapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
 from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from cdc.model.times import time_text
+from jobs.generations.asides import Aside, AsideState, load_asides
 from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
 from sinks.contract import CoordinationRecords
 
@@ -44,7 +46,7 @@ class JobStatus:
     """What is known of a generation's job. ``since_ms`` is since when, by its own clock; None where nobody knows.
 
     ``reason`` and ``hint`` are those of the error of one that has stopped. ``last_sign_ms`` is the time of the last
-    sign of life of one that runs, by its own clock.
+    sign of life of one that runs, by its own clock. ``asides`` are the tables that it has set aside.
     """
 
     state: JobState
@@ -52,13 +54,33 @@ class JobStatus:
     reason: str | None = None
     hint: str | None = None
     last_sign_ms: int | None = field(default=None, compare=False)
+    asides: Mapping[TableName, Aside] = field(default_factory=dict)
 
     @property
     def needs_somebody(self) -> bool:
         return self.state in (JobState.STOPPED, JobState.SILENT)
 
+    @property
+    def has_failed_tables(self) -> bool:
+        return any(aside.state is AsideState.FAILED for aside in self.asides.values())
+
     def to_json(self) -> dict[str, Any]:
-        return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
+        return {
+            "state": self.state.value,
+            "since_ms": self.since_ms,
+            "reason": self.reason,
+            "hint": self.hint,
+            "tables": {str(table): aside.to_json() for table, aside in sorted(self.asides.items())},
+        }
+
+    def aside_sentences(self, sink: str) -> list[str]:
+        """What to tell of each table that is set aside, those that need somebody first."""
+        return [aside.sentence(sink, str(table)) for table, aside in self.by_need]
+
+    @property
+    def by_need(self) -> list[tuple[TableName, Aside]]:
+        """The tables that are set aside, those that need somebody first."""
+        return sorted(self.asides.items(), key=lambda item: (item[1].state is not AsideState.FAILED, item[0]))
 
     def sentence(self, label: str) -> str | None:
         """What to tell of the generation's job; None where one runs."""
@@ -66,14 +88,14 @@ class JobStatus:
         match self.state:
             case JobState.STOPPED:
                 hint = "" if self.hint is None else f"\n    {self.hint}"
-                return f"{label} stopped at {_time(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
+                return f"{label} stopped at {time_text(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
             case JobState.SILENT:
-                last = f"its last sign of life was at {_time(self.since_ms)}"
+                last = f"its last sign of life was at {time_text(self.since_ms)}"
                 return f"{label}: its job ended without a word, {last}: {start}"
             case JobState.ABSENT if self.since_ms is None:
                 return f"{label}: no job has begun to apply to it: {start}"
             case JobState.ABSENT:
-                return f"{label}: no job applies to it since {_time(self.since_ms)}: {start}"
+                return f"{label}: no job applies to it since {time_text(self.since_ms)}: {start}"
             case _:
                 return None
 
@@ -106,10 +128,11 @@ def job_statuses(
     running = fresh | running_of(records, doubtful, clock)
     still.update({number: beat for number, beat in alive.items() if number not in running})
     return {
-        number: (
+        number: replace(
             JobStatus(JobState.RUNNING, last_sign_ms=None if beat is None else beat.at_ms)
             if number in running
-            else _ended(records, number, beat)
+            else _ended(records, number, beat),
+            asides=load_asides(records, number),
         )
         for number, beat in beats.items()
     }
@@ -184,7 +207,3 @@ def _load_stop(records: CoordinationRecords, generation: int) -> dict[str, Any] 
 
 def _name(generation: int) -> str:
     return f"g{generation}.stopped"
-
-
-def _time(ms: int | None) -> str:
-    return "an unknown time" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

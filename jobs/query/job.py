@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -25,6 +26,22 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.task_input import Task
+from jobs.generations.asides import (
+    Aside,
+    Asides,
+    AsideState,
+    Order,
+    Orders,
+    asides_name,
+    dump_asides,
+    failed,
+    load_asides,
+    next_asides,
+    orders_name,
+    parse_orders,
+    read_tables,
+    save_asides,
+)
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
 from jobs.generations.lease import GenerationLease
@@ -37,13 +54,19 @@ from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
-from jobs.query.resume_check import ResumePoint, check_resume
+from jobs.query.resume_check import ResumePoint, check_destination, check_resume
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
-from jobs.query.start_position import StartPosition, load_start_position, skipped_by
+from jobs.query.start_position import (
+    StartPosition,
+    begin_at_start_position,
+    load_start_position,
+    offsets_of_topics,
+    skipped_by,
+)
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.watermark import Watermark
-from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting
+from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.append_only import stored_table
@@ -55,6 +78,16 @@ _MIB: Final = 1 << 20
 _OVERTAKEN_MAX: Final = 5
 """So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
 jobs, each with a destination of its own, do that for ever."""
+
+
+_ORDERS_LOOK_S: Final = 1.0
+"""How often a job that reads nothing looks whether somebody wants something else."""
+
+NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
+
+
+class _SetAside(Exception):
+    """Tables can't be applied: the next query goes on without them."""
 
 
 class SinkJob:
@@ -72,6 +105,11 @@ class SinkJob:
         self._has_lacked_task = False
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
+        self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
+        self._asides: Asides = {}
+        self._asides_lock = threading.Lock()
+        self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
+        self._told: tuple[str, ...] = ()  # what was told of tables that are set aside
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -103,6 +141,8 @@ class SinkJob:
             try:
                 if not self._run_query():
                     return
+            except _SetAside:
+                continue
             except Unavailable as error:
                 if time.monotonic() - began > BACKOFF_MAX_S:
                     backoff = Backoff()  # it had worked for a while
@@ -155,89 +195,88 @@ class SinkJob:
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
-        plan = self._plan
         lease = self._opened_lease()
+        opened = self._plan.opened()
+        try:
+            orders = self._obey(opened, lease)
+            plan = self._plan
+            if self._tables and not plan.tables:
+                return self._wait_for_orders(lease, orders)
+            return self._run_query_of(plan, opened, lease, orders)
+        finally:
+            opened.sink.close()
+
+    def _run_query_of(self, plan: SinkPlan, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
+        """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
         log = read_log_facts(plan, cluster)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
-        opened = plan.opened()
-        try:
-            require_in_use(opened.records, plan.name, plan.generation)
-            lease.begin()
-            with preparing(opened.records, plan.generation, log.tables):
-                columns, lacking = self._prepare(opened, log, lease)
-            if plan.bulk:
-                opened.generations.begin_bulk()
-            self._known_shapes = log.records
-            start = _start_position(opened, plan, log)
-            checkpoint = Checkpoint(
-                self._spark,
-                checkpoint_location(
-                    plan.spark.checkpoint_directory,
-                    pipeline=plan.pipeline,
-                    sink=plan.name,
-                    generation=plan.generation,
-                    start=start,
-                ),
-            )
-            stored = opened.generations.load_progress()
-            point = ResumePoint(
-                plan.name, plan.generation, stored, checkpoint.committed(), checkpoint.location, start.offsets
-            )
-            now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-            self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
-            # The watermark says that all is as at the source, the rows from before included.
-            keeper = _keeper(
+        require_in_use(opened.records, plan.name, plan.generation)
+        lease.begin()
+        stored = opened.generations.load_progress()
+        with preparing(opened.records, plan.generation, log.tables):
+            columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
+        if plan.bulk:
+            opened.generations.begin_bulk()
+        self._known_shapes = log.records
+        start, checkpoint, committed = self._start(opened, log, stored)
+        point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
+        now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
+        self._check_resuming(cluster, log, point, opened, orders, ends=ends, now_ms=now_ms)
+        self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
+        self._tell_asides()
+        # The watermark says that all is as at the source, the rows from before included.
+        keeper = _keeper(
+            plan,
+            opened,
+            log,
+            _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
+            start,
+            check_claim=lease.check,
+            holds_watermark=bool(columns.lacking),
+            asides=self._asides_by_topic(),
+        )
+        task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
+        backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
+        topics = TopicWatch(plan.name, log.topics)
+        retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
+        has_news = partial(self._has_news, lease, orders, self._asides, keeper)
+        with ended_early(plan, cluster, log.tables, topics, retention, has_news=has_news) as early:
+            by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
+            reached = self._reached_of(checkpoint.location, stored)
+            query_plan = QueryPlan(
                 plan,
-                opened,
-                log,
-                _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
+                task,
+                checkpoint,
                 start,
-                check_claim=lease.check,
-                holds_watermark=bool(columns.lacking),
+                by_topic,
+                topics,
+                log.partitions,
+                backfill=backfill,
+                deletes=log.deletes,
+                reached=reached,
+                reads_again=_reads_again(point),
+                goes_on=self._goes_on(log),
+                on_no_task_left=self._tell_no_task_left,
             )
-            task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
-            backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
-            topics = TopicWatch(plan.name, log.topics)
-            retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
-            with ended_early(plan, cluster, log.tables, topics, retention) as early:
-                by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
-                reached = self._reached_of(checkpoint.location, stored)
-                query_plan = QueryPlan(
-                    plan,
-                    task,
-                    checkpoint,
-                    start,
-                    by_topic,
-                    topics,
-                    log.partitions,
-                    backfill=backfill,
-                    deletes=log.deletes,
-                    reached=reached,
-                    reads_again=_reads_again(point),
-                    goes_on=self._goes_on(log),
-                    on_no_task_left=self._tell_no_task_left,
-                )
-                try:
-                    self._has_query = True
-                    SinkQuery(
-                        query_plan,
-                        self._spark,
-                        keeper,
-                        lease,
-                        stop=early.ending,
-                        leaving=self._stop,
-                        report=self._report,
-                    ).run()
-                finally:
-                    self._has_query = False
-                    self._reached = (checkpoint.location, {**reached, **keeper.reached})
-            if early.failure is not None:
-                raise early.failure
-            return early.ending.is_set() and not self._stop.is_set()
-        finally:
-            opened.sink.close()
+            try:
+                self._has_query = True
+                SinkQuery(
+                    query_plan,
+                    self._spark,
+                    keeper,
+                    lease,
+                    stop=early.ending,
+                    leaving=self._stop,
+                    report=self._report,
+                ).run()
+            finally:
+                self._has_query = False
+                self._reached = (checkpoint.location, {**reached, **keeper.reached})
+        if early.failure is not None:
+            raise early.failure
+        return early.ending.is_set() and not self._stop.is_set()
 
     def _goes_on(self, log: LogFacts) -> bool:
         """Whether batches may be long ones. Tells why not, once for each reason."""
@@ -281,15 +320,199 @@ class SinkJob:
             before.sink.close()
         return self._lease
 
-    def _prepare(self, opened: OpenedSink, log: LogFacts, lease: GenerationLease) -> tuple[Columns, AddedValues]:
-        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack."""
+    def _obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
+        """See which tables the next query reads. Returns the orders that say so."""
+        plan = self._plan
+        orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
+        asides = next_asides(self._tables, orders, before, now_ms=_now_ms())
+        if asides != before:
+            progress = opened.generations.load_progress()
+            known = {} if progress is None else progress.topic_ids
+            asides = {
+                table: aside
+                if aside.topic_id is not None
+                else replace(aside, topic_id=known.get(table_topic(plan.pipeline, table)))
+                for table, aside in asides.items()
+            }
+            save_asides(opened.records, plan.generation, asides)
+        with self._asides_lock:
+            self._asides = asides
+        self._plan = replace(plan, tables=read_tables(self._tables, asides))
+        return orders
+
+    def _orders(self, lease: GenerationLease) -> dict[TableName, Order]:
+        return parse_orders(lease.record(orders_name(self._plan.generation)))
+
+    def _wait_for_orders(self, lease: GenerationLease, orders: Orders) -> bool:
+        """Nothing is to be read: wait until something is. Whether another query is due."""
+        self._tell_asides()
+        while not self._plan.once and not self._stop.wait(_ORDERS_LOOK_S):
+            with suppress(Unavailable):
+                lease.check()
+                if self._orders(lease) != orders:
+                    return True
+        return False
+
+    def _has_news(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
+        """Whether somebody has given another order than these. Notes tables that have caught up.
+
+        For a thread that may go on for a while after its query: ``asides`` are those of that query.
+        """
+        if self._orders(lease) != orders:
+            return True
+        left = {table: aside for table, aside in asides.items() if aside.state is not AsideState.RESUMING}
+        if keeper.resuming or not keeper.has_caught_up:
+            return False
+        with self._asides_lock:
+            if self._asides is asides and left != asides:
+                lease.save_record(asides_name(self._plan.generation), dump_asides(left))
+                self._asides = left
+                self._tell_asides()
+        return False
+
+    def _asides_by_topic(self) -> dict[str, Aside]:
+        return {
+            table_topic(self._plan.pipeline, table): self._asides[table]
+            for table in self._tables
+            if table in self._asides
+        }
+
+    def _tell_asides(self) -> None:
+        plan = self._plan
+        asides = {table: aside for table, aside in self._asides.items() if table in self._tables}
+        sentences = tuple(aside.sentence(plan.name, str(table)) for table, aside in sorted(asides.items()))
+        if sentences != self._told:
+            has_failed = any(aside.state is AsideState.FAILED for aside in asides.values())
+            self._report(TablesSetAside(plan.name, plan.generation, sentences, has_failed))
+        self._told = sentences
+
+    def _set_aside(self, opened: OpenedSink, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
+        """Go on without these tables. Raises _SetAside."""
+        asides = failed(self._asides, errors, orders, now_ms=_now_ms())
+        save_asides(opened.records, self._plan.generation, asides)
+        raise _SetAside
+
+    def _start(
+        self, opened: OpenedSink, log: LogFacts, stored: Progress | None
+    ) -> tuple[StartPosition, Checkpoint, Offsets | None]:
+        """Where the query starts, its checkpoint, and how far it is. Another one where other tables are read."""
+        plan = self._plan
+        start = load_start_position(opened.records, plan.generation)
+        checkpoint = self._checkpoint(start)
+        committed = checkpoint.committed()
+        if (start.topics is not None or self._asides_by_topic()) and start.topics != frozenset(log.topics):
+            if committed is not None:  # what it lacks must not pass for what was left out on purpose
+                known = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
+                check_destination(known, committed)
+            start = begin_at_start_position(
+                opened.records,
+                plan.generation,
+                offsets_of_topics(log.partitions, start, committed, stored),
+                overwrite_equal_tags=start.overwrite_equal_tags,
+                topics=frozenset(log.topics),
+            )
+            checkpoint = self._checkpoint(start)
+            committed = checkpoint.committed()
+        return _of_partitions(start, log), checkpoint, committed
+
+    def _checkpoint(self, start: StartPosition) -> Checkpoint:
+        plan = self._plan
+        location = checkpoint_location(
+            plan.spark.checkpoint_directory,
+            pipeline=plan.pipeline,
+            sink=plan.name,
+            generation=plan.generation,
+            start=start,
+        )
+        return Checkpoint(self._spark, location)
+
+    def _check_resuming(
+        self,
+        cluster: TopicAdmin,
+        log: LogFacts,
+        point: ResumePoint,
+        opened: OpenedSink,
+        orders: Orders,
+        *,
+        ends: Offsets,
+        now_ms: int,
+    ) -> None:
+        """Set those tables aside again whose topic has lost what they lack. Raises _SetAside."""
+        errors: dict[TableName, LockstepError] = {}
+        begins = cluster.begin_offsets(log.partitions)
+        for topic, aside in self._asides_by_topic().items():
+            facts = log.topics.get(topic)
+            if facts is None:
+                continue
+            progress = point.progress
+            if progress is not None and aside.topic_id is not None:
+                progress = replace(progress, topic_ids={**progress.topic_ids, topic: aside.topic_id})
+            alone = replace(
+                point,
+                progress=None if progress is None else _of_topic(progress, topic),
+                committed=None,
+                start=_of_topic_offsets(point.start, point.committed, topic),
+            )
+            try:
+                check_resume(
+                    alone,
+                    topics={topic: facts},
+                    begins={at: begin for at, begin in begins.items() if at[0] == topic},
+                    ends=ends,
+                    now_ms=now_ms,
+                )
+            except PositionMismatch as error:
+                errors[log.table_of[topic]] = error
+        if errors:
+            self._set_aside(opened, errors, orders)
+
+    def _prepare(
+        self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders, *, may_set_aside: bool
+    ) -> tuple[Columns, AddedValues]:
+        """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack.
+
+        Raises _SetAside where some tables can't be prepared, and others can.
+        """
+        try:
+            return self._prepare_all(opened, log, lease)
+        except (Unavailable, Fenced):
+            raise
+        except LockstepError:
+            errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
+            if not errors or len(errors) == len(log.tables):
+                raise
+            self._set_aside(opened, errors, orders)
+            raise
+
+    def _unprepared(self, opened: OpenedSink, log: LogFacts) -> dict[TableName, LockstepError]:
+        """Which of the tables can't be prepared by themselves, and why."""
+        known = load_columns(opened.records, self._plan.generation)
+        projection = projection_of(self._plan.settings)
+        errors: dict[TableName, LockstepError] = {}
+        for name, table in log.tables.items():
+            try:
+                added = next_columns(known, [table], log.records, projection=projection, has_rows=True).lacking
+                opened.sink.prepare([stored_table(table)], go_live=False, added=added)
+            except (Unavailable, Fenced):
+                raise
+            except LockstepError as error:
+                errors[name] = error
+        return errors
+
+    def _prepare_all(self, opened: OpenedSink, log: LogFacts, lease: GenerationLease) -> tuple[Columns, AddedValues]:
         plan = self._plan
         known = load_columns(opened.records, plan.generation)
         has_rows = plan.generation in opened.generations.numbers()
         projection = projection_of(plan.settings)
         columns = next_columns(known, log.tables.values(), log.records, projection=projection, has_rows=has_rows)
-        if columns != known:
-            save_columns(opened.records, plan.generation, columns)
+        self._lacking_aside = (
+            {}
+            if known is None
+            else {table: values for table, values in known.lacking.items() if table not in log.tables}
+        )
+        kept = _with_lacking(columns, self._lacking_aside)
+        if kept != known:
+            save_columns(opened.records, plan.generation, kept)
         if columns.lacking and has_rows:
             # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
             lease.claim(opened.sink.claim)
@@ -313,7 +536,7 @@ class SinkJob:
                 report=BackfillReporter(plan.name, plan.generation, self._report),
             )
             if left is not None:
-                save_columns(opened.records, plan.generation, left)
+                save_columns(opened.records, plan.generation, _with_lacking(left, self._lacking_aside))
         finally:
             opened.sink.close()
         return left is not None
@@ -362,8 +585,28 @@ class SinkJob:
         return False
 
 
-def _start_position(opened: OpenedSink, plan: SinkPlan, log: LogFacts) -> StartPosition:
-    start = load_start_position(opened.records, plan.generation)
+def _of_topic(progress: Progress, topic: str) -> Progress:
+    """What it says of this topic."""
+    return replace(
+        progress,
+        next_offsets={at: offset for at, offset in progress.next_offsets.items() if at[0] == topic},
+        skipped={at: offset for at, offset in progress.skipped.items() if at[0] == topic},
+    )
+
+
+def _of_topic_offsets(start: Offsets | None, committed: Offsets | None, topic: str) -> Offsets | None:
+    """Where a topic is read on."""
+    reads_from = start if committed is None else committed
+    return None if reads_from is None else {at: offset for at, offset in reads_from.items() if at[0] == topic}
+
+
+def _with_lacking(columns: Columns, aside: AddedValues) -> Columns:
+    """The same with what rows of other tables lack, which nobody fills now."""
+    return replace(columns, lacking={**columns.lacking, **aside})
+
+
+def _of_partitions(start: StartPosition, log: LogFacts) -> StartPosition:
+    """The start of what is read."""
     if start.offsets is None:
         return start
     # Tables may have joined since: they are read from their beginning.
@@ -387,9 +630,13 @@ def _keeper(
     *,
     check_claim: Callable[[], None],
     holds_watermark: bool = False,
+    asides: Mapping[str, Aside] = NOTHING_ASIDE,
 ) -> ProgressKeeper:
-    # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back.
-    known = stored if stored is not None and _covers(stored, log) else None
+    # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back. It has
+    # waited for those that were paused.
+    resuming = {topic for topic, aside in asides.items() if aside.is_read}
+    paused = {topic for topic, aside in asides.items() if aside.holds_watermark}
+    known = stored if stored is not None and _covers(stored, log, resuming=resuming, paused=paused) else None
     return ProgressKeeper(
         opened.generations,
         Watermark(
@@ -405,8 +652,10 @@ def _keeper(
         check_claim=check_claim,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
-        left_at_ms=_left_at_ms(stored, log.topics),
+        left_at_ms=_left_at_ms(stored, log.topics, resuming),
         holds_watermark=holds_watermark,
+        is_paused=bool(paused),
+        resuming=resuming,
     )
 
 
@@ -428,16 +677,24 @@ def _as_of_start(
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
-def _covers(stored: Progress, log: LogFacts) -> bool:
-    return stored.next_offsets.keys() >= set(log.partitions) and not stored.left_at_ms.keys() & log.topics.keys()
+def _covers(stored: Progress, log: LogFacts, *, resuming: Collection[str], paused: Collection[str]) -> bool:
+    came_back = (stored.left_at_ms.keys() & log.topics.keys()) - set(resuming)
+    has_read = {topic for topic, _ in stored.next_offsets}
+    return stored.next_offsets.keys() >= set(log.partitions) and not came_back and has_read.issuperset(paused)
 
 
-def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
-    """The topics that the destination has rows of and that aren't read now, as Progress has them."""
+def _left_at_ms(
+    stored: Progress | None, read_topics: Collection[str], resuming: Collection[str] = ()
+) -> dict[str, int]:
+    """The topics that the destination has rows of and that aren't read now, as Progress has them.
+
+    Those that are ``resuming`` are read, and have a time all the same.
+    """
     if stored is None:
         return {}
     gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
-    return {topic: stored.left_at_ms.get(topic, stored.updated_at_ms) for topic in gone}
+    came_back = {topic: stored.left_at_ms[topic] for topic in resuming if topic in stored.left_at_ms}
+    return {topic: stored.left_at_ms.get(topic, stored.updated_at_ms) for topic in gone} | came_back
 
 
 def _now_ms() -> int:

@@ -1,7 +1,7 @@
 """A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from cdc.protocol.control_records import ProgressRecord
@@ -38,12 +38,19 @@ class ProgressKeeper:
         skipped: Mapping[TopicPartition, int] | None = None,
         left_at_ms: Mapping[str, int] | None = None,
         holds_watermark: bool = False,
+        is_paused: bool = False,
+        resuming: Collection[str] = (),
     ) -> None:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
         ``retention_ms``: how long each topic keeps tombstones.
 
         ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
+
+        ``is_paused``: it stays so for as long as this keeper is used, since a table of the sink isn't read.
+
+        ``resuming`` are topics among ``left_at_ms`` that are read again. They are judged by that time until nothing is
+        behind.
 
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
         topics that are read no longer, both as in Progress.
@@ -68,20 +75,38 @@ class ProgressKeeper:
         self._beyond = Watermark(self._topic_ids) if self._skipped else None
         self._learned_any = False
         self._is_behind = False
-        self._held = (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark else None
+        self._held = (
+            (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark or is_paused else None
+        )
+        self._is_paused = is_paused
+        self._resuming = frozenset(resuming) & self._left_at_ms.keys()
         self._owes_watermark = False
 
     def release_watermark(self) -> None:
         """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
         with self._lock:
+            if self._is_paused:
+                return
             self._owes_watermark = self._held is not None
             self._held = None
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether all that is known of is applied, once somebody has looked."""
+        with self._lock:
+            return self._learned_any and not self._is_behind
+
+    @property
+    def resuming(self) -> frozenset[str]:
+        """The topics that were read again and haven't got all yet."""
+        with self._lock:
+            return self._resuming
 
     @property
     def complete_at_ms(self) -> int:
         """The time as of which the whole log had been applied, in milliseconds since 1970."""
         with self._lock:
-            return self._complete_at_ms
+            return min([self._complete_at_ms, *(self._left_at_ms[topic] for topic in self._resuming)])
 
     @property
     def is_behind(self) -> bool:
@@ -152,6 +177,10 @@ class ProgressKeeper:
                 behind_since_ms = self._beyond.behind_since_ms
                 self._read_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             self._note_whether_behind()
+            if self._resuming and self._learned_any and self._watermark.behind_since_ms is None:
+                self._left_at_ms = {at: ms for at, ms in self._left_at_ms.items() if at not in self._resuming}
+                self._resuming = frozenset()
+                raised = True
             if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
                 return self._save()
             return None
@@ -163,8 +192,12 @@ class ProgressKeeper:
         # Nothing is stored before this, so that the next start finds the same.
         topics = {at[0] for at, end in ends.items() if self._skipped.get(at, self._applied.get(at, 0)) < end}
         complete_at_ms = self._complete_at_ms if self._beyond is None else self._read_at_ms
+        now_ms = self._now_ms()
+        for topic in sorted(topics & self._resuming):
+            left_at_ms = min(complete_at_ms, self._left_at_ms[topic])
+            check_deletes_are_there(self._sink, {topic}, self._retention_ms, complete_at_ms=left_at_ms, now_ms=now_ms)
         check_deletes_are_there(
-            self._sink, topics, self._retention_ms, complete_at_ms=complete_at_ms, now_ms=self._now_ms()
+            self._sink, topics - self._resuming, self._retention_ms, complete_at_ms=complete_at_ms, now_ms=now_ms
         )
 
     def _save(self) -> Progress:

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import ProgressBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
@@ -52,7 +53,6 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
-from snapshot.row_rate import RowRate
 
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4

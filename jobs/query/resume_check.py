@@ -53,7 +53,7 @@ def check_resume(
         _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
     if point.committed is not None:
         _check_subscription(point, point.committed, topics)
-        _check_destination(point, point.committed)
+        check_destination(point, point.committed)
 
 
 def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
@@ -165,7 +165,8 @@ def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[
     )
 
 
-def _check_destination(point: ResumePoint, committed: Offsets) -> None:
+def check_destination(point: ResumePoint, committed: Offsets) -> None:
+    """Raise PositionMismatch when the destination lacks what the checkpoint counts as done."""
     stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
     for (topic, partition), offset in committed.items():
         if stored.get((topic, partition), 0) < offset:

@@ -27,6 +27,8 @@ class StartPosition:
     number: int = 0
     offsets: Offsets | None = None
     overwrite_equal_tags: bool = False
+    topics: frozenset[str] | None = None
+    """Those that are read from here. Others in ``offsets`` are set aside, and go on from there one day. None: all."""
 
     @property
     def directory(self) -> str:
@@ -45,14 +47,21 @@ def load_start_position(records: CoordinationRecords, generation: int) -> StartP
         fields["number"],
         None if offsets is None else {(topic, partition): offset for topic, partition, offset in offsets},
         fields["overwrite_equal_tags"],
+        None if fields.get("topics") is None else frozenset(fields["topics"]),
     )
 
 
 def begin_at_start_position(
-    records: CoordinationRecords, generation: int, offsets: Offsets | None, *, overwrite_equal_tags: bool = False
+    records: CoordinationRecords,
+    generation: int,
+    offsets: Offsets | None,
+    *,
+    overwrite_equal_tags: bool = False,
+    topics: frozenset[str] | None = None,
 ) -> StartPosition:
     """The next job of the generation reads from these offsets, with a new checkpoint."""
-    position = StartPosition(load_start_position(records, generation).number + 1, offsets, overwrite_equal_tags)
+    number = load_start_position(records, generation).number + 1
+    position = StartPosition(number, offsets, overwrite_equal_tags, topics)
     _save(records, generation, position)
     return position
 
@@ -70,6 +79,7 @@ def _save(records: CoordinationRecords, generation: int, position: StartPosition
         "number": position.number,
         "offsets": offsets,
         "overwrite_equal_tags": position.overwrite_equal_tags,
+        "topics": None if position.topics is None else sorted(position.topics),
     }
     records.save(f"g{generation}.{_RECORD}", orjson.dumps(fields).decode())
 
@@ -87,6 +97,22 @@ def offsets_after_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: I
         for topic, ends in record.bounds.items():
             bounds.update({(topic, partition): end for partition, end in enumerate(ends)})
     return {partition: bounds.get(partition, 0) for partition in partitions}
+
+
+def offsets_of_topics(
+    topics: Iterable[TopicPartition], start: StartPosition, committed: Offsets | None, progress: Progress | None
+) -> Offsets:
+    """Where to read on when other topics are read than from this ``start`` on. Pure.
+
+    ``topics`` are the partitions that are read from now on, ``committed`` is how far the ones were that were read until
+    now, None where nothing is known of that. Those that aren't read any more keep their position, for when they are
+    again. A topic that comes back goes on no further than the destination says: it may have been put back meanwhile.
+    """
+    known = {**(start.offsets or {}), **(committed or {})}
+    was_read = {topic for topic, _ in committed or {}}
+    applied = {} if progress is None else progress.next_offsets
+    read = {at: known.get(at, 0) if at[0] in was_read else min(known.get(at, 0), applied.get(at, 0)) for at in topics}
+    return {**known, **read}
 
 
 def skipped_by(start: Offsets | None, progress: Progress | None) -> Mapping[TopicPartition, int]:

@@ -225,10 +225,12 @@ def ended_early(
     tables: Mapping[TableName, Table],
     topics: TopicWatch,
     retention: RetentionWatch | None = None,
+    *,
+    has_news: Callable[[], bool] = lambda: False,
 ) -> Iterator[EarlyEnd]:
     """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
 
-    With ``retention`` also when a topic has come to lose records.
+    With ``retention`` also when a topic has come to lose records, and when ``has_news`` says so.
     """
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
@@ -237,7 +239,7 @@ def ended_early(
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
                 topics.look(cluster)
-                if watch.has_moved() or (retention is not None and retention.loses_records(cluster)):
+                if watch.has_moved() or has_news() or (retention is not None and retention.loses_records(cluster)):
                     early.ending.set()
             except PositionMismatch as error:
                 early.failure = error

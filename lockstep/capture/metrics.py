@@ -1,19 +1,20 @@
 """What capture counts: per Kafka transaction, never per row."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from cdc.capture.batch import Committed
+from cdc.model.table import TableName
 from lockstep.capture.run import Observer
 from monitor.metrics.endpoint import Opened
 from snapshot.copy import CopyProgress
 
 
-def measured(observer: Observer, opened: Opened, values: Path) -> Observer:
+def measured(observer: Observer, opened: Opened, *, values: Path, topics: Mapping[TableName, str]) -> Observer:
     """The observer, which counts as well. ``values`` is the directory of the store of large values."""
     meters = opened.meters
     opened.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
-    copied: dict[str, tuple[int, int]] = {}
 
     def committed(batch: Committed) -> None:
         for topic, records in batch.records.items():
@@ -26,13 +27,11 @@ def measured(observer: Observer, opened: Opened, values: Path) -> Observer:
         observer.committed(batch)
 
     def copying(progress: CopyProgress) -> None:
-        table = str(progress.table)
-        rows, size = copied.get(table, (0, 0))
-        if progress.rows < rows:  # it began again
-            rows, size = 0, 0
-        meters.add("lockstep_capture_copied_rows_total", progress.rows - rows, {"table": table})
-        meters.add("lockstep_capture_copied_bytes_total", max(0, progress.bytes - size), {"table": table})
-        copied[table] = (0, 0) if progress.finished else (progress.rows, progress.bytes)
+        of_table = {"table": str(progress.table)}
+        meters.add("lockstep_capture_copied_rows_total", progress.new.rows, of_table)
+        meters.add("lockstep_capture_copied_bytes_total", progress.new.bytes, of_table)
+        topic = {"topic": topics[progress.table]}
+        meters.add("lockstep_capture_records_published_total", progress.new.records, topic)
         observer.copied(progress)
 
     def restarted() -> None:

@@ -2,12 +2,12 @@
 
 import re
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from cdc.model.times import time_text
 from cdc.model.visible import visible_lines
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
@@ -49,13 +49,13 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
         for entry in sorted(state.book.values(), key=lambda entry: (-entry.condition.severity, entry.condition.key)):
             condition = entry.condition
             severity = condition.severity.name.lower()
-            _write(f"{condition.name}/{condition.subject}: {severity} since {_time(condition.since_ms)}")
+            _write(f"{condition.name}/{condition.subject}: {severity} since {time_text(condition.since_ms)}")
             _write(f"    {condition.sentence}")
             _write(f"    {condition.step}")
         if not state.book and watcher.looked_ms is not None:
             _write("no alert is open" if trouble is None else "no alert was open then")
         for name, until_ms in silences.items():
-            _write(f"{name} is silenced until {_time(until_ms)}")
+            _write(f"{name} is silenced until {time_text(until_ms)}")
         for channel, count in waiting.items():
             _write(f"{channel}: {count} messages are still to be delivered")
     raise typer.Exit(EXIT_UNWATCHED if trouble is not None else EXIT_FAILED if state.book else 0)
@@ -124,7 +124,7 @@ def silence(
             raise typer.BadParameter(f"{condition} is never about {subject!r}; there are {names}", param_hint="'NAME'")
     until_ms = now_ms + int(match[1]) * _UNITS_S[match[2]] * 1000
     store.silence(name, until_ms, now_ms=now_ms)
-    say(f"{name} is silenced until {_time(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
+    say(f"{name} is silenced until {time_text(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
 
 
 def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
@@ -159,9 +159,9 @@ def _unwatched(watcher: "Watcher", now_ms: int) -> str | None:
     if watcher.looked_ms is None:
         return f"nobody on this machine has ever looked for alerts: {step}"
     if not watcher.is_there:
-        return f"nobody on this machine looks for alerts since {_time(watcher.looked_ms)}: {step}"
+        return f"nobody on this machine looks for alerts since {time_text(watcher.looked_ms)}: {step}"
     if now_ms - watcher.looked_ms > _LOOK_MAX_MS:
-        return f"the process that tells of alerts hangs since {_time(watcher.looked_ms)}: its log says why"
+        return f"the process that tells of alerts hangs since {time_text(watcher.looked_ms)}: its log says why"
     return None
 
 
@@ -178,7 +178,3 @@ def _store(config: Path) -> "AlertStore":
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _time(ms: int | None) -> str:
-    return "an unknown time" if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -34,6 +34,9 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         operate.rebuild,
         operate.switch,
         operate.generations,
+        operate.pause,
+        operate.resume,
+        operate.take_out,
         run.recover,
     ),
 }

@@ -3,8 +3,9 @@
 import json
 import math
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
 
@@ -29,6 +30,11 @@ from lockstep.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Group
 
+    from cdc.model.errors import LockstepError
+    from lockstep.config import Config
+    from monitor.waits import Waited
+    from sinks.registry import SinkSettings
+
 
 class Report(Protocol):
     """What can be shown again and again."""
@@ -37,6 +43,11 @@ class Report(Protocol):
 
 
 Shown = TypeVar("Shown", bound=Report)
+
+
+TablesOfSink = Annotated[
+    list[str], typer.Argument(help="schema.table; several may be given.", autocompletion=table_names)
+]
 
 
 def lag(
@@ -49,7 +60,7 @@ def lag(
     With --watch, what isn't a terminal gets a line for each change of state, and one each minute.
 
     The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
-    is stalled, or a server can't be asked, or capture can't go on.
+    is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy.
     """
     from lockstep.config import load
     from lockstep.terminal import out
@@ -68,9 +79,7 @@ def lag(
             print_json(report.to_json())
         else:
             out.print(lag_table(report))
-        stopped = any(job.needs_somebody for job in report.idle.values())
-        stopped = stopped or (report.worst is not None and report.worst.state.needs_somebody)
-        raise typer.Exit(1 if report.unanswered or report.broken or stopped else 0)
+        raise typer.Exit(1 if report.needs_somebody else 0)
 
 
 def _watch(
@@ -127,14 +136,11 @@ def wait(
 
     Prints the LSN that they have reached. Exit code 1 when they haven't in time.
     """
-    from cdc.model.errors import LockstepError, Unavailable
     from cdc.model.lsn import format_lsn
     from cdc.postgres.connection import connect
     from cdc.postgres.slot import emit_heartbeat
     from lockstep.config import load
-    from monitor.collector import LagCollector
-    from monitor.lag import StageState
-    from monitor.wait import wait_for_lsn
+    from monitor.waits import Waits
 
     if math.isnan(timeout):  # it is less than nothing, and nothing is less than it
         raise typer.BadParameter("must be a number of seconds", param_hint="'--timeout'")
@@ -142,22 +148,36 @@ def wait(
     sinks = loaded.chosen_sinks(sink or ())
     with connect(loaded.source, application="lockstep wait") as connection:
         lsn = emit_heartbeat(connection)
-    late = f"not everything up to {format_lsn(lsn)} was applied in {timeout:.0f} s"
-    with LagCollector(loaded.as_pipeline(), sinks) as collector:
-        try:
-            is_applied = wait_for_lsn(collector, lsn, timeout_s=timeout, sinks=sinks, sleep=time.sleep)
-            report = None if is_applied else collector.collect(with_jobs=True)
-        except Unavailable as error:
-            raise LockstepError(f"{late}: {error.message}", hint="`lockstep doctor` looks at every server") from error
-        if report is not None:
-            idle = [job.sentence(label) for label, job in report.idle.items()]
-            stalled = [stage.sentence for stage in report.stages if stage.state is StageState.STALLED]
-            silent = [error.message for error in report.silent_servers.values()]
-            raise LockstepError(
-                "\n".join([late, *silent, *report.held_by_copies, *filter(None, idle), *stalled]),
-                hint="`lockstep lag` shows how far each sink is",
-            )
+    with Waits(loaded.as_pipeline(), sinks) as waits:
+        waited = waits.wait(lsn, timeout_s=min(timeout, threading.TIMEOUT_MAX))
+    if not waited.is_reached:
+        raise _waited_in_vain(loaded, sinks, waited, timeout_s=timeout)
     print(format_lsn(lsn))  # noqa: T201  the result
+
+
+def _waited_in_vain(
+    loaded: "Config", sinks: Mapping[str, "SinkSettings"], waited: "Waited", *, timeout_s: float
+) -> "LockstepError":
+    """What the wait has found of each sink that is late, and what is wrong with its job and whatever is before it."""
+    from cdc.model.errors import LockstepError
+    from cdc.model.lsn import format_lsn
+    from monitor.collector import LagCollector
+    from monitor.lag import StageState
+
+    late = [f"not everything up to {format_lsn(waited.lsn)} was applied in {timeout_s:.0f} s"]
+    late += [f"{name}: {why}" for name, why in waited.late.items()]
+    try:
+        with LagCollector(loaded.as_pipeline(), sinks) as collector:
+            report = collector.collect()
+    except LockstepError as error:
+        return LockstepError("\n".join([*late, error.message]), hint=error.hint)
+    idle = [job.sentence(label) for label, job in report.idle.items()]
+    stalled = [stage.sentence for stage in report.stages if stage.state is StageState.STALLED]
+    silent = [error.message for error in report.silent_servers.values()]
+    return LockstepError(
+        "\n".join([*late, *silent, *report.held_by_copies, *filter(None, idle), *stalled]),
+        hint="`lockstep lag` shows how far each sink is",
+    )
 
 
 def tail(
@@ -380,6 +400,41 @@ def generations(
     else:
         out.print(generations_table(sink, descriptions))
     if any(description.needs_somebody for description in descriptions):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def pause(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Hold up tables of a sink while its others go on.
+
+    Nothing is lost: each goes on from where it was. The watermark waits for it. Exit code 1 when that failed.
+    """
+    _order_tables("pause", sink, table, config)
+
+
+def resume(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let tables of a sink go on that were set aside.
+
+    They were paused or taken out, or could not be applied. Refused where the topic may have lost deletes meanwhile: the
+    message has the command then.
+    """
+    _order_tables("apply", sink, table, config)
+
+
+def take_out(sink: SinkArgument, table: TablesOfSink, config: ConfigOption = DEFAULT_CONFIG) -> None:
+    """Let a sink go on without these tables.
+
+    Their rows stay in it as they are, and nothing waits for them. A rebuild builds what the configuration file says.
+    """
+    _order_tables("out", sink, table, config)
+
+
+def _order_tables(wish: str, sink: str, tables: list[str], config: Path) -> None:
+    from jobs.generations.asides import Wish
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, say
+    from lockstep.table_orders import order_tables
+
+    if not order_tables(load(config), sink, tables, Wish(wish), say=say):
         raise typer.Exit(EXIT_FAILED)
 
 

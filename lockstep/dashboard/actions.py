@@ -130,7 +130,9 @@ class Actions:
         said, told = _read(output), _read(errors).decode(errors="replace").strip()[-_TOLD:]
         text = told or ("It is done." if code == 0 else f"It ended with exit code {code}.")
         if action.name == "verify":
-            run = verify_run(action.arguments[1], said, finished_ms=now_ms(), seconds=time.monotonic() - began)
+            _, sink, *options = action.arguments
+            table = options[options.index("--table") + 1] if "--table" in options else None
+            run = verify_run(sink, said, finished_ms=now_ms(), seconds=time.monotonic() - began, table=table)
             self._verified.appendleft(run)
             text = told_of(run) or text
         done = Done(ok=code == 0, message=text)

@@ -36,14 +36,13 @@ from lockstep.dashboard.model import (
     VerifyRun,
     VerifyRuns,
 )
-from monitor.lag import IN_KAFKA, RECEIVED, WAL_END
+from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END
 from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
-APPLIED: Final = "applied: "
 STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "unanswered"})
 """States of what doesn't go on, and nobody has wanted it so."""
 
@@ -340,22 +339,25 @@ def _is_left_out(table: Known) -> bool:
     return bool(table["not_compared"])
 
 
-def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float) -> VerifyRun:
-    """A run of ``lockstep verify --json`` that has ended, from what it printed."""
+def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float, table: str | None = None) -> VerifyRun:
+    """A run of ``lockstep verify --json`` that has ended, from what it printed. ``table``: of that one alone."""
     try:
         report = orjson.loads(output)
         listed = report["tables"]
         return VerifyRun(
             sink=sink,
+            table=table,
             state=report["outcome"],
             finished_ms=finished_ms,
             rows=sum(table["rows"]["sink"] or 0 for table in listed),
             differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
-            verified_through=report["lsn"] if report["outcome"] == VerifyOutcome.EQUAL else None,
+            verified_through=report["lsn"] if table is None and report["outcome"] == VerifyOutcome.EQUAL else None,
             seconds=seconds,
         )
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return VerifyRun(sink=sink, state=VerifyOutcome.FAILED.value, finished_ms=finished_ms, seconds=seconds)
+        return VerifyRun(
+            sink=sink, table=table, state=VerifyOutcome.FAILED.value, finished_ms=finished_ms, seconds=seconds
+        )
 
 
 def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
@@ -369,6 +371,7 @@ def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
             error=one["error"],
             verified_through=one["verified_through"],
             verified_through_ms=one["verified_through_ms"],
+            but_for=tuple(one["but_for"]),
         )
         for label, one in lag.get("verified", {}).items()
     )

@@ -269,9 +269,13 @@ class Rejections(Document):
 
 
 class VerifyRun(Document):
-    """A comparison of a sink with the source. ``state`` is equal, different, incomplete or failed."""
+    """A comparison of a sink with the source. ``state`` is equal, different, incomplete or failed.
+
+    ``table`` is the only one that was compared; one of a whole sink has none.
+    """
 
     sink: str
+    table: str | None = None
     state: str
     finished_ms: int
     rows: int | None = None
@@ -281,7 +285,10 @@ class VerifyRun(Document):
 
 
 class Verified(Document):
-    """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there."""
+    """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there.
+
+    ``but_for`` is what that doesn't say, in words.
+    """
 
     sink: str
     state: str
@@ -290,6 +297,7 @@ class Verified(Document):
     error: str | None = None
     verified_through: str | None = None
     verified_through_ms: int | None = None
+    but_for: tuple[str, ...] = ()
 
 
 class VerifyRuns(Document):

@@ -13,10 +13,10 @@ from typing import Any, Final
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
-from lockstep.dashboard.documents import APPLIED, Rates, Subject, label_of, pipeline_state
+from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
-from monitor.lag import LagReport
+from monitor.lag import APPLIED, LagReport
 
 logger = logging.getLogger("lockstep.dashboard")
 

@@ -19,7 +19,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
-from lockstep.generations import take
+from lockstep.generations import check_nothing_aside, take
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
 from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
@@ -52,6 +52,7 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
     check_owner(name, live.number, record, config.pipeline.name)
     with open_generation(name, settings, live.number) as opened:
         check_in_place(settings, with_definition(settings, record.definition))
+        check_nothing_aside(opened.records, name, live.number, live=None, to="written again")
         is_begun = (
             record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
         )

@@ -19,18 +19,23 @@ class Stalled(LockstepError):
 
 
 class Waiting:
-    """Sleeps in short slices. Raises LockstepError once ``stopping`` says so."""
+    """Sleeps in short slices. Raises LockstepError once ``stopping`` says so.
+
+    ``own_s`` is the processor time of the thread that asks: for so long it didn't wait for anybody.
+    """
 
     def __init__(
         self,
         stopping: Callable[[], bool],
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        own: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._stopping = stopping
         self._sleep = sleep
         self.now_s = monotonic
+        self.own_s = own
 
     def check(self) -> None:
         """Raises LockstepError when a stop was asked for."""

@@ -10,8 +10,10 @@ from enum import IntEnum
 from typing import Any, Final
 
 from cdc.model.errors import LockstepError
+from cdc.model.times import time_text
+from jobs.generations.asides import AsideState
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState, time_text
+from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.steps import rebuild_step
 from monitor.verification import VerifyOutcome, VerifySettings
 
@@ -36,6 +38,7 @@ NAMES: Final = (
     "lag",
     "stalled",
     "job-stopped",
+    "table-failed",
     "sink-unreachable",
     "rejections-open",
     "dead-letters-unreadable",
@@ -318,6 +321,20 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 job.hint or "`lockstep run` or `lockstep apply` starts it again",
                 job.since_ms,
                 passes=True,  # after a restart the reason of the last end stays until the job is at work again
+            )
+    for sink in (stage.sink for stage in report.stages if stage.sink is not None):
+        asides = [] if sink.job is None else sink.job.by_need
+        failed = [(table, aside) for table, aside in asides if aside.state is AsideState.FAILED]
+        if failed:
+            table, aside = failed[0]
+            others = f", and {len(failed) - 1} more" if failed[1:] else ""
+            yield Condition(
+                "table-failed",
+                sink.label,
+                Severity.CRITICAL,
+                f"{sink.label} goes on without a table: {aside.why(str(table))}{others}",
+                aside.next_step(sink.name, str(table)) or "`lockstep lag` shows it",
+                aside.since_ms,
             )
     for label, count in report.open_rejections.items():
         if count:

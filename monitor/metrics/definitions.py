@@ -54,7 +54,7 @@ def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -
 
 
 _ALL: Final = (
-    _capture("records_published_total", Kind.COUNTER, "1", "Records of the stream that Kafka has committed.", "topic"),
+    _capture("records_published_total", Kind.COUNTER, "1", "Records that Kafka has committed, of copies too.", "topic"),
     _capture("commits_total", Kind.COUNTER, "1", "Kafka transactions that were committed."),
     _capture("commit_seconds", Kind.HISTOGRAM, "s", "How long the commit of a Kafka transaction took."),
     _capture("published_lsn", Kind.GAUGE, "", "Up to where everything is in Kafka, as a number."),
@@ -66,7 +66,7 @@ _ALL: Final = (
     ),
     _capture("restarts_total", Kind.COUNTER, "1", "Times that capture began again, since a server wasn't available."),
     _capture("copied_rows_total", Kind.COUNTER, "1", "Rows that copies of tables have published.", "table"),
-    _capture("copied_bytes_total", Kind.COUNTER, "By", "Bytes of COPY that copies of tables have read.", "table"),
+    _capture("copied_bytes_total", Kind.COUNTER, "By", "Bytes of rows that copies have published.", "table"),
     _capture("values_bytes", Kind.GAUGE, "By", "Disk that the store of large values takes."),
     _apply("rows_read_total", Kind.COUNTER, "1", "Records of the log that batches had."),
     _apply("rows_applied_total", Kind.COUNTER, "1", "Rows that the sink took."),

@@ -20,7 +20,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         for state in [stage.state] if stage.state is StageState.UNKNOWN else StageState:
             gauges.set("lockstep_stage_state", float(stage.state is state), *labels, state.value)
         sink = stage.sink
-        if is_whole and sink is not None and not stage.name.startswith(("read:", "visible:")):
+        if is_whole and sink is not None:
             generation = str(sink.generation)
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)

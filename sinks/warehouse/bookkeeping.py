@@ -233,6 +233,15 @@ class WarehouseBookkeeping:
             )
         return bool(held)
 
+    def hold_writer(self, fence: int) -> bool:
+        """Keep all batches out until the transaction ends, unless one is under way. Whether that is so."""
+        held = self._execute(
+            "select 1 from lockstep.writer where view_schema = :view_schema and generation = :generation and "
+            "fence = :fence " + self._locking("for update skip locked"),
+            fence=fence,
+        ).scalar()
+        return held is not None
+
     def save_offsets(self, next_offsets: Mapping[TopicPartition, int]) -> None:
         # In one order, so that two tasks can't wait for each other.
         self._connection.execute_each(

@@ -184,18 +184,39 @@ class Dialect(Protocol):
         """What can be done with a batch before its transaction. Raises UnknownColumn."""
         ...
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
-        """How many of the events won over what is there. Raises UnknownColumn."""
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
+        """How many of the events won over what is there. Raises UnknownColumn.
+
+        Those up to the tag ``purged`` of rows that aren't there are repetitions, and win over nothing.
+        """
+        ...
+
+    def purge(self, held: "HeldTable", *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
+        """Delete some of the rows that were deleted so long ago, of tags below this one.
+
+        Returns how many, and their greatest tag, "" for none.
+        """
+        ...
+
+    def trim_history(
+        self, held: "HeldTable", *, complete_from_ms: int, below: str, first_block: int, blocks: int
+    ) -> tuple[bool, str]:
+        """Delete what no reader of a time from ``complete_from_ms`` on needs, of tags below this one, in some blocks.
+
+        Returns whether there are more blocks, and the greatest tag that was deleted, "" for none.
+        """
         ...
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         """How many of the events are in the table now, which has no key. Raises UnknownColumn."""
         ...
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         """Add versions to a table's history; with ``overwrite_equal_tags`` those that are there are replaced.
 
-        Raises UnknownColumn.
+        Those up to the tag ``purged`` are repetitions. Raises UnknownColumn.
         """
         ...
 

@@ -1,11 +1,13 @@
 """The generations of a warehouse sink. Views read the live one."""
 
+import time
 from collections.abc import Collection, Mapping
 
-from cdc.model.errors import DataLost, LockstepError
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.stored_progress import check_stored, check_written
+from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S, purge_bound
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -20,6 +22,8 @@ class WarehouseGenerations:
         self._number = tables.generation
         self._known: Progress | None = None
         self._timeline: str | None = None
+        self._purge_at = self._trim_at = 0.0
+        self._trimmed_blocks = 0
 
     def migrate(self) -> None:
         with self._connection.transaction():
@@ -134,3 +138,34 @@ class WarehouseGenerations:
             check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline
+        below, now = purge_bound(progress), time.monotonic()
+        if below is None:
+            return
+        if self._tables.purges and now >= self._purge_at:
+            self._purge_at = now + (PURGE_S if self._purge(below) else IDLE_S)
+        if self._tables.trims_histories and now >= self._trim_at:
+            self._trim_at = now + (PURGE_S if self._trim(below) else PASS_S)
+
+    def _purge(self, below: str) -> bool:
+        """A portion of the rows that were deleted long ago, unless a batch is under way. Whether there may be more.
+
+        What can't be done now is done another time.
+        """
+        try:
+            with self._connection.transaction():
+                return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purge(below)
+        except Unavailable:
+            return True
+
+    def _trim(self, below: str) -> bool:
+        """The same with the versions that histories needn't have any more."""
+        try:
+            with self._connection.transaction():
+                if not self._bookkeeping.hold_writer(self._tables.fence):
+                    return True
+                now_ms = time.time_ns() // 1_000_000
+                has_more = self._tables.trim_histories(below, self._trimmed_blocks, now_ms=now_ms)
+        except Unavailable:
+            return True
+        self._trimmed_blocks = self._trimmed_blocks + BLOCKS if has_more else 0
+        return has_more

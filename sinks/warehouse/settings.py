@@ -82,7 +82,9 @@ class WarehouseSettings(TableSettings):
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
     With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
-    besides ours, in PostgreSQL.
+    besides ours, in PostgreSQL. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
+    needs ``synced_at``, which says since when the row is deleted. ``keep_history_days`` is how far back a history goes,
+    0 for all that it has.
 
     ``lock_timeout_s`` is for how long others are waited for: who has a lock in PostgreSQL, or the file of DuckDB. A
     file has no login, no TLS and no connection that could be idle.
@@ -100,6 +102,8 @@ class WarehouseSettings(TableSettings):
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
     history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
     synced_at: bool = False
+    purge_deleted_after_days: float = Field(0.0, ge=0)
+    keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: RenewedLogin = RenewedLogin()
@@ -142,7 +146,15 @@ class WarehouseSettings(TableSettings):
             return self
         if _FILE.fullmatch(self.url.get_secret_value()) is None:
             raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
-        settings = ("indexes", "login", "tls", "connect_timeout_s", "idle_in_transaction_timeout_s")
+        settings = (
+            "indexes",
+            "purge_deleted_after_days",
+            "keep_history_days",
+            "login",
+            "tls",
+            "connect_timeout_s",
+            "idle_in_transaction_timeout_s",
+        )
         fields = type(self).model_fields
         given = [
             name for name in settings if getattr(self, name) != fields[name].get_default(call_default_factory=True)
@@ -170,12 +182,20 @@ class WarehouseSettings(TableSettings):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
-        return self.strangers(names) + self.warehouse_names.problems(names) + self.unknown_indexed(tables)
+        problems = self.strangers(names) + self.warehouse_names.problems(names)
+        return problems + self.unknown_indexed(tables) + self._purge_problems()
 
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
         strangers = [f"indexes: this sink has no table {name}" for name in self.indexes_by_table if name not in names]
-        return strangers + self.unknown_indexed(tables)
+        return strangers + self.unknown_indexed(tables) + self._purge_problems()
+
+    def _purge_problems(self) -> list[str]:
+        if not self.purge_deleted_after_days or self.synced_at:
+            return []
+        return [
+            "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
+        ]
 
     def unknown_indexed(self, tables: Sequence[Table]) -> list[str]:
         """Columns of ``indexes`` that these tables don't have."""

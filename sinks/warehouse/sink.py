@@ -145,17 +145,29 @@ class WarehouseSink:
         self._dialect.make_ready(tables, histories)
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
+            # As long as this lasts, no more is purged.
+            purged = self._tables.purged.load()
+            purged_versions = self._tables.purged_versions.load() if histories else {}
             for events in tables:
                 write = (
                     self._dialect.append
                     if is_bulk
-                    else partial(self._dialect.merge, overwrite_equal_tags=batch.overwrite_equal_tags)
+                    else partial(
+                        self._dialect.merge,
+                        overwrite_equal_tags=batch.overwrite_equal_tags,
+                        purged=purged.get(events.table, ""),
+                    )
                 )
                 applied += write(events, rejections)
             for versions in histories:
                 if batch.overwrite_equal_tags:
                     bookkeeping.retry(versions.events)
-                self._dialect.keep(versions, bookkeeping.refuse, overwrite_equal_tags=batch.overwrite_equal_tags)
+                self._dialect.keep(
+                    versions,
+                    bookkeeping.refuse,
+                    overwrite_equal_tags=batch.overwrite_equal_tags,
+                    purged=purged_versions.get(versions.events.table, ""),
+                )
             # Last, since every task of a batch has these rows to itself from here on.
             for versions in histories:
                 if versions.complete_from_ms is not None:

@@ -11,8 +11,10 @@ from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
-from sinks.warehouse.names import HISTORY_SUFFIX, SYNCED_COLUMN, fitting, qualified
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, fitting, qualified
+from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.dialect import PostgreSql
+from sinks.warehouse.purged import BLOCKS, PORTION, Purged
 from sinks.warehouse.reader_views import ViewDefinition, views_of
 from sinks.warehouse.settings import WarehouseSettings
 
@@ -37,6 +39,8 @@ class WarehouseTables:
         self.connection = self.dialect.connection
         self.bookkeeping = WarehouseBookkeeping(self.connection, name, generation)
         self.histories = HistoryBookkeeping(self.connection)
+        self.purged = Purged(self.connection, generation)
+        self.purged_versions = Purged(self.connection, generation, "purged_versions")
         self.views = self.dialect.views
         self.fence = 0
 
@@ -81,7 +85,65 @@ class WarehouseTables:
     def keep_indexes(self, tables: Iterable[HeldTable]) -> None:
         """Give these tables the indexes that the settings declare, and take away those that they declare no more."""
         declared = self._settings.indexes_by_table
-        self.dialect.keep_indexes({held: declared.get(held.shape.table.name, ()) for held in tables})
+        self.dialect.keep_indexes(
+            {held: (*declared.get(held.shape.table.name, ()), *self._purging_indexes(held)) for held in tables}
+        )
+
+    def purge(self, below: str) -> bool:
+        """Delete a portion of each table's rows that were deleted long enough ago, with tags below this one.
+
+        Returns whether there may be more.
+        """
+        older_than_s = self._settings.purge_deleted_after_days * 86_400
+        counts: list[int] = []
+        tags: dict[TableName, str] = {}
+        for name, held in sorted(self.bookkeeping.tables().items()):
+            if is_append_only(held.shape.table):
+                continue
+            count, tag = self.dialect.purge(held, older_than_s=older_than_s, below=below, rows_max=PORTION)
+            counts.append(count)
+            if tag:
+                tags[name] = tag
+        if tags:
+            self.purged.raise_to(tags)
+        return PORTION in counts
+
+    def trim_histories(self, below: str, first_block: int, *, now_ms: int) -> bool:
+        """Delete what histories needn't have any more, in a portion of the blocks of each.
+
+        Returns whether there are more blocks in one of them.
+        """
+        complete_from_ms = now_ms - int(self._settings.keep_history_days * 86_400_000)
+        has_more = False
+        tags: dict[TableName, str] = {}
+        for name, held in sorted(self.bookkeeping.tables().items()):
+            if not held.has_history:
+                continue
+            goes_on, tag = self.dialect.trim_history(
+                held, complete_from_ms=complete_from_ms, below=below, first_block=first_block, blocks=BLOCKS
+            )
+            has_more |= goes_on
+            if tag:
+                tags[name] = tag
+                self.histories.raise_complete_from(name, complete_from_ms)
+        if tags:
+            self.purged_versions.raise_to(tags)
+        return has_more
+
+    @property
+    def trims_histories(self) -> bool:
+        return self._settings.keep_history_days > 0 and self._settings.keeps_history
+
+    @property
+    def purges(self) -> bool:
+        return self._settings.purge_deleted_after_days > 0 and self._settings.synced_at
+
+    def _purging_indexes(self, held: HeldTable) -> tuple[OwnIndex, ...]:
+        """By which rows are found that are to be purged."""
+        if not self.purges or is_append_only(held.shape.table):
+            return ()
+        index = OwnIndex(expression=quote_identifier(SYNCED_COLUMN), where=quote_identifier(DELETED_COLUMN))
+        return (index,)
 
     def drop_indexes(self, tables: Iterable[HeldTable]) -> None:
         """Take away what ``keep_indexes`` makes."""
@@ -122,6 +184,8 @@ class WarehouseTables:
     def remove(self, held: HeldTable) -> None:
         """Remove a table and its history, and forget both."""
         name = held.shape.table.name
+        for purged in (self.purged, self.purged_versions):
+            purged.forget(name)
         for relation in held.relations:
             self.connection.run(f"drop table {qualified(self._schema, relation)}")
         self.bookkeeping.forget_table(name)

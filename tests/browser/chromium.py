@@ -1,13 +1,13 @@
 """Debian's Chromium without a window, and pages in it that tell what went wrong inside of them."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.programs import needs
 
 _OPTIONS = (
     "--no-sandbox",
@@ -33,9 +33,7 @@ class Opened:
 @contextmanager
 def chromium() -> Iterator[Browser]:
     """A browser with a profile of its own. Skips the test where Chromium isn't installed."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("Chromium isn't installed: `.ci/packages` installs it")
+    program = needs("chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(_OPTIONS))
         try:

@@ -231,14 +231,18 @@ _DOCUMENTS: dict[str, Document] = {
     "verify": {
         "sinks": [
             {"sink": "search", "state": "equal", "ended_ms": NOW_MS - 600_000, "differing": 0, "error": None,
-             "verified_through": "0/5B00000", "verified_through_ms": NOW_MS - 624_000},
+             "verified_through": "0/5B00000", "verified_through_ms": NOW_MS - 624_000,
+             "but_for": ["append-only tables, compared with their topics (1)"]},
             {"sink": "cache", "state": "failed", "ended_ms": NOW_MS - 900_000, "differing": 0,
-             "error": "the store doesn't answer", "verified_through": None, "verified_through_ms": None},
+             "error": "the store doesn't answer", "verified_through": None, "verified_through_ms": None,
+             "but_for": []},
         ],
         "runs": [
-            {"sink": "search", "state": "equal", "finished_ms": NOW_MS - 600_000, "rows": 44_211, "differing": 0,
+            {"sink": "search", "table": None, "state": "equal", "finished_ms": NOW_MS - 600_000,
+             "rows": 44_211, "differing": 0,
              "verified_through": "0/5B00000", "seconds": 24.0},
-            {"sink": "cache", "state": "different", "finished_ms": NOW_MS - 4_000_000, "rows": 44_209, "differing": 2,
+            {"sink": "cache", "table": "public.customer", "state": "different", "finished_ms": NOW_MS - 4_000_000,
+             "rows": 44_209, "differing": 2,
              "verified_through": None, "seconds": 19.0},
         ]
     },

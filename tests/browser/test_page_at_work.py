@@ -34,7 +34,8 @@ def dashboard(
     endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
 ) -> Iterator[Dashboard]:
     """Of a pipeline whose rows have arrived in all of its sinks."""
-    name = "shop" if SCREENSHOTS else f"page{uuid.uuid4().hex[:6]}"
+    prefix = "shop" if SCREENSHOTS else "page"
+    name = f"{prefix}{uuid.uuid4().hex[:4]}"
     dashboard = captured_pipeline(endpoints, tmp_path_factory.mktemp("page"), name)
     try:
         dashboard.pipeline.wait_applied(dashboard.pipeline.apply(spark))
@@ -48,7 +49,9 @@ def test_a_comparison_that_is_asked_for_on_the_page_is_made(browser: Browser, da
     sink = f"{dashboard.pipeline.name}_cache"
     with opened(browser, f"{dashboard.address}#/verify") as shown:
         do(shown.page, f"Verify {sink}", "Verify")
-        expect(shown.page.get_by_role("row").filter(has_text=sink)).to_contain_text("equal", timeout=60_000)
+        for where in ("Last comparison of each sink", "Asked for here"):
+            row = shown.page.get_by_role("region", name=where).get_by_role("row").filter(has_text=sink)
+            expect(row).to_contain_text("equal", timeout=60_000)
         assert shown.complaints == []
 
 

@@ -1,7 +1,6 @@
 """What becomes of a batch when OpenSearch or a proxy refuses: each answer once, most of them a real server's."""
 
 import http.client
-import shutil
 import ssl
 import subprocess
 import threading
@@ -28,6 +27,7 @@ from sinks.opensearch.sink import OpenSearchSink
 from stack import ports
 from tests.builders import batch, delete, table, upsert
 from tests.contract.beside import generations_of
+from tests.programs import needs
 
 pytestmark = pytest.mark.live
 
@@ -342,13 +342,12 @@ def test_a_node_that_ends_in_the_middle_of_a_request_is_passed_over_the_next_tim
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 that signs itself, and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate, and it isn't installed")
+    openssl = needs("openssl")
     folder = tmp_path_factory.mktemp("tls")
     files = folder / "certificate.pem", folder / "key.pem"
     subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = ["openssl", "req", "-x509", *key, "-days", "2", *subject, "-out", files[0], "-keyout", files[1]]
+    command = [openssl, "req", "-x509", *key, "-days", "2", *subject, "-out", files[0], "-keyout", files[1]]
     subprocess.run(command, check=True, capture_output=True)
     return files
 

@@ -30,6 +30,7 @@ from stack.stack import Endpoints
 from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
 from tests.databases import until
+from tests.programs import needs
 
 pytestmark = pytest.mark.live
 
@@ -104,9 +105,7 @@ def order(number: int, at: int | str, note: str = "a") -> Any:
 
 def _made(locale: str, directory: Path) -> str:
     """The locale under a directory for LOCPATH. Skips the test where it can't be made."""
-    if shutil.which("localedef") is None:
-        pytest.skip("no localedef here: locales can't be made")
-    command = ["localedef", "-c", "-f", "UTF-8", "-i", locale, str(directory / f"{locale}.UTF-8")]
+    command = [needs("localedef"), "-c", "-f", "UTF-8", "-i", locale, str(directory / f"{locale}.UTF-8")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if not (directory / f"{locale}.UTF-8" / "LC_COLLATE").exists():
         pytest.skip(f"locale {locale} can't be made here: {done.stderr.splitlines()[:1]}")

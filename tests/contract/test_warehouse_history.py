@@ -5,6 +5,7 @@ import string
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,10 +20,12 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from sinks.contract import Batch, TableVersions
+from sinks.warehouse import generations, tables
+from sinks.warehouse.generations import WarehouseGenerations
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
-from tests.builders import column, delete, table, tag, upsert
+from tests.builders import column, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
 from tests.examples import examples
 
@@ -439,3 +442,120 @@ def test_a_row_is_found_by_its_key_without_reading_all_versions(database: Any, s
     database.execute(f"analyze {name}_g1.orders_history")
     plan = database.execute(f"explain select * from {name}.orders_history where id = 7").fetchall()
     assert "Index Cond: (id = " in str(plan) or "Index Cond: (orders_history.id = " in str(plan), plan
+
+
+@pytest.fixture
+def open_trimmed(open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], WarehouseGenerations]:
+    """The generations of a sink that keeps what is needed from this minute on: each saved progress trims a portion."""
+    monkeypatch.setattr(generations, "PURGE_S", 0.0)
+    monkeypatch.setattr(generations, "PASS_S", 0.0)
+
+    def open_(minute: int) -> WarehouseGenerations:
+        days = (datetime.now(UTC) - at(minute)) / timedelta(days=1)
+        return WarehouseGenerations(open_sink(keep_history_days=days)._tables)
+
+    return open_
+
+
+def _trim(opened: WarehouseGenerations, *, applied: int = 1_000, times: int = 2) -> None:
+    """Deletions go in the pass after that of what they end."""
+    for _ in range(times):
+        opened.load_progress()
+        opened.save_progress(replace(progress(0x1000000 + applied * 8 + 1), epoch=1))
+
+
+def test_of_a_trimmed_history_every_later_time_is_as_it_was(
+    database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
+) -> None:
+    begun = batch(row(1, "a", 1), row(2, "x", 2), row(1, "b", 3), gone(3, 3), row(4, "k", 4), gone(4, 5))
+    sink.apply(begun)
+    sink.apply(batch(row(1, "c", 20), gone(2, 21), row(4, "again", 22)))
+    minutes = (10, 15, 20, 21, 22, 30)
+    before = [as_of(database, name, minute) for minute in minutes]
+    _trim(open_trimmed(10))
+    assert [as_of(database, name, minute) for minute in minutes] == before
+    held = database.execute(f"select id, note from {name}_g1.orders_history order by id, _tag").fetchall()
+    assert held == [(1, "b"), (1, "c"), (2, "x"), (2, None), (4, "again")]
+    ((*_, since, refused),) = complete_from(database, name)
+    assert (at(10) - timedelta(minutes=1) < since < at(11), refused) == (True, 0)
+    # What is repeated brings nothing back, and what is new is kept.
+    sink.apply(begun)
+    sink.apply(batch(row(4, "k", 4), row(5, "new", 23)))
+    assert database.execute(f"select id, note from {name}_g1.orders_history order by id, _tag").fetchall() == [
+        *held,
+        (5, "new"),
+    ]
+    _trim(open_trimmed(10))
+    assert as_of(database, name, 30) == {1: "c", 4: "again", 5: "new"}
+
+
+def test_what_is_beyond_the_watermark_is_not_trimmed(
+    database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
+) -> None:
+    sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3)))
+    _trim(open_trimmed(10), applied=1)
+    assert [note for *_, note in story(database, name)] == ["b", "c"], "of the first it is known that it is applied"
+
+
+def test_a_history_is_trimmed_a_few_blocks_at_a_time(
+    database: Any,
+    sink: WarehouseSink,
+    open_trimmed: Callable[[int], WarehouseGenerations],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    for module in (generations, tables):
+        monkeypatch.setattr(module, "BLOCKS", 1)
+    sink.apply(batch(*(row(key, "n" * 100, commit) for commit in (1, 2) for key in range(300))))
+    opened = open_trimmed(10)
+    query = f"select count(*) from {name}_g1.orders_history"
+    counts = []
+    for applied in range(1_000, 1_030):
+        _trim(opened, applied=applied, times=1)
+        counts += database.execute(query).fetchone()
+    assert counts == sorted(counts, reverse=True)
+    assert 300 < counts[0] < 600
+    assert counts[-1] == 300
+
+
+@given(history=_histories(), minute=st.integers(0, 12), clock=st.lists(st.integers(1, 12), min_size=10, max_size=10))
+@settings(
+    deadline=None,
+    max_examples=examples(10),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_whatever_a_history_holds_trimming_changes_no_later_time(
+    history: tuple[list[RowEvent], list[list[RowEvent]]],
+    minute: int,
+    clock: list[int],
+    database: Any,
+    endpoints: Any,
+) -> None:
+    """Also where the source's clock goes back and forth."""
+    events, batches = history
+    name = f"t{uuid.uuid4().hex[:12]}"
+    days = (datetime.now(UTC) - at(minute)) / timedelta(days=1)
+    chosen = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), history=True, keep_history_days=days)
+    opened = WarehouseTables(name, chosen, 1)
+    with closing(WarehouseSink(opened)) as sink:
+        sink.prepare([table()])
+
+        def apply_all() -> None:
+            for of_batch in batches:
+                if of_batch:
+                    sink.apply(batch(*of_batch, minutes=[clock[minute_of(event) - 1] for event in of_batch]))
+
+        def later() -> list[dict[int, str]]:
+            return [as_of(database, name, time) for time in range(minute + 1, 15)]
+
+        apply_all()
+        before = later()
+        for _ in range(3):
+            _trim(WarehouseGenerations(opened), times=1)
+            assert later() == before
+        apply_all()
+        assert later() == before
+        held = f"select count(*) from {name}_g1.orders_history"
+        if minute > max(clock):
+            live = {event.key["id"]: event.row for event in events}
+            assert database.execute(held).fetchone() == (sum(row is not None for row in live.values()),)

@@ -374,6 +374,10 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     if what != "store":
         code, refusal, _ = dashboard.ask("GET", "/api/copies")
         assert (code, list(refusal)) == (503, ["message"])
+    if what == "kafka":
+        with _stream(dashboard, "/api/tail") as tail:
+            until(lambda: tail.readline().startswith(b"event: trouble"), seconds=60)
+            assert json.loads(tail.readline().removeprefix(b"data: "))["message"]
     dashboard.stop()
 
 

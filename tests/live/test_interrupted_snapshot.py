@@ -1,6 +1,9 @@
 """A first snapshot that was interrupted, and tables that change their shape before it goes on."""
 
+import json
+import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +12,11 @@ import pytest
 from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from lockstep.cli.main import exit_code
 from stack.stack import Endpoints
 from tests.captured import Captured
-from tests.databases import Database
+from tests.databases import Database, until
+from tests.pipeline import Pipeline
 
 pytestmark = pytest.mark.live
 
@@ -97,3 +102,24 @@ def test_a_large_value_of_a_row_that_is_gone_before_it_was_copied(database: Data
     interrupted.start()
     interrupted.wait_quiet()
     interrupted.assert_equal()
+
+
+def test_a_first_copy_whose_capture_was_killed_is_absent_and_needs_somebody(
+    endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = {"snapshot": "rows_per_s = 100", "capture": "batch_rows = 20"}
+    with closing(Pipeline(endpoints, tmp_path, f"left_{uuid.uuid4().hex[:8]}", more=slow)) as pipeline:
+        with pipeline.sql() as connection:
+            connection.execute(f"insert into {pipeline.name}.account (id) select * from generate_series(1, 20000)")
+        process = pipeline.start_capture()
+
+        def received() -> tuple[int, str, bool]:
+            code = exit_code(["lag", "--config", str(pipeline.path), "--json"])
+            lag = json.loads(capsys.readouterr().out)
+            return code, lag["stages"][1]["state"], lag["first_copy_left"]
+
+        until(lambda: "handoff at" in process.told())
+        until(lambda: received() == (0, "building", False))
+        process.kill()
+        process.wait()
+        until(lambda: received() == (1, "absent", True))

@@ -95,9 +95,9 @@ def _make(database: Database, partitions: int) -> None:
         database.execute("select count(*) from m")
 
 
-def _ids(captured: Captured) -> list[int]:
+def _ids(captured: Captured, *, seconds: float = 60.0) -> list[int]:
     """The keys that have a row, as a reader of the topic and as a sink know them."""
-    captured.settle()
+    captured.settle(seconds=seconds)
     ids, by_tag = (
         sorted(orjson.loads(key)["id"] for key in captured.rows("public.m", by_tag=how)) for how in (False, True)
     )
@@ -128,7 +128,7 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
     captured.begin()
     _wait(captured, "streaming from", seconds=seconds)
     expected = _filled(*range(partitions))
-    assert set(_ids(captured)) == expected
+    assert set(_ids(captured, seconds=seconds)) == expected
     first = partitions * 10
     database.execute(
         "create table extra (id int not null, a text)",
@@ -140,16 +140,16 @@ def _check_everything(captured: Captured, database: Database, partitions: int, *
     )
     expected = expected - {0} | {first} | {number * 10 + 5 for number in range(partitions)}
     _wait(captured, "partitions came", seconds=seconds)
-    assert set(_ids(captured)) == expected
+    assert set(_ids(captured, seconds=seconds)) == expected
     # Of more partitions than can be locked together, though it is about no more keys than are read at once.
     repaired = [{"id": number * 10} for number in range(KEYS_AT_ONCE)]
     request_repair(database.connection, M, repaired, slot=captured.config.slot)
     _wait(captured, f"published {KEYS_AT_ONCE - 1} rows and 1 deletes again", seconds=seconds)
-    assert set(_ids(captured)) == expected
+    assert set(_ids(captured, seconds=seconds)) == expected
     copied = sum(_COPYING in line for line in captured.said)
     request_repair(database.connection, M, None, slot=captured.config.slot)
     _wait(captured, _COPYING, times=copied + 1, seconds=seconds)
-    assert set(_ids(captured)) == expected
+    assert set(_ids(captured, seconds=seconds)) == expected
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tests.programs import needs
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 _ROWS = 25
+_COPIED = 7
 
 
 @pytest.fixture
@@ -78,13 +79,14 @@ def test_prometheus_finds_what_was_written(pipeline: Pipeline, tmp_path: Path) -
     with pipeline.path.open("a", encoding="utf-8") as file:
         file.write(f'[metrics]\ncapture = "{capture_at}"\napply = "{apply_at}"\n')
     sink = f"{pipeline.name}_cache"
+    insert = f"insert into {pipeline.name}.account (id, owner) select n, 'x' from generate_series(%s::int, %s::int) n"
+    with pipeline.sql() as connection:
+        connection.execute(insert.encode(), (1, _COPIED))
     capture = pipeline.start("lockstep", "capture", "--config", str(pipeline.path))
     pipeline.wait_streaming(capture)
     apply = pipeline.start("lockstep", "apply", sink, "--config", str(pipeline.path))
     with pipeline.sql() as connection:
-        connection.execute(
-            f"insert into {pipeline.name}.account (id, owner) select n, 'x' from generate_series(1, {_ROWS}) n".encode()
-        )
+        connection.execute(insert.encode(), (_COPIED + 1, _ROWS))
     topic = f"{pipeline.name}.{pipeline.name}.account"
     with _prometheus(tmp_path, [capture_at, apply_at]) as url:
 
@@ -92,6 +94,7 @@ def test_prometheus_finds_what_was_written(pipeline: Pipeline, tmp_path: Path) -
             wait_until(lambda: _asked(url, expression) == [value], what=expression, timeout_s=120)
 
         says(f'lockstep_capture_records_published_total{{topic="{topic}"}}', _ROWS)
+        says(f'lockstep_capture_copied_rows_total{{table="{pipeline.name}.account"}}', _COPIED)
         says(f'lockstep_sink_rows_applied_total{{sink="{sink}"}}', _ROWS)
         says(f'lockstep_sink_running{{sink="{sink}",generation="1"}}', 1)
         says("count(lockstep_capture_commits_total > 0)", 1)

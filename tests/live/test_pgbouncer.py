@@ -1,6 +1,5 @@
 """PgBouncer in front of the warehouse and the source: a sink and capture don't work through it, and say so."""
 
-import shutil
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from stack import ports
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import password_of, until
+from tests.programs import needs
 
 pytestmark = pytest.mark.live
 
@@ -32,8 +32,7 @@ HOST = "127.0.0.1"
 @pytest.fixture
 def pooler(endpoints: Endpoints, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[URL]:
     """One in front of the warehouse's server, with the pooling of the parameter."""
-    if shutil.which("pgbouncer") is None:
-        pytest.skip("pgbouncer isn't installed: .ci/packages has it")
+    program = needs("pgbouncer")
     server = conninfo_to_dict(endpoints.warehouse_dsn)
     password = password_of(endpoints.warehouse_dsn)
     port = ports.pick(None, taken=())
@@ -57,7 +56,7 @@ ignore_startup_parameters = extra_float_digits,options
     for folder in tmp_path.parents:
         if folder.stat().st_uid == tmp_path.stat().st_uid and len(folder.parts) > 2:
             folder.chmod(0o755)
-    command = [str(shutil.which("pgbouncer")), str(tmp_path / "pgbouncer.ini")]
+    command = [program, str(tmp_path / "pgbouncer.ini")]
     log = tmp_path / "log"
     with log.open("wb") as output:
         # It refuses to run as root.

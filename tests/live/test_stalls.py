@@ -1,5 +1,6 @@
 """Which stage ``lag`` names, and why, while a process or a server hangs: one pipeline, one trouble after the other."""
 
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage, StageState
 from stack.stack import Endpoints
@@ -124,6 +126,27 @@ def test_a_capture_that_hangs_is_named_also_on_an_idle_source(running: Running) 
         assert stage.name == "received"
         assert "its process hangs" in (stage.reason or "")
         assert stage.seconds_behind
+    running.until_well()
+
+
+def test_a_capture_that_hangs_and_lost_its_reader_is_named_by_one_lag(
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PostgreSQL gives up the reader of the slot after a minute, and the session that capture asks over stays."""
+    monkeypatch.setattr("monitor.stalls.CAPTURE_SILENT_S", 3.0)
+    slot = running.pipeline.config.slot
+
+    def lag() -> str | None:
+        code = exit_code(["lag", "--config", str(running.pipeline.path), "--json"])
+        received = json.loads(capsys.readouterr().out)["stages"][1]
+        return str(received["reason"]) if (code, received["state"]) == (1, "silent") else None
+
+    with held(running.capture):
+        with running.pipeline.sql() as connection:
+            ended = "select count(pg_terminate_backend(active_pid)) from pg_replication_slots where slot_name = %s"
+            assert connection.execute(ended, (slot,)).fetchone() == (1,)
+        reason = until(lag, seconds=_PATIENCE_S)
+    assert f"doesn't read slot {slot}, and has asked the source nothing for" in reason
     running.until_well()
 
 

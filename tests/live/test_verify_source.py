@@ -70,6 +70,41 @@ def side(database: Database, *names: TableName, load: Load | None = None, public
     )
 
 
+@pytest.mark.parametrize(("own_share", "paused"), [(1.0, 0.0), (0.25, 0.75), (0.0, 1.0)])
+def test_the_source_gets_a_pause_for_what_it_took_itself(database: Database, own_share: float, paused: float) -> None:
+    """Each row takes a second of a clock, of which a share is our own work: for so long the server waited for us."""
+    database.execute("create table t (id int primary key)", "insert into t select generate_series(1, 40)")
+    clock, slept = [0.0], [0.0]
+
+    def sleep(seconds: float) -> None:
+        slept[0] += seconds
+        clock[0] += seconds
+
+    source = SourceSide(
+        database.source(T),
+        names=[T],
+        publication="none",
+        epoch=0,
+        load=Load(pause_ratio=1.0, first_rows=60),
+        waiting=Waiting(
+            lambda: False, monotonic=lambda: clock[0], own=lambda: (clock[0] - slept[0]) * own_share, sleep=sleep
+        ),
+        view=UNCHANGED,
+    )
+    for _ in source.scan(source.tables()[T]):
+        clock[0] += 1
+    assert slept[0] == 0  # the last statement has found the table's end
+
+    database.execute("insert into t select generate_series(41, 90)")
+    rows = source.scan(source.tables()[T])
+    for _ in range(60):
+        next(rows)
+        clock[0] += 1
+    next(rows)  # of the next statement
+    source.close()
+    assert slept[0] == pytest.approx(60 * paused)
+
+
 def shape_of(source: SourceSide, name: TableName = T) -> Table:
     return source.tables()[name]
 

@@ -1,7 +1,8 @@
 """The source's rows: in key order by short statements with pauses between, or by key. No snapshot is held open.
 
 A snapshot over a whole large table would keep VACUUM from removing what became dead meanwhile. Statements that take
-about a second don't. The pause after each of them, as long as the statement took, leaves half of one connection's load.
+about a second don't. The pause after each of them, as long as the server took for it, leaves half of one connection's
+load. While we make something of the rows, the server waits for us: that is pause enough.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -118,7 +119,7 @@ class SourceSide:
         rows_asked = self._load.first_rows
         position = _ScanPosition()
         while True:
-            began = self._waiting.now_s()
+            began, own_began = self._waiting.now_s(), self._waiting.own_s()
             position.seen = 0
             conditions = [f"({origin.condition})"] if origin.condition else []
             if position.last is not None:
@@ -131,7 +132,8 @@ class SourceSide:
                 return
             took_s = self._waiting.now_s() - began
             rows_asked = next_chunk_rows(rows_asked, took_s=took_s, chunk_s=self._load.chunk_s)
-            self._waiting.sleep(took_s * self._load.pause_ratio)
+            server_s = max(0.0, took_s - (self._waiting.own_s() - own_began))
+            self._waiting.sleep(server_s * self._load.pause_ratio)
 
     def _walk(
         self, table: Table, query: str, encoder: TableEncoder, position: _ScanPosition
@@ -172,7 +174,7 @@ class SourceSide:
 
     def _portion(self, table: Table, keys: Sequence[Key], kept_of: Callable[[Version, Row], _Kept]) -> dict[Key, _Kept]:
         """What is to be kept of each row: all of them together may be large."""
-        began = self._waiting.now_s()
+        began, own_began = self._waiting.now_s(), self._waiting.own_s()
         try:
             rows = {key: kept_of(version, row) for key, version, row in self._by_key(table, keys)}
         except psycopg.errors.CharacterNotInRepertoire:
@@ -183,7 +185,8 @@ class SourceSide:
                 return {}
             half = len(keys) // 2
             return self._portion(table, keys[:half], kept_of) | self._portion(table, keys[half:], kept_of)
-        self._waiting.sleep((self._waiting.now_s() - began) * self._load.pause_ratio)
+        server_s = max(0.0, self._waiting.now_s() - began - (self._waiting.own_s() - own_began))
+        self._waiting.sleep(server_s * self._load.pause_ratio)
         return rows
 
     def _by_key(self, table: Table, keys: Sequence[Key]) -> Iterator[tuple[Key, Version, Row]]:

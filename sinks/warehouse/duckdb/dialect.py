@@ -211,12 +211,22 @@ class DuckDb:
         self._given = {events.table: self._encoded(events) for events in tables}
         self._given_versions = {history.events.table: self._encoded(history.events) for history in versions}
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
         statements = self._written[events.table].statements
         with self._checked(self._given[events.table], statements) as given:
             rejections += given.rejections(events)
             self.connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
             return int(self.connection.run(statements.insert).rowcount)
+
+    def purge(self, held: HeldTable, *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
+        return 0, ""  # the settings of a file have none
+
+    def trim_history(
+        self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
+    ) -> tuple[bool, str]:
+        return False, ""  # as with purging
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._written[events.table].statements
@@ -224,7 +234,7 @@ class DuckDb:
             rejections += given.rejections(events)
             return int(self.connection.run(statements.append).rowcount)
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._written[versions.events.table].statements
         given = self._given_versions[versions.events.table].of_history(versions)
         with self._checked(given, statements) as given:

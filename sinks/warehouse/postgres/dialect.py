@@ -10,12 +10,12 @@ from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.dialect import Refuse
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
-from sinks.warehouse.names import HISTORY_SUFFIX, TAG_COLUMN, qualified
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, qualified
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
 from sinks.warehouse.postgres.errors import too_many_refused
-from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql
+from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql, trim_sql
 from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import (
@@ -119,9 +119,14 @@ class PostgreSql:
     def make_ready(self, tables: Sequence[TableEvents], versions: Sequence[TableVersions]) -> None:
         """Lines are made while the server reads them."""
 
-    def merge(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> int:
+    def merge(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
+    ) -> int:
         statements = self._statements[events.table]
-        merge = statements.merge_again if overwrite_equal_tags else statements.merge
+        if overwrite_equal_tags:  # of a rejected version nothing was ever applied, however old it is
+            merge = statements.merge_again
+        else:
+            merge = statements.merge_after(purged) if purged else statements.merge
 
         def write(portion: TableEvents) -> int:
             size = self.connection.copy(statements.copy, statements.blocks(portion))
@@ -130,6 +135,21 @@ class PostgreSql:
             return written
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
+
+    def purge(self, held: HeldTable, *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
+        if not held.has_synced_at:
+            return 0, ""
+        target, tag = self._qualified(held.name), quote_identifier(TAG_COLUMN)
+        deleted, synced = quote_identifier(DELETED_COLUMN), quote_identifier(SYNCED_COLUMN)
+        old = (
+            f"select ctid from {target} where {deleted} and {synced} < now() - make_interval(secs => {older_than_s!r}) "
+            f"and {tag} < '{below}' order by {synced} limit {rows_max}"
+        )
+        purged: Any = self.connection.run(
+            f"with gone as (delete from {target} where ctid = any (array({old})) returning {tag} as tag) "
+            "select count(*), coalesce(max(tag), '') from gone"
+        ).one()
+        return int(purged[0]), str(purged[1])
 
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._statements[events.table]
@@ -141,9 +161,32 @@ class PostgreSql:
         indexable = self._indexable(statements, events, rejections)
         return self.connection.in_halves(write, indexable, self._refuse(rejections))
 
-    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool) -> None:
+    def trim_history(
+        self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
+    ) -> tuple[bool, str]:
+        target = self._history(held)
+        trim = trim_sql(
+            target,
+            held.shape,
+            complete_from_ms=complete_from_ms,
+            below=below,
+            first_block=first_block,
+            end_block=first_block + blocks,
+        )
+        tag = str(self.connection.run(trim).scalar_one())
+        has_more = self.connection.execute(
+            "select pg_relation_size(to_regclass(:relation)) > :block * current_setting('block_size')::bigint",
+            relation=target,
+            block=first_block + blocks,
+        ).scalar_one()
+        return bool(has_more), tag
+
+    def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._history_statements[versions.events.table]
-        keep = statements.keep_again if overwrite_equal_tags else statements.keep
+        if overwrite_equal_tags:
+            keep = statements.keep_again
+        else:
+            keep = statements.keep_after(purged) if purged else statements.keep
 
         def write(portion: TableVersions) -> int:
             size = self.connection.copy(statements.copy, statements.version_blocks(portion))

@@ -34,6 +34,30 @@ def set_aside_sql(target: str, name: str, number: int) -> str:
     )
 
 
+def trim_sql(target: str, shape: Shape, *, complete_from_ms: int, below: str, first_block: int, end_block: int) -> str:
+    """Delete the versions in these blocks, of tags below this one, that nobody finds at a time from then on.
+
+    Those are what a version from before then replaces, and deletions from before then: not before all that they end is
+    gone. The query's answer is the greatest deleted tag, '' for none.
+    """
+    tag, committed, operation = map(quote_identifier, (TAG_COLUMN, COMMITTED, OPERATION))
+    until = f"'{(EPOCH + timedelta(milliseconds=complete_from_ms)).isoformat()}'"
+    same_row = " and ".join(f"other.{name} = known.{name}" for name in map(quote_identifier, shape.table.key))
+    other = f"select from {target} as other where {same_row} and other.{tag}"
+    # A version begins no earlier than the one before it, wherever the clock was.
+    later = (
+        f"select from {target} as late where {same_row.replace('other.', 'late.')} and late.{tag} < other.{tag} "
+        f"and late.{committed} > {until}"
+    )
+    return (
+        f"with gone as (delete from {target} as known "
+        f"where ctid >= '({first_block},0)' and ctid < '({end_block},0)' and {tag} < '{below}' and ("
+        f"exists ({other} > known.{tag} and other.{committed} <= {until} and not exists ({later})) "
+        f"or {operation} = 'd' and {committed} <= {until} and not exists ({other} < known.{tag})"
+        f") returning {tag} as tag) select coalesce(max(tag), '') from gone"
+    )
+
+
 class HistoryStatements(Rows):
     """The SQL of one table's history, made once per connection and shape."""
 
@@ -48,15 +72,21 @@ class HistoryStatements(Rows):
         committed = quote_identifier(COMMITTED)
         # In one order, so that two writers of the same versions can't wait for each other. A version may be there
         # twice, and of a tombstone whose event is gone only the record's time is known, which is later.
-        versions = (
-            f"insert into {target} as known ({stored})\n"
-            f"select distinct on ({listed(identity)}) {stored} from {stage} order by {listed(identity)}, {committed}\n"
-            f"on conflict ({listed(identity)}) do update\n"
+        into = (
+            f"insert into {target} as known ({stored})\nselect distinct on ({listed(identity)}) {stored} from {stage}"
         )
-        self.keep = f"{versions}set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
+        order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
+        versions = f"{into} {order}"
+        earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
+        self.keep = f"{versions}{earlier}"
+        self._keep_after = f"{into} where {quote_identifier(TAG_COLUMN)} > ", f"\n{order}{earlier}"
         # What the source has dropped stays as it was: a version that comes again lacks it.
         others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
         self.keep_again = f"{versions}set {others}, {committed} = least(known.{committed}, excluded.{committed})"
+
+    def keep_after(self, purged: str) -> str:
+        """``keep`` without the versions up to this tag."""
+        return f"'{purged}'".join(self._keep_after)
 
     def version_blocks(self, versions: TableVersions) -> Iterator[bytes]:
         """Versions as lines of COPY, many at a time. Raises UnknownColumn."""

@@ -220,16 +220,26 @@ class Statements(Rows):
         if any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns):
             distinct, newest = f"distinct on ({listed(shape.table.key)}) ", f", {quote_identifier(TAG_COLUMN)} desc"
         synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
-        self.merge = (
-            f"insert into {target} as known ({listed(stored)})\n"
-            f"select {distinct}{listed(stored)} from {stage} order by {listed(shape.table.key)}{newest}\n"
+        into = f"insert into {target} as known ({listed(stored)})\nselect {distinct}{listed(stored)} from {stage}"
+        merge = (
+            f"order by {listed(shape.table.key)}{newest}\n"
             f"on conflict ({listed(shape.table.key)}) do update\n"
             f"set {assignments((*stored, *synced), shape.table.key)}\n"
             f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
         )
+        self.merge = f"{into} {merge}"
+        same_row = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, shape.table.key))
+        self._merge_after = (
+            f"{into} as given where given.{quote_identifier(TAG_COLUMN)} > ",
+            f" or exists (select from {target} as held where {same_row})\n{merge}",
+        )
         self.merge_again = (
             f"{self.merge} or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
         )
+
+    def merge_after(self, purged: str) -> str:
+        """``merge`` without the events up to this tag whose rows aren't there."""
+        return f"'{purged}'".join(self._merge_after)
 
     def with_long_keys(self, events: TableEvents) -> list[int]:
         """The places of events whose key may be too long for an index."""
@@ -279,14 +289,16 @@ def stored_row(table: Table) -> Callable[[Sequence[bytes | None]], StoredRow]:
     """A reader of rows of texts: the tag, then the table's columns."""
     names = [column.name for column in table.columns]
     encoders = [json_encoder(_stored_type(column), column.is_array) for column in table.columns]
+    heads = [orjson.dumps(name) + b":" for name in names]
 
     def read(texts: Sequence[bytes | None]) -> StoredRow:
         tag, *values = texts
         assert tag is not None
-        row: dict[str, JsonValue] = {
-            name: None if value is None else orjson.loads(encode(value))
-            for name, encode, value in zip(names, encoders, values, strict=True)
-        }
+        members = [
+            head + (b"null" if value is None else encode(value))
+            for head, encode, value in zip(heads, encoders, values, strict=True)
+        ]
+        row: dict[str, JsonValue] = orjson.loads(b"{" + b",".join(members) + b"}")
         return StoredRow({name: row[name] for name in table.key}, row, tag.decode())
 
     return read

@@ -9,8 +9,9 @@ import pytest
 from cdc.model.errors import Unavailable
 from lockstep.config import Config, load
 from lockstep.verify_schedule import VerifySchedule
-from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.lag import LagReport
 from monitor.verification import Verification, VerifyOutcome
+from tests.lag import applied_stage
 
 _HOUR_MS = 3_600_000
 _MIDNIGHT_MS = 1_800_057_600_000
@@ -60,7 +61,7 @@ def _schedule(directory: Path, started: _Started, verify: str = "every = '6h'") 
 
 
 def _report(verified_at_h: dict[str, float], **changes: Any) -> LagReport:
-    stages = tuple(Stage(name, 10, 0, 0.0, 0, SinkFacts(name, 1, True, 10, 0, 0, 0)) for name in ("a", "b"))
+    stages = tuple(map(applied_stage, ("a", "b")))
     verified = {
         name: Verification(_at(hours), _at(hours), VerifyOutcome.EQUAL) for name, hours in verified_at_h.items()
     }

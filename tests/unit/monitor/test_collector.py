@@ -6,12 +6,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import SecretStr
 
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SnapshotPhase
 from jobs.generations.lease import GenerationLease
+from jobs.generations.record import Generation
 from jobs.generations.status import JobState
 from monitor.collector import LagCollector
 from monitor.lag import SinkFacts, SourceFacts
+from sinks.contract import Progress
 from sinks.memory import open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import ORDERS
@@ -119,3 +123,35 @@ def test_a_sink_whose_store_was_put_back_does_not_look_up_to_date(collector: Lag
 def test_what_a_sink_had_of_another_epoch_counts_for_nothing(collector: LagCollector) -> None:
     assert _complete_ms(collector, watermark=800, behind=0, now_ms=5_000) == 5_000
     assert _complete_ms(collector, watermark=900, behind=9, now_ms=6_000, epoch=2) == 0
+
+
+def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    cluster = SimpleNamespace(
+        partition_counts=lambda: asked.append("partitions") or {_TOPIC: 2, "shop.public.other": 1},
+        end_offsets=lambda partitions: asked.append("ends") or dict.fromkeys(partitions, 10),
+    )
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: cluster)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    other = TableName("public", "other")
+    pipeline: Any = SimpleNamespace(
+        name="shop",
+        slot="s",
+        topics=lambda: {ORDERS: _TOPIC, other: "shop.public.other"},
+        kafka=SimpleNamespace(client=dict),
+        source=SimpleNamespace(keyed_names=[ORDERS, other]),
+    )
+    tables = {"all": (), "one": (str(other),)}
+    sinks: Any = {
+        name: RedisSettings(type="redis", url=SecretStr("redis://127.0.0.1"), tables=of) for name, of in tables.items()
+    }
+    with LagCollector(pipeline, sinks) as collector:
+        progress = Progress({(_TOPIC, 0): 4}, 0, 0, 0, {})
+        answers: Any = {name: [(Generation(1, True, None), progress, None, None)] for name in sinks}
+        ends = collector._topic_ends(answers)
+        facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
+    assert asked == ["partitions", "ends"]
+    assert {name: fact.records_behind for name, fact in facts.items()} == {"all": 26, "one": 10}
+    cluster.partition_counts = lambda: {_TOPIC: 2}
+    ends = collector._topic_ends(answers)
+    assert next(collector._facts("one", answers["one"], 0, ends)).records_behind is None

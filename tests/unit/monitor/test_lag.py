@@ -1,34 +1,21 @@
 """The lag report: positions in, distances out."""
 
+from functools import partial
+
 from cdc.protocol.control_records import Gap
-from monitor.lag import SinkFacts, SourceFacts, report
+from monitor.lag import report
+from tests.lag import sink_facts, source_facts
 
 NOW_MS = 1_700_000_010_000
 
-
-def _source(**changes: object) -> SourceFacts:
-    facts: dict[str, object] = {
-        "wal_end": 1000,
-        "received_lsn": 900,
-        "published_lsn": 800,
-        "published_commit_time_ms": NOW_MS - 2000,
-        "slot_active": True,
-        "retained_bytes": 500,
-    }
-    return SourceFacts(**(facts | changes))  # type: ignore[arg-type]
-
-
-def _sink(**changes: object) -> SinkFacts:
-    facts: dict[str, object] = {
-        "name": "cache",
-        "generation": 1,
-        "is_live": True,
-        "watermark_lsn": 600,
-        "commit_time_ms": NOW_MS - 5000,
-        "records_behind": 7,
-        "rejected": 0,
-    }
-    return SinkFacts(**(facts | changes))  # type: ignore[arg-type]
+_source = partial(
+    source_facts,
+    received_lsn=900,
+    published_lsn=800,
+    published_commit_time_ms=NOW_MS - 2000,
+    retained_bytes=500,
+)
+_sink = partial(sink_facts, watermark_lsn=600, commit_time_ms=NOW_MS - 5000, records_behind=7)
 
 
 def test_each_stage_is_measured_against_the_end_of_the_wal() -> None:

@@ -2,45 +2,24 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.stalls import STALLED_S, Look, Stalls, unreachable
+from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
+from tests.lag import NOW_MS, sink_facts, source_facts
 
-_NOW_MS = 1_700_000_000_000
 _SLOT = "lockstep_shop"
 _LONG_S = 2 * STALLED_S
 
-
-def _source(**changes: object) -> SourceFacts:
-    facts: dict[str, object] = {
-        "wal_end": 1000,
-        "received_lsn": 1000,
-        "published_lsn": 1000,
-        "published_commit_time_ms": _NOW_MS - 60_000,
-        "slot_active": True,
-        "retained_bytes": 0,
-        "walsender": "WalSenderMain",
-    }
-    return SourceFacts(**(facts | changes))  # type: ignore[arg-type]
-
-
-def _sink(**changes: object) -> SinkFacts:
-    facts: dict[str, object] = {
-        "name": "cache",
-        "generation": 1,
-        "is_live": True,
-        "watermark_lsn": 1000,
-        "commit_time_ms": _NOW_MS - 60_000,
-        "records_behind": 0,
-        "rejected": 0,
-        "job": JobStatus(JobState.RUNNING),
-    }
-    return SinkFacts(**(facts | changes))  # type: ignore[arg-type]
+_source = partial(source_facts, walsender="WalSenderMain")
+_sink = partial(sink_facts, job=JobStatus(JobState.RUNNING))
 
 
 class Watching:
@@ -52,7 +31,7 @@ class Watching:
 
     def look(self, source: SourceFacts, *sinks: SinkFacts, seconds: float = 1.0, **known: object) -> LagReport:
         self._at_s += round(seconds)
-        now_ms = _NOW_MS + 1000 * self._at_s
+        now_ms = NOW_MS + 1000 * self._at_s
         lag = report(source, sinks, now_ms=now_ms)
         signs: dict[str, Hashable] = {}
         look = Look(self._at_s, now_ms, source, signs, _SLOT)
@@ -84,7 +63,7 @@ def test_of_a_capture_that_hangs_capture_is_named_and_no_sink() -> None:
     watching.look(_source(), _sink())
     lag = watching.watch(_source(wal_end=2000), _sink())
     worst = _worst(lag)
-    assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.STALLED, _NOW_MS + 1000)
+    assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.STALLED, NOW_MS + 1000)
     assert "its process hangs" in (worst.reason or "")
     assert "lockstep run" in (worst.hint or "")
     assert [stage.name for stage in lag.stages if stage.state is StageState.STALLED] == ["received"]
@@ -96,13 +75,26 @@ def test_a_capture_that_hung_and_lost_its_connection_needs_somebody_until_one_re
     watching.watch(_source(wal_end=2000), _sink())
     for wal_end in (2000, 3000):
         worst = _worst(watching.watch(_source(wal_end=wal_end, slot_active=False, walsender=None), _sink()))
-        assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.SILENT, _NOW_MS + 1000)
+        assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.SILENT, NOW_MS + 1000)
         assert worst.state.needs_somebody
         assert f"capture hung, and nobody reads slot {_SLOT} since" in (worst.reason or "")
     again = watching.look(_source(wal_end=3000), _sink())
     assert again.stages[1].state is StageState.BEHIND
     stopped = _worst(watching.look(_source(wal_end=3000, slot_active=False, walsender=None), _sink()))
     assert stopped.state is StageState.ABSENT, "it has moved since, and may have been told to stop"
+
+
+def test_a_capture_that_hung_and_lost_its_reader_is_named_by_the_first_look() -> None:
+    source = _source(wal_end=2000, slot_active=False, walsender=None, is_captured=True)
+    for silent_s, state in ((0.0, StageState.ABSENT), (None, StageState.ABSENT), (CAPTURE_SILENT_S, StageState.SILENT)):
+        lag = Watching().look(replace(source, captured_silent_s=silent_s), _sink())
+        assert _worst(lag).state is state
+        assert lag.needs_somebody is (state is StageState.SILENT)
+    gone = Watching().look(replace(source, is_captured=False), _sink())
+    assert _worst(gone).state is StageState.ABSENT
+    assert not gone.needs_somebody
+    copying = Watching().look(replace(source, copied_from_lsn=500, published_lsn=None, captured_silent_s=60.0))
+    assert _worst(copying).state is StageState.SILENT
 
 
 def test_a_capture_that_ends_while_it_waits_for_a_lock_may_have_been_told_to() -> None:
@@ -167,8 +159,8 @@ def test_a_first_copy_is_no_stall(paused: bool) -> None:
     source = replace(source, wal_end=2000, is_captured=True)
     watching = Watching()
     for _ in range(20):
-        lag = replace(report(source, [], now_ms=_NOW_MS), first_copy_paused=paused)
-        lag = watching._stalls.judge(lag, Look(watching._at_s, _NOW_MS, source, {}, _SLOT))
+        lag = replace(report(source, [], now_ms=NOW_MS), first_copy_paused=paused)
+        lag = watching._stalls.judge(lag, Look(watching._at_s, NOW_MS, source, {}, _SLOT))
         watching._at_s += 1
     expected = StageState.PAUSED if paused else StageState.BUILDING
     assert (lag.stages[1].state, lag.stages[2].state) == (expected, StageState.BUILDING if not paused else expected)
@@ -176,9 +168,11 @@ def test_a_first_copy_is_no_stall(paused: bool) -> None:
 
 def test_a_first_copy_that_nobody_makes_any_more_is_absent() -> None:
     source = _source(slot_active=False, received_lsn=None, published_lsn=None, copied_from_lsn=500)
-    lag = Stalls().judge(report(source, [], now_ms=_NOW_MS), Look(0.0, _NOW_MS, source, {}, _SLOT))
+    lag = Stalls().judge(report(source, [], now_ms=NOW_MS), Look(0.0, NOW_MS, source, {}, _SLOT))
     assert lag.stages[1].state is StageState.ABSENT
     assert "no capture is at work on it" in (lag.stages[1].reason or "")
+    assert lag.first_copy_left
+    assert lag.needs_somebody
     assert "lockstep run" in (lag.stages[1].hint or "")
 
 
@@ -271,12 +265,12 @@ def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None
 @pytest.mark.parametrize(("server", "name"), [("source", "WAL end"), ("kafka", "in Kafka")])
 def test_a_server_that_does_not_answer_is_to_blame_from_its_first_stage_on(server: str, name: str) -> None:
     last = Watching().look(_source(), _sink())
-    lag = replace(last, stages=unreachable(last, [], server, "no answer", now_ms=_NOW_MS))
+    lag = replace(last, stages=unreachable(last, [], server, "no answer", now_ms=NOW_MS))
     worst = _worst(lag)
-    assert (worst.name, worst.state, worst.reason, worst.since_ms) == (name, StageState.UNKNOWN, "no answer", _NOW_MS)
-    again = unreachable(lag, [], server, "no answer for 9 s", now_ms=_NOW_MS + 9)
-    assert [stage.since_ms for stage in again if stage.name == name] == [_NOW_MS], "since the first time"
-    never = LagReport(unreachable(None, ["cache"], server, "no answer", now_ms=_NOW_MS), None, None, {})
+    assert (worst.name, worst.state, worst.reason, worst.since_ms) == (name, StageState.UNKNOWN, "no answer", NOW_MS)
+    again = unreachable(lag, [], server, "no answer for 9 s", now_ms=NOW_MS + 9)
+    assert [stage.since_ms for stage in again if stage.name == name] == [NOW_MS], "since the first time"
+    never = LagReport(unreachable(None, ["cache"], server, "no answer", now_ms=NOW_MS), None, None, {})
     assert _worst(never).name == name
     assert never.stages[3].name == "applied: cache", "no sink may pass for one that isn't there"
 
@@ -303,3 +297,19 @@ def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still
         still_s = 0 if before is None or taken in (end,) or taken != before else still_s + 1
         before = taken
         assert (lag.stages[1].state is StageState.STALLED) == (still_s >= STALLED_S)
+
+
+@pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED])
+def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(state: AsideState) -> None:
+    """The rows that come are those of the table, for all that anybody knows."""
+    asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room")}
+    job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, asides=asides)
+    watching = Watching()
+    for rows in range(1, 20):
+        sink = _sink(records_behind=rows, watermark_lsn=500, job=replace(job, last_sign_ms=NOW_MS + rows))
+        lag = watching.look(_source(), sink)
+    stage = lag.stages[-1]
+    assert (stage.state, stage.since_ms) == (StageState.PAUSED, 60_000)
+    assert stage.reason is not None
+    assert "public.t" in stage.reason
+    assert "lockstep resume" in (stage.hint or "")

@@ -10,10 +10,7 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, Stage, StageState
 from monitor.table import lag_table
-
-
-def _stage(name: str, lsn: int | None) -> Stage:
-    return Stage(f"applied: {name}", lsn, 0, 0.0, 0, SinkFacts(name, 1, True, lsn or 0, 0, 0, 0))
+from tests.lag import applied_stage
 
 
 def _lag(*stages: Stage, **changes: object) -> LagReport:
@@ -49,7 +46,7 @@ def test_a_sink_that_was_built_with_other_settings_says_which() -> None:
 
 
 def test_a_sink_that_its_limit_keeps_behind_says_so() -> None:
-    stage = replace(_stage("cache", 5), state=StageState.BEHIND, reason="events_per_s lets 100 through")
+    stage = replace(applied_stage("cache", 5), state=StageState.BEHIND, reason="events_per_s lets 100 through")
     assert "applied: cache: events_per_s lets 100 through" in _shown(_lag(stage))
 
 
@@ -60,7 +57,7 @@ def test_a_sink_that_cannot_be_asked_says_why_and_what_to_do() -> None:
 
 
 def test_where_all_is_well_there_is_nothing_to_say() -> None:
-    assert _shown(_lag(_stage("cache", 5))) == _shown(LagReport((_stage("cache", 5),), True, 0, {}))
+    assert _shown(_lag(applied_stage("cache", 5))) == _shown(LagReport((applied_stage("cache", 5),), True, 0, {}))
 
 
 def test_a_slot_that_will_be_lost_is_announced() -> None:
@@ -114,6 +111,7 @@ def test_a_sink_that_has_stopped_says_since_when_and_why() -> None:
         "since_ms": 60_000,
         "reason": "a column was renamed",
         "hint": "mend rename",
+        "tables": {},
     }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from monitor.alerts.conditions import Facts, find_conditions
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import LagReport, SinkFacts, Stage
+from monitor.lag import LagReport
 from monitor.verification import (
     Verification,
     VerifyOutcome,
@@ -14,6 +14,7 @@ from monitor.verification import (
     load_verification,
     save_verification,
 )
+from tests.lag import applied_stage
 
 _HOUR_MS = 3_600_000
 
@@ -69,8 +70,7 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
 
 
 def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
-    stage = Stage("applied: cache", 10, 0, 0.0, 0, SinkFacts("cache", 1, True, 10, 0, 0, 0))
-    report = LagReport((stage,), True, 0, {}, wal_status="reserved", verified=verified)
+    report = LagReport((applied_stage("cache"),), True, 0, {}, wal_status="reserved", verified=verified)
     findings = find_conditions(
         report,
         Facts(since_ms=0),

@@ -13,12 +13,12 @@ from cdc.model.tag import Tag
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.pgoutput import Fields
+from cdc.row_rate import RowRate
 from snapshot.copy import CopyProgress
 from snapshot.ledger import CopyLedger, CopyRun, FirstSnapshot
 from snapshot.one_by_one import OneByOne
 from snapshot.ranges import Part, Relation, parts
 from snapshot.row_events import Line
-from snapshot.row_rate import RowRate
 from tests.builders import ORDERS, column, table
 from tests.copy_lines import copy_line
 from tests.edges import Journal, MemoryPublisher, Time
@@ -248,6 +248,7 @@ def test_progress_ends_with_all_rows() -> None:
         (ORDERS, 3, True),
         (ITEMS.name, 1, True),
     ]
+    assert [(report.new.rows, report.new.records) for report in copy.reports] == [(3, 3), (1, 1)]
 
 
 def test_a_table_with_fewer_rows_than_estimated_is_still_finished() -> None:

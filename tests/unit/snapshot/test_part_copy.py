@@ -8,11 +8,11 @@ import pytest
 from cdc.capture.settings import CaptureSettings
 from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
+from cdc.row_rate import RowRate
 from snapshot.ledger import CopyRun
 from snapshot.part_copy import copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import EncodedRow, Line, RowEvents
-from snapshot.row_rate import RowRate
 from tests.builders import column, table
 from tests.copy_lines import copy_line
 from tests.history import EPOCH, published

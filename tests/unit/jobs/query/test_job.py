@@ -10,7 +10,8 @@ import pytest
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import ConfigurationError, DataLost, Fenced, LockstepError, Overtaken, Unavailable
-from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.control_records import ProgressRecord, SchemaRecord
+from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.query.job import SinkJob, _as_of_start, _keeper
 from jobs.query.log_facts import LogFacts
@@ -298,3 +299,34 @@ def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | 
     job.stop.set()
     job._known_shapes = [SchemaRecord(table(), 1)]
     assert not job._have_shapes_changed()
+
+
+@pytest.mark.parametrize(
+    ("state", "reads", "expected"),
+    [
+        (AsideState.PAUSED, False, 100),
+        (AsideState.FAILED, False, 100),
+        (AsideState.RESUMING, True, 100),
+        (AsideState.OUT, False, 200),
+        (None, True, 0),
+    ],
+)
+def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
+    state: AsideState | None, reads: bool, expected: int
+) -> None:
+    """One that comes back after it was out lacks what the watermark has passed meanwhile."""
+    kept, aside = "p.public.a", "p.public.b"
+    stored = Progress({(kept, 0): 5, (aside, 0): 3}, 100, 7, 0, {}, left_at_ms={aside: 4})
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    facts = {topic: TopicFacts("id", 1, 10**15) for topic in ([kept, aside] if reads else [kept])}
+    log = LogFacts({}, [], facts, dict.fromkeys(facts, table().name))
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+    asides = {} if state is None else {aside: Aside(state, 5)}
+    keeper = _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
+    progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
+    assert progress.watermark_lsn == expected
+    assert progress.next_offsets[aside, 0] == 3
+    assert progress.left_at_ms == {aside: 4} if state is not None else progress.left_at_ms == {}

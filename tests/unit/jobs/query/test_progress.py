@@ -269,3 +269,43 @@ def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:
     with pytest.raises(Fenced):
         kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
     assert opened.generations.load_progress() is None
+
+
+def _paused_keeper(**more: Any) -> tuple[ProgressKeeper, Clock]:
+    clock = Clock()
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, {}, left_at_ms={"items": 400_000})
+    kept = ProgressKeeper(
+        opened.generations,
+        Watermark([TOPIC, "items"], lsn=100),
+        stored=stored,
+        topic_ids={TOPIC: "id", "items": "id"},
+        now_ms=clock,
+        **{**KEPT, "retention_ms": {TOPIC: 700_000, "items": 700_000}, "left_at_ms": dict(stored.left_at_ms), **more},
+    )
+    return kept, clock
+
+
+def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> None:
+    kept, _ = _paused_keeper(is_paused=True, holds_watermark=True)
+    kept.release_watermark()
+    kept.learn([record(200, 9)])
+    assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).watermark_lsn == 100
+
+
+def test_a_table_that_is_resumed_is_judged_by_when_it_was_paused_until_it_has_all() -> None:
+    kept, clock = _paused_keeper(resuming=["items"])
+    assert kept.complete_at_ms == 400_000
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "items": (9,)})])
+    clock.now_ms = 1_150_000
+    with pytest.raises(PositionMismatch, match="items keeps tombstones"):
+        kept.batch_applied({("items", 0): 8}, rejected=0)
+    stored = kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    assert (stored.left_at_ms, kept.resuming) == ({"items": 400_000}, {"items"})
+    clock.now_ms = 1_050_000
+    kept.batch_applied({("items", 0): 9}, rejected=0)
+    caught_up = kept.learn([])
+    assert caught_up is not None
+    assert (caught_up.left_at_ms, caught_up.watermark_lsn, kept.resuming) == ({}, 200, frozenset())

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.errors import Fenced
+from cdc.row_rate import RowRate
 from jobs.executor.long_batch import Told
 from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
@@ -15,7 +16,6 @@ from jobs.generations.lease import GenerationLease
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.threads import QueryState
 from sinks.memory import open_memory
-from snapshot.row_rate import RowRate
 from tests.databases import until
 from tests.generations import Time, prepared_store
 

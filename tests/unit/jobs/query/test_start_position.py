@@ -7,6 +7,7 @@ from jobs.query.start_position import (
     begin_at_start_position,
     load_start_position,
     offsets_after_lsn,
+    offsets_of_topics,
     skipped_by,
 )
 from jobs.spark.source import starting_offsets
@@ -66,3 +67,29 @@ def test_a_gap_is_closed_by_reading_from_before_it() -> None:
 
 def test_sparks_notation_names_every_partition() -> None:
     assert starting_offsets({(ORDERS, 1): 6, (ORDERS, 0): 5}) == '{"shop.public.orders": {"0": 5, "1": 6}}'
+
+
+def test_where_other_tables_are_read_those_that_leave_keep_their_position() -> None:
+    progress = Progress({(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 7}, 0, 0, 0, {})
+    committed = {(ORDERS, 0): 8, (ORDERS, 1): 9, (ITEMS, 0): 7}
+    orders = [(ORDERS, 0), (ORDERS, 1)]
+    assert offsets_of_topics(orders, StartPosition(), committed, progress) == committed
+    later = StartPosition(1, committed, topics=frozenset([ORDERS]))
+    further = {(ORDERS, 0): 20, (ORDERS, 1): 21}
+    assert offsets_of_topics(PARTITIONS, later, further, progress) == {**further, (ITEMS, 0): 7}
+
+
+def test_a_table_that_comes_back_goes_on_no_further_than_the_destination_says() -> None:
+    """It may have been put back to before the table was paused."""
+    start = StartPosition(1, {(ORDERS, 0): 8, (ITEMS, 0): 7}, topics=frozenset([ORDERS]))
+    progress = Progress({(ORDERS, 0): 9, (ITEMS, 0): 4}, 0, 0, 0, {})
+    offsets = offsets_of_topics([(ORDERS, 0), (ITEMS, 0)], start, {(ORDERS, 0): 9}, progress)
+    assert offsets == {(ORDERS, 0): 9, (ITEMS, 0): 4}
+    assert offsets_of_topics([(ITEMS, 0)], StartPosition(), None, None) == {(ITEMS, 0): 0}
+
+
+def test_which_topics_are_read_from_a_start_comes_back() -> None:
+    records = open_memory(MemoryStore(), 2).records
+    position = begin_at_start_position(records, 2, {(ITEMS, 0): 3}, topics=frozenset([ORDERS]))
+    assert load_start_position(records, 2) == position
+    assert position.topics == frozenset([ORDERS])

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -14,6 +15,7 @@ from cdc.model.lsn import Lsn
 from lockstep.cli.main import exit_code
 from lockstep.console import say
 from monitor.lag import LagReport, SourceFacts, report
+from monitor.waits import Waited
 
 CONFIG = """\
 [pipeline]
@@ -211,38 +213,68 @@ def test_a_watched_lag_in_a_pipe_has_few_lines_or_a_document_each_time_and_outli
     assert printed.err == "Kafka doesn't answer [/x]\n"
 
 
+class WaitedInVain:
+    """The one sink that is waited for is late."""
+
+    def __init__(self, _: object, sinks: Collection[str]) -> None:
+        assert set(sinks) == {"cache"}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, lsn: int, *, timeout_s: float) -> Waited:
+        return Waited(lsn, {"cache": f"it isn't there after {timeout_s:.0f} s"})
+
+
+@pytest.fixture
+def in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.postgres.connection.connect", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("cdc.postgres.slot.emit_heartbeat", lambda _: Lsn(200))
+    monkeypatch.setattr("monitor.waits.Waits", WaitedInVain)
+
+
+@pytest.mark.usefixtures("in_vain")
 def test_a_server_that_is_gone_when_the_wait_is_over_does_not_hide_that_it_was_in_vain(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who waited in vain asks once more, for what is wrong with the jobs."""
-    monkeypatch.setattr("cdc.postgres.connection.connect", lambda *_, **__: nullcontext())
-    monkeypatch.setattr("cdc.postgres.slot.emit_heartbeat", lambda _: Lsn(200))
-    monkeypatch.setattr("monitor.collector.LagCollector", Collecting)
-    assert exit_code(["wait", "--config", config, "--timeout", "0"]) == 1
-    assert capsys.readouterr().err.startswith("error: not everything up to 0/C8 was applied in 0 s: Kafka doesn't")
+
+    class Refused(Collecting):
+        def collect(self, *, with_jobs: bool = True) -> LagReport:
+            raise Unavailable("Kafka doesn't answer [/x]")
+
+    monkeypatch.setattr("monitor.collector.LagCollector", lambda *_: Refused())
+    assert exit_code(["wait", "--config", config, "--timeout", "0", "--sink", "cache"]) == 1
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "error: not everything up to 0/C8 was applied in 0 s",
+        "cache: it isn't there after 0 s",
+        "Kafka doesn't answer [/x]",
+    ]
 
 
-def test_a_wait_asks_only_its_sinks_and_about_jobs_only_when_it_was_in_vain(
+@pytest.mark.usefixtures("in_vain")
+def test_whoever_waits_in_vain_for_ever_learns_what_is_wrong_with_that_sink_alone(
     config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that was killed takes seconds to tell from one that hangs, and may be another sink's."""
-    asked: list[object] = []
 
     class Asked(Collecting):
         def __init__(self, _: object, sinks: Collection[str]) -> None:
             super().__init__()
-            asked.append(set(sinks))
+            assert set(sinks) == {"cache"}
 
         def collect(self, *, with_jobs: bool = True) -> LagReport:
-            asked.append(with_jobs)
-            return report(SourceFacts(100, 100, 100, 1, True, 0), [], now_ms=1)
+            assert with_jobs
+            lag = report(SourceFacts(100, 100, 100, 1, True, 0), [], now_ms=1)
+            return replace(lag, paused_copies=("public.t",))
 
-    monkeypatch.setattr("cdc.postgres.connection.connect", lambda *_, **__: nullcontext())
-    monkeypatch.setattr("cdc.postgres.slot.emit_heartbeat", lambda _: Lsn(200))
     monkeypatch.setattr("monitor.collector.LagCollector", Asked)
-    assert exit_code(["wait", "--config", config, "--timeout", "0", "--sink", "cache"]) == 1
-    assert asked == [{"cache"}, False, True]
-    assert "not everything up to 0/C8" in capsys.readouterr().err
+    assert exit_code(["wait", "--config", config, "--timeout", "inf", "--sink", "cache"]) == 1
+    told = capsys.readouterr().err
+    assert "not everything up to 0/C8" in told
+    assert "the copy of public.t is paused" in told
 
 
 def test_an_event_is_in_the_pipe_before_the_next_is_waited_for(config: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from jobs.generations.status import JobState, JobStatus
@@ -23,34 +24,23 @@ from lockstep.dashboard.model import PipelineState
 from lockstep.dashboard.server import health_of
 from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
-from monitor.stalls import Look, Stalls
+from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, VerifyOutcome
+from tests.lag import sink_facts, source_facts
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 
 
 def source(**changes: Any) -> SourceFacts:
-    facts: dict[str, Any] = {
-        "wal_end": Lsn(0x200),
-        "received_lsn": Lsn(0x180),
-        "published_lsn": Lsn(0x100),
-        "published_commit_time_ms": 1_000,
-        "slot_active": True,
-        "retained_bytes": 512,
-    }
-    return SourceFacts(**facts | changes)
+    published = {"published_lsn": Lsn(0x100), "published_commit_time_ms": 1_000}
+    return source_facts(
+        **{"wal_end": Lsn(0x200), "received_lsn": Lsn(0x180), "retained_bytes": 512} | published | changes
+    )
 
 
 def sink(name: str = "search", generation: int = 1, **changes: Any) -> SinkFacts:
-    facts: dict[str, Any] = {
-        "is_live": True,
-        "watermark_lsn": 0x80,
-        "commit_time_ms": 500,
-        "records_behind": 7,
-        "rejected": 0,
-        "job": JobStatus(JobState.RUNNING),
-    }
-    return SinkFacts(name, generation, **facts | changes)
+    facts = {"watermark_lsn": 0x80, "commit_time_ms": 500, "records_behind": 7, "job": JobStatus(JobState.RUNNING)}
+    return sink_facts(name, generation, **facts | changes)
 
 
 def looked(facts: SourceFacts, *sinks: SinkFacts, seconds: int = 1) -> LagReport:
@@ -143,6 +133,22 @@ def test_what_nobody_knows_is_null() -> None:
     assert [problem.reason for problem in state.problems] == ["Kafka doesn't answer"]
 
 
+def test_the_slots_figures_are_not_those_of_before_a_server_was_silent() -> None:
+    lag = looked(source(safe_wal_bytes=7), sink())
+    silent = replace(
+        lag,
+        stages=unreachable(lag, ["search"], "kafka", "it hangs", now_ms=3_000),
+        silent_servers={"kafka": LockstepError("it hangs")},
+    )
+    state = state_of(silent)
+    assert state.source.retained_bytes is state.source.safe_wal_bytes is state.source.wal_status is None
+    assert [(problem.where, problem.state, problem.reason) for problem in state.problems] == [
+        ("kafka", "unanswered", "it hangs")
+    ]
+    assert (state.capture.state, state.sinks[0].state) == ("unknown", "unknown")
+    assert not health_of(state, 2_000).ready
+
+
 def test_a_sink_shows_its_generations_newest_first() -> None:
     state = state_of(looked(source(), sink(), sink(generation=2, is_live=False), sink("cache")))
     detail = sink_detail("search", state, [(1, 0.5)])
@@ -182,6 +188,9 @@ def test_the_page_says_of_a_comparison_what_the_sink_keeps_of_it() -> None:
     found = VerifyReport("search", 1, "source", 0x10, (lost, equal))
     run = verify_run("search", orjson.dumps(found.to_json()), finished_ms=1, seconds=2.0)
     assert (run.state, run.verified_through) == (found.outcome, None)
+    output = orjson.dumps(replace(found, tables=(equal,)).to_json())
+    whole, one = (verify_run("search", output, finished_ms=1, seconds=2.0, table=name) for name in (None, "public.u"))
+    assert (whole.verified_through, one.verified_through) == ("0/10", None), "one table says nothing of the others"
     assert found.outcome is VerifyOutcome.INCOMPLETE
     assert "`lockstep verify search`" in (told_of(run) or "")
 

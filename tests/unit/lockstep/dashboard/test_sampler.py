@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config, load
-from lockstep.dashboard.documents import Subject
+from lockstep.dashboard.documents import Rates, Subject
 from lockstep.dashboard.model import PipelineState, Problem
 from lockstep.dashboard.sampler import Log, Sampler, changes
 from monitor.lag import LagReport
@@ -51,6 +51,12 @@ def test_what_cant_begin_to_look_is_told_and_begins_when_it_can(config: Config, 
     assert isinstance(told[0], LockstepError)
     assert "password" in told[0].message
     assert not failed.is_set()
+
+
+def test_rates_are_not_those_of_before_a_look_failed(config: Config) -> None:
+    sampler = Sampler(config, SUBJECT, Log())
+    sampler.rates = Rates({"shop.public.t": 5.0})
+    assert sampler.look_once().topics.events_per_s is None
 
 
 def test_a_bug_that_ends_the_thread_is_told(config: Config) -> None:

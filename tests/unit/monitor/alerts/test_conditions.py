@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
 from cdc.protocol.control_records import Gap
+from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
@@ -95,6 +97,13 @@ def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
     for state, opens in ((JobState.STOPPED, True), (JobState.SILENT, True), (JobState.ABSENT, False)):
         sink = _sink(job=JobStatus(state, 7, "the index is gone", "make it"))
         assert ("job-stopped/cache" in _found(_report(_applied(sink)))) is opens
+
+
+@pytest.mark.parametrize("state", list(AsideState))
+def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(state: AsideState) -> None:
+    asides = {TableName("public", "t"): Aside(state, 7, reason="a column has another type")}
+    found = _found(_report(_applied(_sink(job=JobStatus(JobState.RUNNING, asides=asides)))))
+    assert found == ({"table-failed/cache": Severity.CRITICAL} if state is AsideState.FAILED else {})
 
 
 def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:

@@ -23,7 +23,7 @@ from monitor.metrics.endpoint import Opened, exposition, open_meters
 from monitor.metrics.meters import PrometheusMeters
 from monitor.metrics.pipeline import gauges_of
 from monitor.metrics.settings import MetricsSettings
-from snapshot.copy import CopyProgress
+from snapshot.copy import Copied, CopyProgress
 from stack.ports import pick
 from tests.databases import until
 
@@ -86,25 +86,29 @@ def test_the_jobs_reports_become_figures(address: str) -> None:
         _scraped(address)
 
 
-def _copied(rows: int, size: int, *, finished: bool = False) -> CopyProgress:
-    return CopyProgress(TableName("public", "orders"), rows, 100, size, finished)
+def _copied(rows: int, new: Copied, *, finished: bool = False) -> CopyProgress:
+    return CopyProgress(TableName("public", "orders"), rows, 100, 10 * rows, finished, new)
 
 
-def test_copies_count_what_was_copied_again_too(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_copies_count_what_this_process_has_published(tmp_path_factory: pytest.TempPathFactory) -> None:
     meters = PrometheusMeters(Part.CAPTURE)
     directory = tmp_path_factory.mktemp("values")
     (directory / "large").write_bytes(b"x" * 10_000)
     again: list[str] = []
     observer = of_capture.measured(
-        Observer(restarted=lambda: again.append("said")), Opened(meters, meters.ask), directory
+        Observer(restarted=lambda: again.append("said")),
+        Opened(meters, meters.ask),
+        values=directory,
+        topics={TableName("public", "orders"): "shop.public.orders"},
     )
-    for progress in (_copied(10, 100), _copied(30, 300), _copied(5, 50), _copied(40, 400, finished=True)):
-        observer.copied(progress)
-    observer.copied(_copied(7, 70))  # the next copy of the same table
+    observer.copied(_copied(500, Copied(20, 200, 20)))  # it goes on with what an earlier process has copied
+    observer.copied(_copied(530, Copied(30, 300, 30), finished=True))
+    observer.copied(_copied(7, Copied(7, 70)))  # the next copy of the same table, in chunks: batches count its records
     observer.restarted()
-    table = {"table": "public.orders"}
-    assert meters.registry.get_sample_value("lockstep_capture_copied_rows_total", table) == 30 + 40 + 7
-    assert meters.registry.get_sample_value("lockstep_capture_copied_bytes_total", table) == 300 + 400 + 70
+    table, topic = {"table": "public.orders"}, {"topic": "shop.public.orders"}
+    assert meters.registry.get_sample_value("lockstep_capture_copied_rows_total", table) == 57
+    assert meters.registry.get_sample_value("lockstep_capture_copied_bytes_total", table) == 570
+    assert meters.registry.get_sample_value("lockstep_capture_records_published_total", topic) == 50
     assert meters.registry.get_sample_value("lockstep_capture_restarts_total") == 1
     assert meters.registry.get_sample_value("lockstep_capture_values_bytes") == pytest.approx(10_000, abs=4096)
     assert again == ["said"]

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from cdc.model.table import TableName
 from sinks.registry import definition, with_definition
 from sinks.warehouse.settings import WarehouseSettings
+from tests.builders import table
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 
@@ -97,3 +98,14 @@ def test_a_file_has_no_login_and_nothing_else_of_a_server() -> None:
         settings(url="duckdb:////d/f", login={"user": "u"}, tls={}, connect_timeout_s=3)
     chosen = settings(url="duckdb:////d/f", names={"public.orders": "o"})
     assert with_definition(chosen, definition(chosen)) == chosen
+
+
+def test_to_purge_it_has_to_be_known_since_when_a_row_is_deleted() -> None:
+    unknown = settings(purge_deleted_after_days=0.5)
+    (told,) = unknown.problems_with([table()])
+    assert "set synced_at = true" in told
+    assert unknown.problems_at_work([table()]) == [told]
+    known = settings(purge_deleted_after_days=0.5, synced_at=True)
+    assert known.problems_with([table()]) == known.problems_at_work([table()]) == []
+    with pytest.raises(ValidationError, match="a DuckDB file has no purge_deleted_after_days"):
+        settings(url="duckdb:////tmp/dwh.duckdb", purge_deleted_after_days=1)

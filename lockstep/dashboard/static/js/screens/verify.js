@@ -40,7 +40,11 @@ function keptRow(one) {
     key: one.sink,
     cells: [
       one.sink,
-      [stateOf(one.state), one.error && h("p", { class: "quiet small" }, one.error)],
+      [
+        stateOf(one.state),
+        one.error && h("p", { class: "quiet small" }, one.error),
+        one.but_for.length > 0 && h("p", { class: "quiet small" }, `but for ${one.but_for.join("; ")}`),
+      ],
       format.clock(one.ended_ms),
       format.count(one.differing),
       lsn(one.verified_through),
@@ -67,9 +71,9 @@ export default {
   render({ state, document, error }) {
     const names = [...new Set(state.sinks.map((sink) => sink.name))];
     const row = (one) => ({
-      key: `${one.sink} ${one.finished_ms}`,
+      key: `${one.sink} ${one.table} ${one.finished_ms}`,
       cells: [
-        one.sink,
+        one.table === null ? one.sink : `${one.table} in ${one.sink}`,
         stateOf(one.state),
         format.clock(one.finished_ms),
         format.count(one.rows),

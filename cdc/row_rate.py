@@ -1,4 +1,4 @@
-"""How many rows a second are copied at most. Pure: the clock is an argument."""
+"""How many rows a second are copied or applied at most. Pure: the clock is an argument."""
 
 from collections.abc import Callable
 

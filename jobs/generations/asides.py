@@ -1,0 +1,224 @@
+"""Tables that a generation's job sets aside: somebody has paused them, taken them out, or they can't be applied.
+
+Two coordination records, each with one writer, so that nobody overwrites what another has said:
+
+``g<n>.table_orders``
+    What somebody has asked of a table. Commands write it. Each order has a number, greater than that of the one before.
+``g<n>.asides``
+    What the job has made of it, and the tables that it couldn't apply. The job writes it. An entry names the order that
+    it knows, so a table that has failed is tried again by a newer order alone.
+
+A table that is set aside isn't read. Its position stays in the start position (``jobs.query.start_position``), and the
+watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+import orjson
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from sinks.contract import CoordinationRecords
+
+
+class Wish(StrEnum):
+    """What is asked of a table: ``APPLY`` it, ``PAUSE`` it, or take it ``OUT`` of the sink."""
+
+    APPLY = "apply"
+    PAUSE = "pause"
+    OUT = "out"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The newest order about a table. ``number`` is 0 where nobody has ever given one."""
+
+    wish: Wish = Wish.APPLY
+    number: int = 0
+    at_ms: int = 0
+
+
+class AsideState(StrEnum):
+    """``PAUSED`` and ``OUT``: as somebody has asked. ``FAILED``: it couldn't be applied, and its neighbours go on.
+
+    ``RESUMING``: it is read again, and lacks what came meanwhile.
+    """
+
+    PAUSED = "paused"
+    FAILED = "failed"
+    OUT = "out"
+    RESUMING = "resuming"
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A table that is set aside since ``since_ms``. ``order`` is the number of the newest order that the job knew.
+
+    ``reason`` and ``hint`` are those of the error of one that has failed. ``topic_id`` is Kafka's id of the topic that
+    it has read, None where it has read none.
+    """
+
+    state: AsideState
+    since_ms: int
+    order: int = 0
+    reason: str | None = None
+    hint: str | None = None
+    topic_id: str | None = None
+
+    @property
+    def is_read(self) -> bool:
+        return self.state is AsideState.RESUMING
+
+    @property
+    def holds_watermark(self) -> bool:
+        """Whether the sink is said to have this table, and doesn't get its changes."""
+        return self.state in (AsideState.PAUSED, AsideState.FAILED)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
+
+    def why(self, table: str) -> str:
+        """Why readers of the sink find old rows of this table, or will."""
+        match self.state:
+            case AsideState.PAUSED:
+                return f"{table} is paused, and the watermark waits for it"
+            case AsideState.FAILED:
+                return f"{table} is set aside, since it can't be applied: {self.reason}"
+            case AsideState.OUT:
+                return f"{table} was taken out: its rows stay as they were"
+            case AsideState.RESUMING:
+                return f"{table} was resumed, and catches up"
+
+    def next_step(self, sink: str, table: str) -> str | None:
+        """What to do; None where it ends by itself."""
+        resume = f"`lockstep resume {sink} {table}`"
+        match self.state:
+            case AsideState.PAUSED:
+                return f"{resume} lets it go on"
+            case AsideState.FAILED:
+                return resume if self.hint is None else f"{self.hint}; then {resume}"
+            case AsideState.OUT:
+                return f"{resume} takes it in again"
+            case AsideState.RESUMING:
+                return None
+
+    def sentence(self, sink: str, table: str) -> str:
+        """Both of them."""
+        step = self.next_step(sink, table)
+        return self.why(table) if step is None else f"{self.why(table)}; {step}"
+
+
+Orders = Mapping[TableName, Order]
+Asides = Mapping[TableName, Aside]
+
+
+def load_orders(records: CoordinationRecords, generation: int) -> dict[TableName, Order]:
+    """What was asked of a generation's tables. Raises what the destination raises."""
+    return parse_orders(records.load(orders_name(generation)))
+
+
+def parse_orders(text: str | None) -> dict[TableName, Order]:
+    """The orders in the text of their record, None where there is none."""
+    entries: list[Any] = [] if text is None else orjson.loads(text)
+    return {TableName(schema, name): Order(Wish(wish), *numbers) for schema, name, wish, *numbers in entries}
+
+
+def give_order(
+    records: CoordinationRecords, generation: int, tables: Collection[TableName], wish: Wish, *, now_ms: int
+) -> dict[TableName, Order]:
+    """Ask this of these tables. Returns all orders. Of two that are given at the same moment one may be lost."""
+    orders = load_orders(records, generation)
+    number = max((order.number for order in orders.values()), default=0) + 1
+    orders |= {table: Order(wish, number, now_ms) for table in tables}
+    entries = [[table.schema, table.name, order.wish, order.number, order.at_ms] for table, order in orders.items()]
+    records.save(orders_name(generation), orjson.dumps(entries).decode())
+    return orders
+
+
+def orders_name(generation: int) -> str:
+    """The coordination record of the orders."""
+    return f"g{generation}.table_orders"
+
+
+def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName, Aside]:
+    """The tables that a generation's job has set aside. Raises what the destination raises."""
+    text = records.load(asides_name(generation))
+    entries: list[Any] = [] if text is None else orjson.loads(text)
+    return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
+
+
+def save_asides(records: CoordinationRecords, generation: int, asides: Asides) -> None:
+    """Replace what is known of the tables that are set aside."""
+    records.save(asides_name(generation), dump_asides(asides))
+
+
+def dump_asides(asides: Asides) -> str | None:
+    """The text of their record, None for no record."""
+    entries = [
+        [
+            *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
+            *(aside.reason, aside.hint, aside.topic_id),
+        ]
+        for table, aside in sorted(asides.items())
+    ]
+    return orjson.dumps(entries).decode() if entries else None
+
+
+def asides_name(generation: int) -> str:
+    """The coordination record of the tables that are set aside."""
+    return f"g{generation}.asides"
+
+
+def next_asides(tables: Iterable[TableName], orders: Orders, asides: Asides, *, now_ms: int) -> dict[TableName, Aside]:
+    """What a job that begins to read sets aside, now that it knows these orders. Pure.
+
+    ``tables`` are the sink's. What it has set aside of others is kept: they may come back.
+    """
+    wanted = set(tables)
+    left = {table: aside for table, aside in asides.items() if table not in wanted}
+    decided = {table: _next(orders.get(table, Order()), asides.get(table), now_ms) for table in wanted}
+    return left | {table: aside for table, aside in decided.items() if aside is not None}
+
+
+def _next(order: Order, aside: Aside | None, now_ms: int) -> Aside | None:
+    match order.wish:
+        case Wish.PAUSE | Wish.OUT:
+            state = AsideState.PAUSED if order.wish is Wish.PAUSE else AsideState.OUT
+            if aside is None:
+                return Aside(state, now_ms, order.number)
+            if aside.state in (state, AsideState.OUT):  # nobody has waited for what came while it was out
+                return replace(aside, order=order.number)
+            return replace(aside, state=state, since_ms=now_ms, order=order.number, reason=None, hint=None)
+        case Wish.APPLY:
+            if aside is None or aside.state is AsideState.OUT:
+                return None
+            if aside.state is AsideState.FAILED and order.number <= aside.order:
+                return aside
+            return replace(aside, state=AsideState.RESUMING, order=order.number, reason=None, hint=None)
+
+
+def failed(asides: Asides, errors: Mapping[TableName, LockstepError], orders: Orders, *, now_ms: int) -> Asides:
+    """The same with tables that can't be applied, each with its error. The first time counts. Pure."""
+    set_aside = {
+        table: _failed(asides.get(table), error, orders.get(table, Order()), now_ms) for table, error in errors.items()
+    }
+    return {**asides, **set_aside}
+
+
+def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: int) -> Aside:
+    return Aside(
+        AsideState.FAILED,
+        now_ms if before is None else before.since_ms,
+        order.number,
+        error.message,
+        error.hint,
+        None if before is None else before.topic_id,
+    )
+
+
+def read_tables(tables: Iterable[TableName], asides: Asides) -> list[TableName]:
+    """Those of a sink's tables that its job reads. Pure."""
+    return [table for table in tables if table not in asides or asides[table].is_read]

@@ -1,0 +1,115 @@
+"""``lockstep pause``, ``resume`` and ``take-out``: single tables of a sink, while the others go on."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
+from jobs.generations.asides import AsideState, Order, Wish, give_order, load_asides
+from jobs.generations.lease import is_running
+from jobs.generations.record import Generation, Phase, check_owner
+from lockstep.config import Config
+from lockstep.generations import list_of, settings_of, settings_of_generation
+from sinks.contract import CoordinationRecords, OpenedSink
+from sinks.registry import open_sink
+
+_OBEYED_S: Final = 60.0
+"""How long a command waits for a job to do what it was asked for: a batch that is under way ends first."""
+
+_LOOK_S: Final = 0.2
+
+
+def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *, say: Callable[[str], None]) -> bool:
+    """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed.
+
+    Returns whether it could: a table that is to be applied again may fail again. Raises ConfigurationError for a table
+    that the sink doesn't have, LockstepError while the generation that readers see is being written again.
+    """
+    names = [TableName.parse(text) for text in tables]
+    generations = _in_use(config, name)
+    opened = open_sink(name, settings_of(config, name), 1)
+    try:
+        for generation in generations:
+            _check(config, name, generation, opened.records, names, wish)
+        is_done = True
+        for generation in generations:
+            number = generation.number
+            orders = give_order(opened.records, number, names, wish, now_ms=time.time_ns() // 1_000_000)
+            label = name if generation.is_live else f"{name}, generation {number}"
+            is_done &= _wait_until_obeyed(name, label, opened, number, orders, names, wish, say)
+        return is_done
+    finally:
+        opened.sink.close()
+
+
+def _in_use(config: Config, name: str) -> list[Generation]:
+    generations = list_of(config, name)
+    for generation in generations:
+        if generation.is_live and generation.phase is Phase.REPLAYING:
+            raise LockstepError(
+                f"generation {generation.number} of sink {name!r} is being written again",
+                hint=f"`lockstep rebuild {name} --in-place` goes on with it; then try again",
+            )
+    ready = [generation for generation in generations if generation.phase is Phase.READY]
+    if not ready:
+        raise LockstepError(f"sink {name!r} has no generation that is in use", hint="`lockstep apply` builds one")
+    return ready
+
+
+def _check(
+    config: Config,
+    name: str,
+    generation: Generation,
+    records: CoordinationRecords,
+    tables: Collection[TableName],
+    wish: Wish,
+) -> None:
+    if generation.record is not None:
+        check_owner(name, generation.number, generation.record, config.pipeline.name)
+    asides = load_asides(records, generation.number)
+    has = {*config.sink_tables(settings_of_generation(config, name, generation)), *asides}
+    unknown = [table for table in tables if table not in has]
+    if unknown:
+        raise ConfigurationError(
+            f"sink {name!r} has no table {unknown[0]}", hint=f"it has: {', '.join(sorted(map(str, has)))}"
+        )
+    for table in tables:
+        if wish is Wish.PAUSE and table in asides and asides[table].state is AsideState.OUT:
+            raise LockstepError(
+                f"table {table} was taken out of sink {name!r}",
+                hint=f"`lockstep resume {name} {table}` takes it in again",
+            )
+
+
+def _wait_until_obeyed(
+    name: str,
+    label: str,
+    opened: OpenedSink,
+    number: int,
+    orders: dict[TableName, Order],
+    tables: Collection[TableName],
+    wish: Wish,
+    say: Callable[[str], None],
+) -> bool:
+    if not is_running(opened.records, number):
+        say(f"{label}: no job applies to it now; the next one does what was asked for, `lockstep apply` starts it")
+        return True
+    deadline = time.monotonic() + _OBEYED_S
+    while time.monotonic() < deadline:
+        asides = load_asides(opened.records, number)
+        wanted = {table: orders[table].number for table in tables}
+        if all(
+            (table not in asides and wish is Wish.APPLY) or (table in asides and asides[table].order >= order)
+            for table, order in wanted.items()
+        ):
+            break
+        time.sleep(_LOOK_S)
+    else:
+        say(f"{label}: its job is busy with a batch, and does what was asked for after it; `lockstep lag` shows it")
+        return True
+    for table in tables:
+        aside = asides.get(table)
+        text = f"{table} is applied like all others" if aside is None else aside.sentence(name, str(table))
+        say(f"{label}: {text}")
+    return not any(table in asides and asides[table].state is AsideState.FAILED for table in tables)

@@ -1,0 +1,368 @@
+"""Single tables of a sink are paused, resumed, taken out, or fail, while the others go on."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.kafka.control_topics import read_tables
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+from cdc.protocol.control_records import SchemaRecord
+from jobs.driver import run_sinks
+from jobs.generations.asides import Aside, AsideState, Wish, give_order, load_asides
+from jobs.generations.status import JobStatus, job_status
+from lockstep.cli.main import exit_code
+from lockstep.generations import check_nothing_aside, switch_to
+from sinks.contract import OpenedSink, Progress
+from sinks.registry import open_sink
+from sinks.warehouse.settings import WarehouseSettings
+from stack.stack import Endpoints
+from tests.builders import column, table
+from tests.databases import until
+from tests.events import Delete, Log, Put, kafka_settings
+from tests.job_process import JobProcess, spark_settings
+from tests.pipeline import Pipeline as Captures
+from tests.spark_here import Job
+from tests.topics import configure
+
+pytestmark = [pytest.mark.live, pytest.mark.busy]
+
+ORDERS = table(column("id", "int8"), column("note"))
+ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
+
+
+class Pipeline:
+    """A log of two tables, and a warehouse that follows it."""
+
+    def __init__(self, endpoints: Endpoints, directory: Path) -> None:
+        self.name = f"aside{uuid.uuid4().hex[:8]}"
+        self.directory = directory
+        self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, ITEMS])
+        self.sink = f"{self.name}w"
+        self.settings = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
+
+    def write(self, *changes: Put | Delete) -> int:
+        return self.log.commit(changes, commit_time_ms=time.time_ns() // 1_000_000)
+
+    def both(self, key: int, note: str) -> int:
+        """A row of each table."""
+        row = {"id": key, "note": note}
+        return self.write(Put(ORDERS, row), Put(ITEMS, row))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "pipeline": self.name,
+            "kafka": self.log.kafka,
+            "tables": self.log.table_names,
+            "sinks": {self.sink: self.settings},
+            "spark": spark_settings(self.directory),
+        }
+
+    def job(self, spark: SparkSession) -> Job:
+        return Job(spark, partial(run_sinks, **self._arguments()))
+
+    def process(self) -> JobProcess:
+        return JobProcess(**self._arguments(), once=False)
+
+    def opened(self) -> OpenedSink:
+        return open_sink(self.sink, self.settings, 1)
+
+    def order(self, wish: Wish, of: Table) -> None:
+        opened = self.opened()
+        try:
+            give_order(opened.records, 1, [of.name], wish, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
+    def aside(self, of: Table) -> Aside | None:
+        opened = self.opened()
+        try:
+            return load_asides(opened.records, 1).get(of.name)
+        finally:
+            opened.sink.close()
+
+    def wait_aside(self, of: Table, state: AsideState | None) -> Aside | None:
+        def is_so() -> bool:
+            aside = self.aside(of)
+            return (None if aside is None else aside.state) is state
+
+        until(is_so, seconds=120)
+        return self.aside(of)
+
+    def rows(self, of: Table) -> dict[Any, Any]:
+        opened = self.opened()
+        try:
+            return {stored.key["id"]: stored.row["note"] for stored in opened.sink.scan(of)}
+        finally:
+            opened.sink.close()
+
+    def wait_rows(self, of: Table, expected: dict[int, str]) -> None:
+        def is_there() -> bool:
+            try:
+                return self.rows(of) == expected
+            except LockstepError:  # the job hasn't made its tables yet
+                return False
+
+        until(is_there, seconds=120)
+
+    def _progress(self) -> Progress | None:
+        opened = self.opened()
+        try:
+            return opened.generations.load_progress()
+        finally:
+            opened.sink.close()
+
+    def progress(self) -> Progress:
+        stored = self._progress()
+        assert stored is not None
+        return stored
+
+    def wait_watermark(self, lsn: int) -> None:
+        def is_reached() -> bool:
+            stored = self._progress()
+            return stored is not None and stored.watermark_lsn == lsn
+
+        until(is_reached, seconds=120)
+
+    def status(self) -> JobStatus:
+        opened = self.opened()
+        try:
+            return job_status(opened.records, 1, now_ms=time.time_ns() // 1_000_000)
+        finally:
+            opened.sink.close()
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(endpoints, tmp_path)
+    yield made
+    made.log.close()
+
+
+def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.both(1, "first")
+    held = pipeline.both(2, "second")
+    with pipeline.job(spark) as job:
+        pipeline.wait_watermark(held)
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.both(1, "later")
+        pipeline.write(Delete(ITEMS, {"id": 2}), Put(ITEMS, {"id": 3, "note": "third"}))
+        pipeline.wait_rows(ORDERS, {1: "later", 2: "second"})
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first", 2: "second"}
+    assert pipeline.progress().watermark_lsn == held
+    with pipeline.job(spark) as job:
+        pipeline.both(4, "after a restart")
+        pipeline.wait_rows(ORDERS, {1: "later", 2: "second", 4: "after a restart"})
+        assert pipeline.rows(ITEMS) == {1: "first", 2: "second"}
+        assert pipeline.progress().watermark_lsn == held
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {1: "later", 3: "third", 4: "after a restart"})
+        pipeline.wait_aside(ITEMS, None)
+        newest = pipeline.both(5, "newest")
+        pipeline.wait_watermark(newest)
+        assert job.stop() == 0
+    assert pipeline.progress().left_at_ms == {}
+
+
+def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.both(1, "first")
+    with pipeline.process() as process:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        for key in range(2, 50):
+            pipeline.both(key, "while paused")
+        process.kill()
+    expected = {1: "first"} | dict.fromkeys(range(2, 50), "while paused")
+    pipeline.order(Wish.APPLY, ITEMS)
+    with pipeline.process() as process:
+        pipeline.wait_aside(ITEMS, AsideState.RESUMING)
+        process.kill()
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, expected)
+        pipeline.wait_rows(ORDERS, expected)
+        pipeline.wait_aside(ITEMS, None)
+        assert job.stop() == 0
+
+
+def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark: SparkSession) -> None:
+    wider = table(*ITEMS.columns, column("extra"), name=TableName("public", "items"))
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        row = {"id": 2, "note": "second", "extra": "new"}
+        pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(wider, {1: "first", 2: "second"})
+        assert job.stop() == 0
+
+
+def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.write(Delete(ITEMS, {"id": 1}))
+        configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
+        pipeline.order(Wish.APPLY, ITEMS)
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert "deletes may be missing" in (failed.reason or "")
+        assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.hint or "")
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert pipeline.status().has_failed_tables
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(lsn)
+        pipeline.log.commit([Put(retyped, {"id": 2, "note": 5})], schemas=[SchemaRecord(retyped, pipeline.log.lsn)])
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert failed.reason
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert pipeline.progress().watermark_lsn == lsn
+        assert job.stop() == 0
+    opened = pipeline.opened()
+    try:
+        with pytest.raises(LockstepError, match="can't be switched to"):
+            check_nothing_aside(opened.records, pipeline.sink, 1, live=None, to="switched to")
+    finally:
+        opened.sink.close()
+
+
+def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: Pipeline, spark: SparkSession) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.OUT, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.OUT)
+        newest = pipeline.both(2, "second")
+        pipeline.wait_watermark(newest)
+        assert pipeline.rows(ITEMS) == {1: "first"}
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
+        assert job.stop() == 0
+
+
+def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.order(Wish.PAUSE, ORDERS)
+        pipeline.order(Wish.PAUSE, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        pipeline.wait_aside(ORDERS, AsideState.PAUSED)
+        pipeline.both(2, "second")
+        pipeline.order(Wish.APPLY, ORDERS)
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pipeline.directory / "lockstep.toml"
+    path.write_text(
+        f'[pipeline]\nname = "{pipeline.name}"\n[source]\ndsn = "{endpoints.source_dsn}"\n'
+        'tables = ["public.orders", "public.items"]\n'
+        f'[kafka]\nbootstrap_servers = "{endpoints.kafka_bootstrap}"\n'
+        f'[sinks.{pipeline.sink}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
+    )
+
+    def run(command: str, of: str) -> tuple[int, str]:
+        code = exit_code([command, pipeline.sink, of, "--config", str(path)])
+        return code, capsys.readouterr().err
+
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        assert job.stop() == 0
+    code, said = run("pause", "public.nothing")
+    assert (code, "has no table public.nothing" in said) == (2, True)
+    code, said = run("pause", "public.items")
+    assert (code, "no job applies to it now" in said) == (0, True)
+    with pipeline.job(spark) as job:
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        code, said = run("resume", "public.items")
+        assert (code, f"{pipeline.sink}: public.items " in said) == (0, True)
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        assert run("take-out", "public.items")[0] == 0
+        assert pipeline.wait_aside(ITEMS, AsideState.OUT)
+        code, said = run("pause", "public.items")
+        assert (code, "was taken out" in said) == (1, True)
+        assert job.stop() == 0
+
+
+def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    name = f"pause{uuid.uuid4().hex[:8]}"
+    pipeline = Captures(endpoints, tmp_path, name, sinks=True)
+    sink, account = f"{name}_cache", f"{name}.account"
+    options = ["--config", str(pipeline.path)]
+    try:
+        with pipeline.sql() as sql:
+            sql.execute(f"insert into {account} (id, owner) select i, 'o' from generate_series(1, 20) i")
+            sql.execute(f"insert into {name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 20) i")
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        assert exit_code(["pause", sink, account, *options]) == 0
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        with pipeline.sql() as sql:
+            sql.execute(f"truncate {account}")
+            sql.execute(f"alter table {account} add column extra text default 'x', drop column tags")
+            sql.execute(f"insert into {account} (id, owner) select i, 'new' from generate_series(15, 30) i")
+            sql.execute(f"update {name}.entry set note = 'changed'")
+        pipeline.wait_published(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        opened = open_sink(sink, pipeline.config.sinks[sink], 1)
+        shapes = read_tables(pipeline.client, name)
+        by_name = {shape.name.name: shape for shape in shapes.values()}
+        assert {stored.row["note"] for stored in opened.sink.scan(by_name["entry"])} == {"changed"}
+        assert {stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == {"o"}
+        refused = pipeline.rebuild(spark, sink, in_place=True).failed()
+        assert f"can't be written again: {account} is paused" in refused.message
+        built = pipeline.rebuild(spark, sink, switch_over=True).finish()
+        assert (built.report.is_equal, built.is_live) == (True, True), "a rebuild has all tables"
+        with pytest.raises(LockstepError, match=r"generation 1 of sink .* can't be switched to: .*account is paused"):
+            switch_to(pipeline.config, sink, number=None, back=True)
+        assert exit_code(["resume", sink, account, *options]) == 0
+        job = pipeline.apply(spark, sink)
+        until(lambda: not load_asides(opened.records, 1), seconds=120)
+        assert switch_to(pipeline.config, sink, number=None, back=True) == (2, 1)
+        assert job.stop() == 0
+        assert {stored.key["id"]: stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == (
+            dict.fromkeys(range(15, 31), "new")
+        )
+        opened.sink.close()
+    finally:
+        pipeline.close()

@@ -1,0 +1,46 @@
+"""What can't be done with a generation while a table of it is set aside."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState, Wish, give_order, save_asides
+from lockstep.generations import check_nothing_aside
+from sinks.contract import CoordinationRecords
+from sinks.memory import MemoryRecords, MemoryStore
+
+T = TableName("public", "t")
+
+
+def _records(states: Mapping[int, AsideState]) -> CoordinationRecords:
+    records = MemoryRecords(MemoryStore())
+    for number, state in states.items():
+        save_asides(records, number, {T: Aside(state, 5, reason="no room")})
+    return records
+
+
+@pytest.mark.parametrize("state", list(AsideState))
+def test_readers_are_not_switched_to_a_generation_that_lacks_changes_of_a_table(state: AsideState) -> None:
+    records = _records({1: state})
+    with pytest.raises(
+        LockstepError, match=r"generation 1 of sink 'search' can't be switched to: public\.t "
+    ) as raised:
+        check_nothing_aside(records, "search", 1, live=2, to="switched to")
+    assert "lockstep resume search public.t" in (raised.value.hint or "")
+    check_nothing_aside(records, "search", 2, live=1, to="switched to")
+
+
+def test_nor_to_one_whose_job_has_not_obeyed_yet() -> None:
+    records = MemoryRecords(MemoryStore())
+    give_order(records, 1, [T], Wish.PAUSE, now_ms=5)
+    with pytest.raises(LockstepError, match=r"public\.t is to be set aside"):
+        check_nothing_aside(records, "search", 1, live=2, to="switched to")
+    give_order(records, 1, [T], Wish.APPLY, now_ms=6)
+    check_nothing_aside(records, "search", 1, live=2, to="switched to")
+
+
+def test_a_table_that_was_taken_out_of_both_is_no_matter() -> None:
+    records = _records({1: AsideState.OUT, 2: AsideState.OUT})
+    check_nothing_aside(records, "search", 1, live=2, to="switched to")
