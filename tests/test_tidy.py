@@ -45,7 +45,7 @@ def test_every_package_is_under_a_contract() -> None:
 def test_the_order_of_the_packages_is_a_contract() -> None:
     contracts = PYPROJECT["tool"]["importlinter"]["contracts"]
     layers = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
-    assert ["lockstep", "monitor", "jobs", "sinks | snapshot", "cdc"] in layers
+    assert ["lockstep", "monitor", "jobs", "sinks | snapshot | views", "cdc"] in layers
 
 
 @pytest.mark.parametrize("package", ["cdc", "jobs"])

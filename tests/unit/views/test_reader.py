@@ -1,0 +1,226 @@
+"""What can't be kept is refused, all at once, with the clause, the reason and the remedy; and what is known of keys."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from cdc.model.table import TableName
+from tests.view_queries import TABLES, column, shape
+from views.failures import Refusal, Refused
+from views.plan import Join, Scan, ViewPlan, nodes
+from views.sql.reader import TopRows, read_view
+
+ODD = {
+    **TABLES,
+    **{
+        table.name: table
+        for table in (
+            shape(
+                "odd", ["id"], column("id", "int4"), column("x", "float8"), column("j", "jsonb"),
+                column("s", "mood", "text", 90000), column("z", "timestamptz"), column("day", "date"),
+                column("Big", "text"), column("p", "character(4)", "bpchar"), column("u", "uuid"),
+            ),
+            shape("log", [], column("at", "timestamptz")),
+        )
+    },
+}  # fmt: skip
+
+
+def refusals(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> tuple[Refusal, ...]:
+    with pytest.raises(Refused) as refused:
+        read_view(sql, ODD, key=key, top=top)
+    return refused.value.refusals
+
+
+def kept(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> ViewPlan:
+    return read_view(sql, ODD, key=key, top=top)
+
+
+@pytest.mark.parametrize(
+    ("select", "reason"),
+    [
+        ("id, now() as n", "its result changes"),
+        ("id, random() as n", "its result changes"),
+        ("id, current_date as n", "its result changes"),
+        ("id, clock_timestamp() as n", "its result changes"),
+        ("id, lower(t) as n", "locale"),
+        ("id, t ilike 'a' as n", "locale"),
+        ("id, row_number() over (order by id) as n", "window functions"),
+        ("id, (select max(y) from b) as n", "subqueries"),
+        ("id, g in (select y from b) as n", "subqueries"),
+        ("id, exists (select 1 from b) as n", "subqueries"),
+        ("id, t < 'a' as n", "collation"),
+        ("id, t < 'a' collate \"de_DE\" as n", "only the collation C"),
+        ("id, g + t as n", "stand together"),
+        ("id, d + interval '1 day' as n", "intervals"),
+        ("id, g between 1 and 2 = f as n", "which operator comes first"),
+        ("id, date_trunc('decade', d) as n", "isn't supported"),
+        ("id, d::date::text as n", "can have another result"),
+        ("id, g as n, t as n", "two columns"),
+        ("id, g + 1", "no name"),
+        ("id, nothing", "no column 'nothing'"),
+        ("id, a.*", "two columns"),
+        ("id, t::varchar(2) as n", "this cast isn't supported"),
+        ("id, 1e400 as n", "this number"),
+        ("id, pg_sleep(1) as n", "isn't supported"),
+        ("id, count(*) as n", "whole table"),
+    ],
+)
+def test_what_a_select_list_cant_have(select: str, reason: str) -> None:
+    found = refusals(f"select {select} from a")
+    assert any(reason in refusal.reason for refusal in found), found
+    assert all(refusal.clause and refusal.remedy for refusal in found)
+
+
+@pytest.mark.parametrize(
+    ("select", "reason"),
+    [
+        ("id, x = 1.5 as n", "equality of float8"),
+        ("id, x = x as n", "equality of float8"),
+        ("id, x + x as n", "arithmetic with float8"),
+        ("id, j = '{}' as n", "equality of jsonb"),
+        ("id, s = 'calm' as n", "equality of mood"),
+        ("id, p = 'a' as n", "equality of character"),
+        ("id, z::date as n", "time zone"),
+        ("id, date_trunc('hour', z) as n", "time zone"),
+        ("id, z at time zone 'Europe/Berlin' as n", "rules of time zones"),
+        ("id, z = '2024-01-01 00:00:00' as n", "isn't read as timestamptz"),
+        ("id, day = 'tomorrow' as n", "isn't read as date"),
+        ("id, u = 'A' as n", "isn't read as uuid"),
+    ],
+)
+def test_types_of_which_too_little_is_known(select: str, reason: str) -> None:
+    assert reason in refusals(f"select {select} from odd")[0].reason
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        "id, x, j, s, p, z", "id, s::text = 'calm' as n", "id, date_trunc('hour', z, 'UTC') as n",
+        "id, (z at time zone 'UTC')::date as n", "id, z = '2024-01-01T00:00:00Z' as n",
+        "id, day - date '2024-01-01' as n",
+        "id, u = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11' as n", 'id, "Big" as n', "id, x is null as n",
+        "id, coalesce(x, x) as n", "id, case when day > '2024-01-01' then x end as n",
+    ],
+)  # fmt: skip
+def test_types_that_are_passed_on_or_cast(select: str) -> None:
+    assert kept(f"select {select} from odd").key == ("id",)
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("select a.id from a cross join b", "cross join"),
+        ("select a.id from a, b where a.b_id = b.id", "cross join"),
+        ("select a.id from a natural join b", "natural"),
+        ("select a.id from a join b on a.id < b.id", "no equality"),
+        ("select a.id from a full join b on a.b_id = b.id", "FULL joins"),
+        ("select a.id from a right join b on a.b_id = b.id", "RIGHT joins"),
+        ("select a.id from a left join b on a.b_id = b.id and a.g = 1", "a left join takes"),
+        ("select id from missing", "isn't captured"),
+        ("select id from other.a", "isn't captured"),
+        ("select at as id from log", "has no key"),
+        ("select id from a limit 3", "no order"),
+        ("select id from a order by id", "no order"),
+        ("select distinct on (g) id from a", "isn't supported"),
+        ("select id from a for update", "isn't supported"),
+        ("select id from a intersect select id from b", "isn't a query"),
+        ("with recursive r as (select 1 as id) select id from r", "recursive"),
+        ("select 1 as id", "reads no table"),
+        ("select id from a; select id from b", "2 statements"),
+        ("delete from a", "isn't a query"),
+        ("select from where", "can't be parsed"),
+        ("select g as id, t from a group by g", "isn't in `group by`"),
+        ("select u as id, count(*) as n from a group by u", "equal numerics can look different"),
+        ("select id from a where count(*) > 1", "aggregate can't stand here"),
+        ("select coalesce(g, 1) as id, array_agg(t) as n from a group by 1", "order of its elements"),
+        ("select coalesce(g, 1) as id, array_agg(t order by n) as n from a group by 1", "order of its elements"),
+        ("select coalesce(g, 1) as id, max(t) as n from a group by 1", "collation"),
+        ("select coalesce(g, 1) as id, sum(distinct g) as n from a group by 1", "distinct isn't kept for sum"),
+        ("select id, sum(x) as n from odd group by id", "depends on the order of its rows"),
+        ("select coalesce(g, 1) as id from a group by rollup(g)", "isn't supported"),
+    ],
+)
+def test_what_a_query_cant_have(sql: str, reason: str) -> None:
+    found = refusals(sql)
+    assert any(reason in refusal.reason for refusal in found), found
+
+
+def test_all_refusals_are_told_at_once() -> None:
+    found = refusals("select id, now() as n, lower(t) as l from a where random() > 0.5 order by id")
+    assert [refusal.clause for refusal in found] == ["ORDER BY id", "RANDOM()", "CURRENT_TIMESTAMP", "LOWER(t)"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "key", "reason"),
+    [
+        ("select g, t from a", ["g"], "can be null"),
+        ("select g, t from a where g is not null", ["g"], "two rows"),
+        ("select id, t from a", ["missing"], "no column 'missing'"),
+        ("select id, t from a", [], "names no column"),
+        ("select a.id from a join b on a.g = b.y", ["id"], "two rows"),
+        ("select a.id, b.id as other from a left join b on a.b_id = b.id", ["id", "other"], "can be null"),
+        ("select u from a where u is not null", ["u"], "equality of 'u'"),
+        ("select id from a union all select id from b", ["id"], "two rows"),
+        ("select 1 as part, id from a union all select 1 as part, id from b", ["part", "id"], "two rows"),
+        ("select k, v from c", ["k"], "two rows"),
+    ],
+)
+def test_keys_that_dont_tell_rows_apart(sql: str, key: list[str], reason: str) -> None:
+    assert any(reason in refusal.reason for refusal in refusals(sql, key))
+
+
+@pytest.mark.parametrize(
+    ("sql", "key"),
+    [
+        ("select a.id, b.t from a join b on a.b_id = b.id", ["id"]),
+        ("select a.id, b.t from a left join b on a.b_id = b.id", ["id"]),
+        ("select a.id, b.t from a left join b using (id)", ["id"]),
+        ("select b.id as x, b.t from a join b on a.b_id = b.id join a as z on z.id = b.id where a.id = 1", ["x"]),
+        ("select g, count(*) as n from a where g > 0 group by g", ["g"]),
+        ("select distinct g, t from a where g = 1 and t is not null", ["t"]),
+        ("select k, v from c where l = 'x'", ["k"]),
+        ("select s.g, b.id from (select g from a where g is not null group by g) s join b on b.id = s.g", ["g"]),
+        ("select 1 as part, id from a union all select 2 as part, id from b", ["part", "id"]),
+        ("select id from a union select id from b", ["id"]),
+        ("with w as (select id, g from a) select w.id, b.n from w join b on b.id = w.g", ["id"]),
+    ],
+)
+def test_keys_that_follow_from_the_tables(sql: str, key: list[str]) -> None:
+    assert kept(sql, key).key == tuple(key)
+
+
+@pytest.mark.parametrize(
+    ("top", "reason"),
+    [
+        (TopRows(("g",), "t", 1), "collation"),
+        (TopRows(("missing",), "id", 1), "no column 'missing'"),
+        (TopRows(("g",), "missing", 1), "no column 'missing'"),
+        (TopRows(("g",), "id", 0), "less than 1"),
+        (TopRows(("g",), "id id id", 1), "can't be parsed"),
+        (TopRows(("g",), "", 1), "can't be parsed"),
+    ],
+)
+def test_a_top_that_cant_be_kept(top: TopRows, reason: str) -> None:
+    assert any(reason in refusal.reason for refusal in refusals("select id, g, t from a", top=top))
+
+
+def test_only_the_columns_that_are_read_are_kept() -> None:
+    plan = kept("select a.id, b.t from a join b on a.b_id = b.id where a.f")
+    assert [node.names for node in nodes(plan.root) if isinstance(node, Scan)] == [("id", "b_id", "f"), ("id", "t")]
+
+
+def test_a_joins_key_is_as_small_as_the_tables_keys_make_it() -> None:
+    plan = kept("select a.id, c.l from a join b on a.b_id = b.id join c on c.k = b.c_k", ["id", "l"])
+    (outer, _) = [node for node in nodes(plan.root) if isinstance(node, Join)]
+    assert len(outer.key) == 2
+
+
+def test_names_are_in_lower_case_unless_they_are_quoted() -> None:
+    plan = kept('select ID, "Big", A.t as "T" from odd join a using (id)')
+    assert [name for name, _ in plan.outputs] == ["id", "Big", "T"]
+
+
+def test_tables_are_those_that_the_query_reads() -> None:
+    plan = kept("select x.id from a x join b on x.b_id = b.id join a y on y.id = x.id")
+    assert plan.tables == (TableName("public", "a"), TableName("public", "b"))

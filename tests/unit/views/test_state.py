@@ -1,0 +1,183 @@
+"""The contract of a view's state, on every implementation of it."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc.model.errors import Fenced, LockstepError
+from views.state.contract import Reading, State, Step
+from views.state.file import FILE_NAME, FileState
+from views.state.memory import MemoryState
+
+
+@pytest.fixture(params=["memory", "file"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[State]:
+    opened: State = MemoryState() if request.param == "memory" else FileState(tmp_path, identity="a view")
+    yield opened
+    opened.close()
+    opened.close()
+
+
+def put(*entries: tuple[bytes, bytes]) -> Callable[[Step], None]:
+    def work(step: Step) -> None:
+        for key, value in entries:
+            step.put(key, value)
+
+    return work
+
+
+def entries(state: State, prefix: bytes = b"") -> list[tuple[bytes, bytes]]:
+    return state.read(lambda reading: list(reading.scan(prefix)))
+
+
+def test_entries_are_in_the_order_of_their_keys(state: State) -> None:
+    state.update(put((b"b", b"2"), (b"a\xff", b"1"), (b"", b"0"), (b"c", b"")))
+    assert entries(state) == [(b"", b"0"), (b"a\xff", b"1"), (b"b", b"2"), (b"c", b"")]
+
+
+def test_a_step_sees_its_own_changes(state: State) -> None:
+    def work(step: Step) -> tuple[object, ...]:
+        step.put(b"a", b"1")
+        step.put(b"a", b"2")
+        step.put(b"b", b"3")
+        step.delete(b"b")
+        step.delete(b"never there")
+        return step.get(b"a"), step.get(b"b"), list(step.scan(b"")), list(step.scan_back(b""))
+
+    assert state.update(work) == (b"2", None, [(b"a", b"2")], [(b"a", b"2")])
+
+
+def test_a_step_that_raises_changes_nothing(state: State) -> None:
+    state.update(put((b"a", b"1"), (b"b", b"2")))
+
+    def work(step: Step) -> None:
+        step.put(b"a", b"other")
+        step.delete(b"b")
+        step.put(b"c", b"3")
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        state.update(work)
+    assert entries(state) == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_the_size_counts_the_entries(state: State) -> None:
+    assert state.size().entries == 0
+    state.update(put((b"a", b"1"), (b"b" * 600, b"2")))
+    assert state.size().entries == 2
+    assert state.size().bytes > 600
+
+
+# Keys that begin alike for longer than LMDB's keys are long, around the place where they are cut.
+_KEYS = st.one_of(
+    st.binary(max_size=3),
+    st.builds(
+        lambda size, end: b"k" * size + end, st.sampled_from([1, 440, 446, 447, 448, 449, 700]), st.binary(max_size=3)
+    ),
+)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.lists(_KEYS, max_size=12), gone=st.lists(_KEYS, max_size=4), prefix=_KEYS, bound=_KEYS)
+def test_scans_are_those_of_a_sorted_list(
+    state: State, keys: list[bytes], gone: list[bytes], prefix: bytes, bound: bytes
+) -> None:
+    def work(step: Step) -> None:
+        for key, _ in list(step.scan(b"")):
+            step.delete(key)
+        for key in keys:
+            step.put(key, key[-2:])
+        for key in gone:
+            step.delete(key)
+
+    state.update(work)
+    expected = [(key, key[-2:]) for key in sorted(set(keys) - set(gone)) if key.startswith(prefix)]
+
+    def look(reading: Reading) -> list[object]:
+        return [
+            list(reading.scan(prefix)),
+            list(reading.scan_back(prefix)),
+            list(reading.scan(prefix, after=bound)),
+            list(reading.scan_back(prefix, before=bound)),
+            [reading.get(key) for key in keys],
+        ]
+
+    assert state.read(look) == [
+        expected,
+        expected[::-1],
+        [entry for entry in expected if entry[0] > bound],
+        [entry for entry in expected if entry[0] < bound][::-1],
+        [None if key in gone else key[-2:] for key in keys],
+    ]
+
+
+# --- the file ---
+
+
+def test_a_closed_file_opens_with_all_of_it(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="a view")
+    state.update(put((b"a", b"1"), (b"l" * 900, b"2")))
+    state.close()
+    assert entries(FileState(tmp_path, identity="a view")) == [(b"a", b"1"), (b"l" * 900, b"2")]
+
+
+def test_the_map_grows_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="a view", map_bytes=128 * 1024)
+    numbers = random.Random(1)
+    values = [(b"%06d" % index, numbers.randbytes(5000)) for index in range(200)]
+    state.update(put((b"first", b"1")))
+    state.update(put(*values))
+    assert entries(state) == [*values, (b"first", b"1")]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "why"),
+    [(b"sformat", b"0", "another version of Lockstep"), (b"sidentity", b"other", "belongs to another query")],
+)
+def test_a_state_of_something_else_is_refused_and_left_alone(
+    tmp_path: Path, entry: bytes, value: bytes, why: str
+) -> None:
+    state = FileState(tmp_path, identity="a view")
+    state.update(put((b"a", b"1")))
+    state.close()
+    with (
+        lmdb.open(str(tmp_path / FILE_NAME), subdir=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(entry, value)
+    with pytest.raises(LockstepError, match=why) as refused:
+        FileState(tmp_path, identity="a view")
+    assert "build the view anew" in str(refused.value)
+    with lmdb.open(str(tmp_path / FILE_NAME), subdir=False) as environment, environment.begin() as transaction:
+        assert (transaction.get(entry), transaction.get(b"da")) == (value, b"1")
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b"x" * 100_000)
+    with pytest.raises(LockstepError, match="can't be opened"):
+        FileState(tmp_path, identity="a view")
+
+
+def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
+    with (
+        lmdb.open(str(tmp_path / FILE_NAME), subdir=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(b"mine", b"too")
+    with pytest.raises(LockstepError, match="another program"):
+        FileState(tmp_path, identity="a view")
+
+
+def test_whoever_opened_it_last_writes_it(tmp_path: Path) -> None:
+    # Two environments of one file in one process aren't allowed, so the later process is only its mark.
+    state = FileState(tmp_path, identity="a view")
+    assert state._environment is not None
+    with state._environment.begin(write=True) as transaction:
+        transaction.put(b"swriter", b"another")
+    with pytest.raises(Fenced, match="another process"):
+        state.update(put((b"a", b"1")))

@@ -1,0 +1,291 @@
+"""A view's steps: whole or not at all, with output that stays pending until it is acknowledged."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
+from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
+from views.failures import EvaluationError, FanOutExceeded
+from views.sql.reader import TopRows, read_view
+from views.state.contract import State, Step
+from views.state.file import FileState
+from views.state.memory import MemoryState
+from views.view import Counters, View, ViewChange, ViewPosition, identity
+
+COUNTS = Question("select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)", ("g",))
+NEWEST = Question(
+    "select b.id as author, a.id, a.t, count(c.v) as n from b join a on a.b_id = b.id left join c on c.k = b.c_k"
+    " group by b.id, a.id, a.t",
+    ("author", "id"),
+    TopRows(("author",), "n desc, id", 2),
+)
+
+
+def a(number: int, **values: Any) -> RowWrite:
+    names = [described.name for described in TABLES[TableName("public", "a")].columns]
+    return "a", {"id": number}, {**dict.fromkeys(names), "id": number, **values}
+
+
+def b(number: int, c_k: int | None) -> RowWrite:
+    return "b", {"id": number}, {"id": number, "c_k": c_k, "y": None, "t": "", "n": None}
+
+
+def c(k: int, l: str) -> RowWrite:  # noqa: E741  the column's name
+    return "c", {"k": k, "l": l}, {"k": k, "l": l, "v": 1, "f": None}
+
+
+def without(write: RowWrite) -> RowWrite:
+    return write[0], write[1], None
+
+
+HISTORY = [
+    [b(1, 7), b(2, 8), *(a(number, b_id=number % 2 + 1, t="x") for number in range(1, 7))],
+    [c(7, "x"), c(8, "x"), c(8, "y")],
+    [without(a(1)), a(2, b_id=2, t="moved"), b(1, 8)],
+    [without(c(8, "x")), without(b(2, 8))],
+]
+
+
+def opened(question: Question, state: State, **settings: Any) -> View:
+    return View(read_view(question.sql, TABLES, key=question.key, top=question.top), TABLES, state, **settings)
+
+
+def step(view: View, writes: list[RowWrite], lsn: int) -> Counters:
+    return view.step(events(writes, lsn), epoch=1, lsn=lsn, offsets={("a", 0): lsn})
+
+
+# --- what comes out ---
+
+
+def test_a_change_of_several_rows_of_one_key_is_one_change() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=1), a(3, g=2)], 8)
+    output = view.pending()
+    assert output is not None
+    assert (output.tag, output.is_last, list(output.changes)) == (
+        Tag(1, 8, 0),
+        True,
+        [ViewChange({"g": 1}, {"g": 1, "n": 2}), ViewChange({"g": 2}, {"g": 2, "n": 1})],
+    )
+
+
+def test_a_row_that_moves_between_groups_changes_both() -> None:
+    view = KeptView(COUNTS, MemoryState())
+    view.step([a(1, g=1), a(2, g=1)])
+    view.step([a(2, g=2)])
+    assert list(view.rows.values()) == [{"g": 1, "n": 1}, {"g": 2, "n": 1}]
+
+
+def test_a_change_that_comes_to_nothing_isnt_there() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1)], 8)
+    view.acknowledge(view.pending())
+    done = step(view, [a(1, g=1, t="other"), a(2), without(a(2))], 16)
+    assert (view.pending(), done.changes_in, done.changes_out) == (None, 0, 0)
+
+
+def test_an_event_that_isnt_newer_changes_nothing() -> None:
+    view = KeptView(COUNTS, MemoryState())
+    view.step([a(1, g=1)])
+    old = [replace(event, tag=str(Tag(0, 999, 9))) for event in events([a(1, g=5)], 1)]
+    view.view.step(old, epoch=1, lsn=16, offsets={})
+    view.deliver()
+    assert list(view.rows) == [(1,)]
+
+
+def test_the_newest_event_of_a_key_counts_whatever_the_order() -> None:
+    view = opened(COUNTS, MemoryState())
+    first, last = events([a(1, g=1), a(1, g=2)], 8)
+    view.step([last, first], epoch=1, lsn=8, offsets={})
+    assert [change.row for change in view.pending().changes] == [{"g": 2, "n": 1}]
+
+
+def test_other_tables_are_left_out() -> None:
+    view = opened(COUNTS, MemoryState())
+    foreign = RowEvent(TableName("public", "z"), {"id": 1}, str(Tag(1, 8, 1)), {"id": 1}, Position("z", 0, 1))
+    view.step([foreign], epoch=1, lsn=8, offsets={("z", 0): 2})
+    assert (view.pending(), view.position().offsets) == (None, {("z", 0): 2})
+
+
+# --- pending output ---
+
+
+def test_output_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="v")
+    view = opened(COUNTS, state)
+    step(view, [a(1, g=1)], 8)
+    output = view.pending()
+    state.close()
+    state = FileState(tmp_path, identity="v")
+    view = opened(COUNTS, state)
+    assert view.pending() == output
+    view.acknowledge(output)
+    assert view.pending() is None
+    state.close()
+
+
+def test_what_a_later_step_changes_is_pending_once_with_its_newest_row() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1)], 8)
+    stale = view.pending()
+    step(view, [a(2, g=1)], 16)
+    output = view.pending()
+    assert (output.tag, [change.row for change in output.changes]) == (Tag(1, 16, 0), [{"g": 1, "n": 2}])
+    with pytest.raises(LockstepError, match="read it again"):
+        view.acknowledge(stale)
+
+
+def test_output_is_read_in_parts() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(number, g=number) for number in range(1, 6)], 8)
+    parts = []
+    while (output := view.pending(2)) is not None:
+        parts.append((len(output.changes), output.is_last))
+        view.acknowledge(output)
+    assert parts == [(2, False), (2, False), (1, True)]
+
+
+# --- position and counters ---
+
+
+def test_a_position_is_kept_with_the_rows() -> None:
+    view = opened(COUNTS, MemoryState())
+    assert view.position() == ViewPosition()
+    view.step(events([a(1, g=1)], 8), epoch=1, lsn=8, offsets={("a", 0): 5, ("b", 0): 1})
+    view.step([], epoch=1, lsn=24, offsets={("a", 0): 6})
+    position = view.position()
+    assert (position.epoch, position.lsn, position.offsets) == (1, 24, {("a", 0): 6, ("b", 0): 1})
+
+
+def test_a_view_doesnt_go_back() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1)], 16)
+    with pytest.raises(LockstepError, match="can't go back"):
+        step(view, [a(1, g=2)], 8)
+    assert view.position().lsn == 16
+
+
+def test_counters_say_what_was_done() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=2)], 8)
+    step(view, [a(2, g=1)], 16)
+    counters = view.position().counters
+    assert (counters.steps, counters.changes_in, counters.changes_out) == (2, 3, 4)
+    assert counters.amplification == pytest.approx(4 / 3)
+
+
+def test_a_fan_out_beyond_the_limit_stops_with_nothing_kept() -> None:
+    state = MemoryState()
+    view = opened(NEWEST, state, changes_max=10)
+    step(view, HISTORY[0][:2], 8)
+    before = everything(state)
+    with pytest.raises(FanOutExceeded, match="more than 10 rows"):
+        step(view, HISTORY[0], 16)
+    assert everything(state) == before
+
+
+def test_a_row_for_which_the_query_fails_stops_the_view() -> None:
+    view = opened(Question("select id, g / y as q from a join (select id as i, 0 as y from b) b on i = b_id", ("id",)),
+                  MemoryState())  # fmt: skip
+    step(view, [a(1, g=1, b_id=1)], 8)
+    with pytest.raises(EvaluationError, match="division by zero"):
+        step(view, [b(1, None)], 16)
+    assert view.position().lsn == 8
+
+
+def test_a_state_belongs_to_a_query_and_its_tables_shapes() -> None:
+    plan = read_view(COUNTS.sql, TABLES, key=COUNTS.key)
+    other = read_view(COUNTS.sql.replace("0", "1"), TABLES, key=COUNTS.key)
+    wider: dict[TableName, Table] = {
+        **TABLES,
+        TableName("public", "a"): shape("a", ["id"], *TABLES[TableName("public", "a")].columns, column("z", "int4")),
+    }
+    assert identity(plan, TABLES) == identity(read_view(COUNTS.sql, TABLES, key=COUNTS.key), TABLES)
+    assert len({identity(plan, TABLES), identity(other, TABLES), identity(plan, wider)}) == 3
+
+
+# --- a step that is killed ---
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+class KillingState:
+    """A state whose process is killed at one of the accesses of a step."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.accesses_left = -1
+
+    def update(self, work: Callable[[Step], Any]) -> Any:
+        def killed(real: Step) -> Any:
+            result = work(_KillingStep(real, self))
+            self.access()  # all is done, and not committed
+            return result
+
+        return self.state.update(killed)
+
+    def access(self) -> None:
+        if self.accesses_left == 0:
+            raise Killed
+        self.accesses_left -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.state, name)
+
+
+class _KillingStep:
+    def __init__(self, real: Step, owner: KillingState) -> None:
+        self._real = real
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        def access(*arguments: Any, **named: Any) -> Any:
+            self._owner.access()
+            return getattr(self._real, name)(*arguments, **named)
+
+        return access
+
+
+def everything(state: State) -> list[tuple[bytes, bytes]]:
+    return state.read(lambda reading: list(reading.scan(b"")))
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_step_that_is_killed_anywhere_is_done_again_with_the_same_end(kind: str, tmp_path: Path) -> None:
+    plain = KeptView(NEWEST, MemoryState())
+    state: State = MemoryState() if kind == "memory" else FileState(tmp_path, identity="v")
+    killing = KillingState(state)
+    view = KeptView(NEWEST, killing)
+    killed = 0
+    for number, writes in enumerate(HISTORY, start=1):
+        plain.step(writes)
+        before = everything(state)
+        for point in count():
+            killing.accesses_left = point
+            try:
+                step(View(view.plan, TABLES, killing), writes, number * 8)
+            except Killed:
+                killed += 1
+                assert everything(state) == before
+            else:
+                break
+        # The output too is read and delivered anew by whoever comes after.
+        killing.accesses_left = 0
+        with pytest.raises(Killed):
+            view.deliver()
+        killing.accesses_left = -1
+        view.deliver()
+        assert view.rows == plain.rows
+    assert killed > 100
+    assert everything(state) == everything(plain.view._state)
+    state.close()

@@ -1,0 +1,377 @@
+"""Expressions -> Python functions of a row, with PostgreSQL's semantics: three-valued logic, its errors, its rounding.
+
+A function here raises EvaluationError where PostgreSQL raises an error. What could give another result than PostgreSQL
+isn't here: the reader of the query refuses it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any, Final
+
+import orjson
+
+from views import numerics
+from views.expressions import Call, Expression, Literal, Ref
+from views.failures import EvaluationError
+from views.numerics import decimal_of, text_of
+from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of
+
+Evaluate = Callable[[Row], Value]
+_Function = Callable[..., Any]
+
+_RANGES: Final = {Kind.INT2: 15, Kind.INT4: 31, Kind.INT8: 63}
+_DAY_US: Final = 86_400_000_000
+_DAYS_MAX: Final = 2_145_031_948
+_DAYS_MIN: Final = -2_451_545
+_MICROS_MAX: Final = 9_223_371_331_200_000_000
+_MICROS_MIN: Final = -211_813_488_000_000_000
+
+
+def compiled(expression: Expression, columns: Sequence[Ref]) -> Evaluate:
+    """The function of rows that have these columns. Raises KeyError when the expression reads another one."""
+    return _compiled(expression, {column.id: position for position, column in enumerate(columns)})
+
+
+def compiled_all(expressions: Sequence[Expression], columns: Sequence[Ref]) -> Callable[[Row], Row]:
+    """Several expressions as one function, which gives a row."""
+    positions = {column.id: position for position, column in enumerate(columns)}
+    if all(isinstance(expression, Ref) for expression in expressions):
+        # Tuned: most rows are made of other rows' columns.
+        places = [positions[expression.id] for expression in expressions if isinstance(expression, Ref)]
+        if places == list(range(len(columns))):
+            return lambda row: row
+        return lambda row: tuple([row[place] for place in places])
+    functions = [_compiled(expression, positions) for expression in expressions]
+    return lambda row: tuple([function(row) for function in functions])
+
+
+def _compiled(expression: Expression, positions: Mapping[int, int]) -> Evaluate:
+    match expression:
+        case Ref():
+            position = positions[expression.id]
+            return lambda row: row[position]
+        case Literal():
+            value = expression.value
+            return lambda row: value
+    arguments = [_compiled(argument, positions) for argument in expression.arguments]
+    if (lenient := _LENIENT.get(expression.name)) is not None:
+        return lenient(arguments)
+    return _strict(_function(expression), arguments)
+
+
+def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:
+    """Null where an argument is."""
+    if len(arguments) == 1:
+        (only,) = arguments
+
+        def unary(row: Row) -> Value:
+            value = only(row)
+            return None if value is None else function(value)
+
+        return unary
+    left, right = arguments
+
+    def binary(row: Row) -> Value:
+        a, b = left(row), right(row)
+        return None if a is None or b is None else function(a, b)
+
+    return binary
+
+
+# --- functions that look at nulls themselves ---
+
+
+def _and(arguments: list[Evaluate]) -> Evaluate:
+    def evaluate(row: Row) -> Value:
+        result: Value = True
+        for argument in arguments:
+            value = argument(row)
+            if value is False:
+                return False
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
+
+
+def _or(arguments: list[Evaluate]) -> Evaluate:
+    def evaluate(row: Row) -> Value:
+        result: Value = False
+        for argument in arguments:
+            value = argument(row)
+            if value is True:
+                return True
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
+
+
+def _is_null(arguments: list[Evaluate]) -> Evaluate:
+    (only,) = arguments
+    return lambda row: only(row) is None
+
+
+def _is_true(arguments: list[Evaluate]) -> Evaluate:
+    (only,) = arguments
+    return lambda row: only(row) is True
+
+
+def _is_false(arguments: list[Evaluate]) -> Evaluate:
+    (only,) = arguments
+    return lambda row: only(row) is False
+
+
+def _is_distinct(arguments: list[Evaluate]) -> Evaluate:
+    left, right, are_equal = arguments
+
+    def evaluate(row: Row) -> Value:
+        a, b = left(row), right(row)
+        return a is not b if a is None or b is None else are_equal(row) is False
+
+    return evaluate
+
+
+def _case(arguments: list[Evaluate]) -> Evaluate:
+    """Conditions and results by turns, and at the end the result where none is true."""
+    *branches, otherwise = arguments
+    pairs = list(zip(branches[::2], branches[1::2], strict=True))
+
+    def evaluate(row: Row) -> Value:
+        for condition, result in pairs:
+            if condition(row) is True:
+                return result(row)
+        return otherwise(row)
+
+    return evaluate
+
+
+def _coalesce(arguments: list[Evaluate]) -> Evaluate:
+    def evaluate(row: Row) -> Value:
+        for argument in arguments:
+            value = argument(row)
+            if value is not None:
+                return value
+        return None
+
+    return evaluate
+
+
+_LENIENT: Final[dict[str, Callable[[list[Evaluate]], Evaluate]]] = {
+    "and": _and,
+    "or": _or,
+    "is_null": _is_null,
+    "is_true": _is_true,
+    "is_false": _is_false,
+    "is_distinct": _is_distinct,
+    "case": _case,
+    "coalesce": _coalesce,
+}
+
+# --- strict functions ---
+
+_COMPARISONS: Final[dict[str, _Function]] = {
+    "=": lambda a, b: a == b,
+    "<>": lambda a, b: a != b,
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+}
+
+
+def _function(call: Call) -> _Function:
+    name, kind = call.name, call.type.kind
+    if name in _COMPARISONS:
+        compare = _COMPARISONS[name]
+        if call.arguments[0].type.kind is Kind.NUMERIC:
+            return lambda a, b: compare(decimal_of(a), decimal_of(b))
+        return compare
+    if name in _NUMERIC_ARITHMETIC and kind is Kind.NUMERIC:
+        return _numeric(_NUMERIC_ARITHMETIC[name])
+    if name in _INTEGER_ARITHMETIC and kind in _RANGES:
+        return _in_range(_INTEGER_ARITHMETIC[name], kind)
+    if name in _CASTS:
+        return _CASTS[name](call.type)
+    if name == "like":
+        return _like
+    if name.startswith("date_trunc:"):
+        return _TRUNCATIONS[name.removeprefix("date_trunc:")]
+    return _PLAIN[name]
+
+
+def _numeric(function: Callable[..., Decimal]) -> _Function:
+    return lambda *values: text_of(function(*map(decimal_of, values)))
+
+
+def _in_range(function: Callable[..., int], kind: Kind) -> _Function:
+    limit = 1 << _RANGES[kind]
+
+    def checked(*values: int) -> int:
+        result = function(*values)
+        if not -limit <= result < limit:
+            raise EvaluationError(f"a number is out of range for {kind.value}")
+        return result
+
+    return checked
+
+
+def _quotient(a: int, b: int) -> int:
+    if b == 0:
+        raise EvaluationError("division by zero")
+    quotient = abs(a) // abs(b)
+    return -quotient if (a < 0) != (b < 0) else quotient
+
+
+def _remainder(a: int, b: int) -> int:
+    if b == 0:
+        raise EvaluationError("division by zero")
+    rest = abs(a) % abs(b)
+    return -rest if a < 0 else rest
+
+
+_INTEGER_ARITHMETIC: Final[dict[str, Callable[..., int]]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": _quotient,
+    "%": _remainder,
+    "negate": lambda a: -a,
+    "abs": abs,
+}
+_NUMERIC_ARITHMETIC: Final[dict[str, Callable[..., Decimal]]] = {
+    "+": numerics.add,
+    "-": numerics.subtract,
+    "*": numerics.multiply,
+    "/": numerics.divide,
+    "%": numerics.remainder,
+    "negate": lambda a: a.copy_negate(),
+    "abs": lambda a: a.copy_abs(),
+}
+
+
+def _to_integer(of: SqlType) -> _Function:
+    return _in_range(lambda value: value, of.kind)
+
+
+def _numeric_to_integer(of: SqlType) -> _Function:
+    return _in_range(lambda value: int(numerics.rounded(decimal_of(value), 0)), of.kind)
+
+
+_CASTS: Final[dict[str, Callable[[SqlType], _Function]]] = {
+    "to_integer": _to_integer,
+    "numeric_to_integer": _numeric_to_integer,
+}
+
+
+def _fit(value: str, precision_and_scale: str) -> str:
+    precision, _, scale = precision_and_scale.partition(",")
+    return text_of(numerics.fitted(decimal_of(value), int(precision), int(scale)))
+
+
+def _day_of(micros: int) -> int:
+    return micros if abs(micros) == INFINITY else micros // _DAY_US
+
+
+def _midnight_of(days: int) -> int:
+    if abs(days) == INFINITY:
+        return days
+    return _timestamp_in_range(days * _DAY_US)
+
+
+def _timestamp_in_range(micros: int) -> int:
+    if not _MICROS_MIN <= micros < _MICROS_MAX:
+        raise EvaluationError("a timestamp is out of range")
+    return micros
+
+
+def _date_plus(days: int, added: int) -> int:
+    if abs(days) == INFINITY:
+        return days
+    result = days + added
+    if not _DAYS_MIN <= result <= _DAYS_MAX:
+        raise EvaluationError("a date is out of range")
+    return result
+
+
+def _days_between(later: int, earlier: int) -> int:
+    if INFINITY in (abs(later), abs(earlier)):
+        raise EvaluationError("an infinite date can't be subtracted")
+    return _in_range(lambda value: value, Kind.INT4)(later - earlier)  # type: ignore[no-any-return]
+
+
+def _like(text: str, pattern: str) -> bool:
+    return _pattern(pattern).fullmatch(text) is not None
+
+
+_PATTERNS: dict[str, re.Pattern[str]] = {}
+_PATTERNS_MAX: Final = 1000
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    if pattern not in _PATTERNS:
+        if len(_PATTERNS) >= _PATTERNS_MAX:
+            _PATTERNS.clear()
+        pieces: list[str] = []
+        characters = iter(pattern)
+        for character in characters:
+            if character == "\\":
+                escaped = next(characters, None)
+                if escaped is None:
+                    raise EvaluationError("a LIKE pattern ends with a backslash")
+                pieces.append(re.escape(escaped))
+            else:
+                pieces.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
+        _PATTERNS[pattern] = re.compile("".join(pieces), re.DOTALL)
+    return _PATTERNS[pattern]
+
+
+def _truncating(unit_us: int) -> _Function:
+    return lambda micros: micros if abs(micros) == INFINITY else _timestamp_in_range(micros - micros % unit_us)
+
+
+def _truncated_date(to_first: Callable[[int, int, int], int]) -> _Function:
+    def truncate(micros: int) -> int:
+        if abs(micros) == INFINITY:
+            return micros
+        return _timestamp_in_range(to_first(*date_of(micros // _DAY_US)) * _DAY_US)
+
+    return truncate
+
+
+def _monday(year: int, month: int, day: int) -> int:
+    days = days_of(year, month, day)
+    return days - (days + 5) % 7  # 2000-01-01 was a Saturday
+
+
+_TRUNCATIONS: Final[dict[str, _Function]] = {
+    "second": _truncating(1_000_000),
+    "minute": _truncating(60_000_000),
+    "hour": _truncating(3_600_000_000),
+    "day": _truncating(_DAY_US),
+    "week": _truncated_date(_monday),
+    "month": _truncated_date(lambda year, month, day: days_of(year, month, 1)),
+    "quarter": _truncated_date(lambda year, month, day: days_of(year, (month - 1) // 3 * 3 + 1, 1)),
+    "year": _truncated_date(lambda year, month, day: days_of(year, 1, 1)),
+}
+TRUNCATIONS: Final = frozenset(_TRUNCATIONS)
+"""The units that ``date_trunc`` takes here."""
+
+_PLAIN: Final[dict[str, _Function]] = {
+    "not": lambda a: not a,
+    "||": lambda a, b: a + b,
+    "length": len,
+    "same": lambda a: a,
+    "integer_to_text": str,
+    "bool_to_text": lambda a: "true" if a else "false",
+    "stored_text": orjson.loads,
+    "fit": _fit,
+    "day_of": _day_of,
+    "midnight_of": _midnight_of,
+    "date_plus": _date_plus,
+    "date_minus": lambda days, subtracted: _date_plus(days, -subtracted),
+    "days_between": _days_between,
+}

@@ -1,0 +1,73 @@
+"""Changed rows with their weights, how rows are stored, and what one step may read and write."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import orjson
+
+from views.failures import FanOutExceeded
+from views.state.contract import Step
+from views.values import Row, Value
+
+Changes = dict[Row, int]
+"""Rows and their weights, none of which is 0."""
+
+pack_row: Callable[[Iterable[Value]], bytes] = orjson.dumps
+
+
+def unpack_row(stored: bytes) -> Row:
+    """A row as it was packed."""
+    return tuple(orjson.loads(stored))
+
+
+def add(changes: Changes, row: Row, weight: int) -> None:
+    """Count a change in."""
+    total = changes.get(row, 0) + weight
+    if total:
+        changes[row] = total
+    else:
+        changes.pop(row, None)
+
+
+def retractions_first(changes: Changes) -> list[tuple[Row, int]]:
+    """The changes in an order in which a key is free before it is taken again."""
+    return sorted(changes.items(), key=_weight)
+
+
+def _weight(change: tuple[Row, int]) -> int:
+    return change[1]
+
+
+@dataclass(slots=True)
+class Work:
+    """One step: its changes of the state, and how many rows it may still change."""
+
+    state: Step
+    changes_max: int
+    changed: int = 0
+
+    def count(self, changes: int) -> None:
+        """Raises FanOutExceeded when the step changes too many rows."""
+        self.changed += changes
+        if self.changed > self.changes_max:
+            raise FanOutExceeded(
+                f"one step changes more than {self.changes_max} rows of the view's operators; nothing of it was kept",
+                hint="one change of a table reaches that many rows of the view. Raise the view's limit if that is"
+                " meant, or join and group by keys that fewer rows share",
+            )
+
+
+class Operator(Protocol):
+    """Keeps one node of the plan."""
+
+    def changed(self, source: int, changes: Changes, work: Work) -> Changes:
+        """Bring in changes of one of its sources. Returns those of its own rows."""
+
+
+_NODE: Final = 2
+
+
+def prefix_of(kind: bytes, number: int, part: int = 0) -> bytes:
+    """What the keys of a node's entries begin with."""
+    return kind + number.to_bytes(_NODE, "big") + bytes([part])

@@ -1,0 +1,84 @@
+"""A plan as operators that are joined: a step's events in, the changes of the result's rows out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from cdc.model.event import RowEvent
+from cdc.model.table import Table, TableName
+from views.operators.changes import Changes, Operator, Work, add
+from views.operators.group import GroupOperator
+from views.operators.join import JoinOperator
+from views.operators.rows import FilterOperator, ProjectOperator, UnionOperator
+from views.operators.scan import RowChange, ScanOperator, mirrors
+from views.operators.top import TopOperator
+from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, nodes, sources
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """From a scan up to the result: each operator, and which of its sources the changes come from."""
+
+    scan: ScanOperator
+    operators: tuple[tuple[Operator, int], ...]
+
+
+class Dataflow:
+    """The operators of one plan. What they remember is in the state alone."""
+
+    def __init__(self, root: Node, tables: Mapping[TableName, Table]) -> None:
+        """Raises KeyError for a table or column that isn't among the shapes."""
+        scans = [node for node in nodes(root) if isinstance(node, Scan)]
+        self._mirrors = mirrors(tables, scans)
+        self._numbers = {id(node): number for number, node in enumerate(nodes(root))}
+        self._paths = list(self._paths_of(root, ()))
+
+    def _paths_of(self, node: Node, above: tuple[tuple[Operator, int], ...]) -> list[_Path]:
+        if isinstance(node, Scan):
+            return [_Path(ScanOperator(node, self._mirrors[node.table]), above)]
+        operator = self._operator(node)
+        return [
+            path
+            for index, source in enumerate(sources(node))
+            for path in self._paths_of(source, ((operator, index), *above))
+        ]
+
+    def _operator(self, node: Filter | Project | Join | Union | Group | Top) -> Operator:
+        number = self._numbers[id(node)]
+        match node:
+            case Filter():
+                return FilterOperator(node)
+            case Project():
+                return ProjectOperator(node)
+            case Join():
+                return JoinOperator(node, number)
+            case Union():
+                return UnionOperator(node)
+            case Group():
+                return GroupOperator(node, number)
+            case Top():
+                return TopOperator(node, number)
+            case _:
+                assert_never(node)
+
+    def changed(self, events: Sequence[RowEvent], work: Work) -> tuple[Changes, int]:
+        """The changes of the result's rows that events make, and how many rows of tables have changed."""
+        by_table: dict[TableName, list[RowEvent]] = {}
+        for event in events:
+            by_table.setdefault(event.table, []).append(event)
+        rows: dict[TableName, list[RowChange]] = {
+            table: self._mirrors[table].changed(changed, work)
+            for table, changed in by_table.items()
+            if table in self._mirrors
+        }
+        total: Changes = {}
+        for path in self._paths:
+            if not (changes := path.scan.changes_of(rows.get(path.scan.table, ()))):
+                continue
+            for operator, source in path.operators:
+                changes = operator.changed(source, changes, work)
+                if not changes:
+                    break
+            for row, weight in changes.items():
+                add(total, row, weight)
+        return total, sum(map(len, rows.values()))

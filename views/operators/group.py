@@ -1,0 +1,347 @@
+"""``group by``: each group's aggregates, which take rows away as exactly as they take them in.
+
+Sums are exact integers or numerics. Of min, max, count(distinct) and ordered lists the group's values are kept, each
+with how often it is there, in the order in which they are read.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+
+from cdc.model.event import JsonValue
+from views import numerics
+from views.evaluation import Evaluate, compiled, compiled_all
+from views.expressions import Aggregate, Ref
+from views.failures import EvaluationError
+from views.numerics import decimal_of, scale_of, text_of
+from views.operators.changes import Changes, Work, add, prefix_of
+from views.ordering import encoder, row_encoder
+from views.plan import Group
+from views.state.contract import Step
+from views.values import INTEGERS, Kind, Row, SqlType, Value, to_event
+
+KIND, MEMBERS = b"g", b"x"
+_INT8_LIMIT: Final = 1 << 63
+
+Stored = Any
+"""What one aggregate keeps of a group, as JSON."""
+
+
+class _Kept(Protocol):
+    """One aggregate."""
+
+    def empty(self) -> Stored:
+        """What is kept of a group without rows."""
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        """What is kept with a row more or less."""
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        """The aggregate of a group that has rows."""
+
+
+class GroupOperator:
+    """One row per group that has rows."""
+
+    def __init__(self, node: Group, number: int) -> None:
+        columns = node.source.columns
+        self._by = compiled_all([made for _, made in node.by], columns)
+        self._encode = row_encoder([made.type for _, made in node.by])
+        self._prefix = prefix_of(KIND, number)
+        self._aggregates = [
+            _kept(aggregate, columns, prefix_of(MEMBERS, number, part))
+            for part, (_, aggregate) in enumerate(node.aggregates)
+        ]
+        conditions = [aggregate.condition for _, aggregate in node.aggregates]
+        self._conditions = [None if condition is None else compiled(condition, columns) for condition in conditions]
+
+    def changed(self, source: int, changes: Changes, work: Work) -> Changes:
+        groups: dict[Row, list[tuple[Row, int]]] = {}
+        for row, weight in changes.items():
+            groups.setdefault(self._by(row), []).append((row, weight))
+        made: Changes = {}
+        for by, rows in groups.items():
+            self._group_changed(by, rows, work.state, made)
+        work.count(len(made))
+        return made
+
+    def _group_changed(self, by: Row, rows: list[tuple[Row, int]], state: Step, made: Changes) -> None:
+        group = self._encode(by)
+        key = self._prefix + group
+        on_disk = state.get(key)
+        if on_disk is None:
+            count, kept = 0, [aggregate.empty() for aggregate in self._aggregates]
+        else:
+            count, *kept = orjson.loads(on_disk)
+            add(made, by + self._results(kept, group, state), -1)
+        for row, weight in rows:
+            count += weight
+            for index, aggregate in enumerate(self._aggregates):
+                condition = self._conditions[index]
+                if condition is None or condition(row) is True:
+                    kept[index] = aggregate.changed(kept[index], row, weight, group, state)
+        assert count >= 0, "a row left a group that it wasn't in"
+        if count:
+            state.put(key, orjson.dumps((count, *kept)))
+            add(made, by + self._results(kept, group, state), 1)
+        elif on_disk is not None:
+            state.delete(key)
+
+    def _results(self, kept: Sequence[Stored], group: bytes, state: Step) -> Row:
+        return tuple(
+            [aggregate.result(stored, group, state) for aggregate, stored in zip(self._aggregates, kept, strict=True)]
+        )
+
+
+def _kept(aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> _Kept:
+    if aggregate.argument is None:
+        return _CountRows()
+    argument = compiled(aggregate.argument, columns)
+    of = aggregate.argument.type
+    match aggregate.function:
+        case "count" if aggregate.is_distinct:
+            return _CountDistinct(_Members(aggregate, columns, prefix), argument)
+        case "count":
+            return _CountValues(argument)
+        case "sum" | "avg" if of.kind in INTEGERS:
+            return _SumOfIntegers(argument, aggregate.function, aggregate.type)
+        case "sum" | "avg":
+            return _SumOfNumerics(argument, aggregate.function)
+        case "bool_and" | "bool_or":
+            return _Bools(argument, aggregate.function)
+        case "min" | "max":
+            return _Extreme(_Members(aggregate, columns, prefix), argument, is_max=aggregate.function == "max")
+    return _Listed(_Members(aggregate, columns, prefix), argument, aggregate)
+
+
+class _CountRows:
+    def empty(self) -> Stored:
+        return 0
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        return stored + weight
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        return stored  # type: ignore[no-any-return]  # an int
+
+
+@dataclass(slots=True)
+class _CountValues(_CountRows):
+    argument: Evaluate
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        return stored if self.argument(row) is None else stored + weight
+
+
+@dataclass(slots=True)
+class _SumOfIntegers:
+    """How many values there are, and their sum as text: JSON's integers end at 64 bits."""
+
+    argument: Evaluate
+    function: str
+    type: SqlType
+
+    def empty(self) -> Stored:
+        return [0, "0"]
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is None:
+            return stored
+        return [stored[0] + weight, str(int(stored[1]) + weight * value)]  # type: ignore[operator]  # an int
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        count, total = stored
+        if not count:
+            return None
+        if self.function == "avg":
+            return text_of(numerics.divide(decimal_of(total), decimal_of(str(count))))
+        if self.type.kind is Kind.NUMERIC:
+            return total  # type: ignore[no-any-return]  # text
+        if not -_INT8_LIMIT <= int(total) < _INT8_LIMIT:
+            raise EvaluationError("a sum is out of range for bigint")
+        return int(total)
+
+
+@dataclass(slots=True)
+class _SumOfNumerics:
+    """How many values there are, their sum, and how many of them have which scale: the sum has the greatest."""
+
+    argument: Evaluate
+    function: str
+
+    def empty(self) -> Stored:
+        return [0, "0", {}]
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is None:
+            return stored
+        count, total, scales = stored
+        assert isinstance(value, str)
+        number = decimal_of(value)
+        scale = str(scale_of(number))
+        scales[scale] = scales.get(scale, 0) + weight
+        if not scales[scale]:
+            del scales[scale]
+        change = number if weight > 0 else number.copy_negate()
+        return [count + weight, text_of(numerics.add(decimal_of(total), change)), scales]
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        count, total, scales = stored
+        if not count:
+            return None
+        exact = numerics.rounded(decimal_of(total), max(map(int, scales)))
+        return text_of(numerics.divide(exact, decimal_of(str(count))) if self.function == "avg" else exact)
+
+
+@dataclass(slots=True)
+class _Bools:
+    """How many are true, and how many false."""
+
+    argument: Evaluate
+    function: str
+
+    def empty(self) -> Stored:
+        return [0, 0]
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is None:
+            return stored
+        trues, falses = stored
+        return [trues + weight, falses] if value else [trues, falses + weight]
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        trues, falses = stored
+        if not trues + falses:
+            return None
+        return bool(falses == 0) if self.function == "bool_and" else bool(trues > 0)
+
+
+class _Members:
+    """The values of an aggregate's argument in each group, in the aggregate's order, and how often each is there."""
+
+    def __init__(self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> None:
+        assert aggregate.argument is not None
+        of = aggregate.argument.type
+        self._prefix = prefix
+        self._order = [
+            (
+                compiled(key.expression, columns),
+                encoder(key.expression.type, descending=key.descending, nulls_first=key.nulls_first),
+            )
+            for key in aggregate.order
+        ]
+        self._encode = encoder(of)
+        self._has_forms = not of.has_one_form
+        """Whether equal values may look different: then each form is a member of its own."""
+
+    def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
+        """Count a value in. Returns 1 when it is the first one of its kind, -1 when the last one went, 0 otherwise."""
+        parts = [self._prefix, group]
+        parts += [encode(evaluate(row)) for evaluate, encode in self._order]
+        parts.append(self._encode(value))
+        if self._has_forms and value is not None:
+            parts.append(str(value).encode())
+        key = b"".join(parts)
+        on_disk = state.get(key)
+        before = 0 if on_disk is None else orjson.loads(on_disk)[0]
+        after = before + weight
+        assert after >= 0, "a value left a group that it wasn't in"
+        if after:
+            state.put(key, orjson.dumps((after, value)))
+        else:
+            state.delete(key)
+        return (not before) - (not after)
+
+    def values(self, group: bytes, state: Step) -> Iterator[Value]:
+        for _, stored in state.scan(self._prefix + group):
+            times, value = orjson.loads(stored)
+            for _ in range(times):
+                yield value
+
+    def extreme(self, group: bytes, state: Step, *, is_max: bool) -> Value:
+        prefix = self._prefix + group
+        entries = state.scan_back(prefix) if is_max else state.scan(prefix)
+        for _, stored in entries:
+            return orjson.loads(stored)[1]  # type: ignore[no-any-return]  # a value
+        return None
+
+
+@dataclass(slots=True)
+class _CountDistinct:
+    members: _Members
+    argument: Evaluate
+
+    def empty(self) -> Stored:
+        return 0
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        return stored if value is None else stored + self.members.changed(row, value, weight, group, state)
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        return stored  # type: ignore[no-any-return]  # an int
+
+
+@dataclass(slots=True)
+class _Extreme:
+    members: _Members
+    argument: Evaluate
+    is_max: bool
+
+    def empty(self) -> Stored:
+        return None
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is not None:
+            self.members.changed(row, value, weight, group, state)
+        return None
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        return self.members.extreme(group, state, is_max=self.is_max)
+
+
+class _Listed:
+    """array_agg, string_agg and jsonb_agg: all members, in order."""
+
+    def __init__(self, members: _Members, argument: Evaluate, aggregate: Aggregate) -> None:
+        assert aggregate.argument is not None
+        self._members = members
+        self._argument = argument
+        self._function = aggregate.function
+        self._separator = aggregate.separator
+        self._type = aggregate.argument.type
+        self._to_event = to_event(aggregate.argument.type)
+
+    def empty(self) -> Stored:
+        return None
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self._argument(row)
+        if value is not None or self._function != "string_agg":
+            self._members.changed(row, value, weight, group, state)
+        return None
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        values = list(self._members.values(group, state))
+        if not values:
+            return None
+        if self._function == "string_agg":
+            return self._separator.join(map(str, values))
+        if self._function == "array_agg":
+            elements: list[JsonValue] = [self._to_event(value) for value in values]
+            return orjson.dumps(elements).decode()
+        texts = [_jsonb_text(value, self._type) for value in values]
+        return orjson.dumps(f"[{', '.join(texts)}]").decode()
+
+
+def _jsonb_text(value: Value, of: SqlType) -> str:
+    if of.kind is Kind.NUMERIC and value is not None:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,56 @@
+"""Operators that remember nothing: filter, project, union."""
+
+from collections.abc import Callable
+
+import orjson
+
+from views.evaluation import Evaluate, compiled, compiled_all
+from views.operators.changes import Changes, Work, add
+from views.plan import Filter, Project, Union
+from views.values import Row
+
+
+class FilterOperator:
+    """Rows for which the condition is true."""
+
+    def __init__(self, node: Filter) -> None:
+        self._condition: Evaluate = compiled(node.condition, node.source.columns)
+
+    def changed(self, source: int, changes: Changes, work: Work) -> Changes:
+        condition = self._condition
+        return {row: weight for row, weight in changes.items() if condition(row) is True}
+
+
+class ProjectOperator:
+    """Computed columns. The source's key is among them, so different rows stay different."""
+
+    def __init__(self, node: Project) -> None:
+        self._project = compiled_all([made for _, made in node.expressions], node.source.columns)
+
+    def changed(self, source: int, changes: Changes, work: Work) -> Changes:
+        project = self._project
+        projected: Changes = {}
+        for row, weight in changes.items():
+            add(projected, project(row), weight)
+        return projected
+
+
+class UnionOperator:
+    """The rows of all branches, each with its branch and its key there."""
+
+    def __init__(self, node: Union) -> None:
+        self._branches = [
+            (compiled_all(values, branch.columns), compiled_all(branch.key, branch.columns))
+            for branch, values in node.branches
+        ]
+
+    def changed(self, source: int, changes: Changes, work: Work) -> Changes:
+        values, key = self._branches[source]
+        united: Changes = {}
+        for row, weight in changes.items():
+            add(united, (*values(row), _identity(source, key, row)), weight)
+        return united
+
+
+def _identity(branch: int, key: Callable[[Row], Row], row: Row) -> str:
+    return orjson.dumps((branch, *key(row))).decode()

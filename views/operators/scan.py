@@ -1,0 +1,102 @@
+"""Rows of tables: what a table held before, by its key, so that every change has an old and a new row."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import orjson
+
+from cdc.model.event import RowEvent
+from cdc.model.table import Table, TableName
+from views.evaluation import compiled, compiled_all
+from views.expressions import Ref
+from views.failures import EvaluationError
+from views.operators.changes import Changes, Work, add, prefix_of
+from views.ordering import row_encoder
+from views.plan import Scan
+from views.values import Row, from_event, type_of
+
+MIRROR: Final = b"m"
+
+RowChange = tuple[Row | None, Row | None]
+"""The old and the new row of a key, with the columns that the mirror keeps."""
+
+
+class Mirror:
+    """One table's rows: the columns that the query reads, each row with its tag."""
+
+    def __init__(self, table: Table, names: Sequence[str], number: int) -> None:
+        self.table = table.name
+        self.names = tuple(names)
+        self._prefix = prefix_of(MIRROR, number)
+        self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
+        self._key = [(name, from_event(type_of(table.column(name)))) for name in table.key]
+        self._encode = row_encoder([type_of(column) for column in table.key_columns])
+
+    def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
+        """Take in events of this table, in any order. One that isn't newer than the row that is there changes nothing.
+
+        Raises EvaluationError when an event lacks a column.
+        """
+        newest: dict[bytes, RowEvent] = {}
+        for event in events:
+            key = self._prefix + self._encode([read(event.key[name]) for name, read in self._key])
+            if key not in newest or event.tag >= newest[key].tag:
+                newest[key] = event
+        changes: list[RowChange] = []
+        for key, event in newest.items():
+            stored = work.state.get(key)
+            old: Row | None = None
+            if stored is not None:
+                tag, *values = orjson.loads(stored)
+                if event.tag <= tag:
+                    continue
+                old = tuple(values)
+            new = None if event.row is None else self._values(event)
+            if new is not None:
+                work.state.put(key, orjson.dumps((event.tag, *new)))
+            elif stored is not None:
+                work.state.delete(key)
+            if new != old:
+                changes.append((old, new))
+        work.count(len(changes))
+        return changes
+
+    def _values(self, event: RowEvent) -> Row:
+        assert event.row is not None
+        try:
+            return tuple([read(event.row[name]) for name, read in self._read])
+        except KeyError as error:
+            raise EvaluationError(f"the column {error.args[0]!r} is missing in an event of {self.table}") from None
+
+
+def mirrors(tables: Mapping[TableName, Table], scans: Sequence[Scan]) -> dict[TableName, Mirror]:
+    """A mirror for each table that is scanned, with the columns that any scan of it reads."""
+    names: dict[TableName, dict[str, None]] = {}
+    for scan in scans:
+        names.setdefault(scan.table, {}).update(dict.fromkeys(scan.names))
+    return {
+        table: Mirror(tables[table], list(columns), number) for number, (table, columns) in enumerate(names.items())
+    }
+
+
+class ScanOperator:
+    """A table's changes as those of the rows that one scan gives."""
+
+    def __init__(self, node: Scan, mirror: Mirror) -> None:
+        self.table = node.table
+        by_name = dict(zip(node.names, node.columns, strict=True))
+        # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.
+        kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
+        self._project = compiled_all(node.columns, kept)
+        self._condition = None if node.condition is None else compiled(node.condition, node.columns)
+
+    def changes_of(self, rows: Sequence[RowChange]) -> Changes:
+        """The changes of this scan's rows."""
+        changes: Changes = {}
+        for old, new in rows:
+            for row, weight in ((old, -1), (new, 1)):
+                if row is not None:
+                    projected = self._project(row)
+                    if self._condition is None or self._condition(projected) is True:
+                        add(changes, projected, weight)
+        return changes

@@ -1,0 +1,205 @@
+"""The plan of a view: which operators keep it. Every node's rows have a key, so that no row is there twice.
+
+The numbers of columns (``Ref.id``) are those of the whole plan. ``columns`` is what a node's rows are, in this order;
+``key`` is among them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cdc.model.table import TableName
+from views.expressions import Aggregate, Expression, Ref, SortKey, aggregate_refs, refs
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Rows of a table. ``names`` are the table's columns, one for each of ``columns``."""
+
+    table: TableName
+    names: tuple[str, ...]
+    columns: tuple[Ref, ...]
+    key: tuple[Ref, ...]
+    condition: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Rows for which the condition is true."""
+
+    source: "Node"
+    condition: Expression
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return self.source.columns
+
+    @property
+    def key(self) -> tuple[Ref, ...]:
+        return self.source.key
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Rows with columns that are computed; the source's key is among them."""
+
+    source: "Node"
+    expressions: tuple[tuple[Ref, Expression], ...]
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return tuple(column for column, _ in self.expressions)
+
+    @property
+    def key(self) -> tuple[Ref, ...]:
+        return self.source.key
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pairs of rows whose keys are equal, and with ``keeps_left`` each left row without a partner, with nulls."""
+
+    left: "Node"
+    right: "Node"
+    left_on: tuple[Expression, ...]
+    right_on: tuple[Expression, ...]
+    keeps_left: bool
+    key: tuple[Ref, ...]
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return self.left.columns + self.right.columns
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """All rows of several branches. ``identity`` tells them apart: the branch's number and the row's key there."""
+
+    branches: tuple[tuple["Node", tuple[Expression, ...]], ...]
+    values: tuple[Ref, ...]
+    identity: Ref
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return (*self.values, self.identity)
+
+    @property
+    def key(self) -> tuple[Ref, ...]:
+        return (self.identity,)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One row per group: the group's values, and what is made of its rows."""
+
+    source: "Node"
+    by: tuple[tuple[Ref, Expression], ...]
+    aggregates: tuple[tuple[Ref, Aggregate], ...]
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return tuple(column for column, _ in self.by) + tuple(column for column, _ in self.aggregates)
+
+    @property
+    def key(self) -> tuple[Ref, ...]:
+        return tuple(column for column, _ in self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The first ``limit`` rows of each part in an order. Rows that are equal in it are in the order of their keys."""
+
+    source: "Node"
+    per: tuple[Expression, ...]
+    order: tuple[SortKey, ...]
+    limit: int
+
+    @property
+    def columns(self) -> tuple[Ref, ...]:
+        return self.source.columns
+
+    @property
+    def key(self) -> tuple[Ref, ...]:
+        return self.source.key
+
+
+Node = Scan | Filter | Project | Join | Union | Group | Top
+
+
+@dataclass(frozen=True, slots=True)
+class ViewPlan:
+    """A query that can be kept. ``outputs`` are its columns by name, ``key`` those of them that are its rows' key."""
+
+    root: Node
+    outputs: tuple[tuple[str, Expression], ...]
+    key: tuple[str, ...]
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """The tables that it reads, each once, in the order of the query."""
+        return tuple(dict.fromkeys(node.table for node in nodes(self.root) if isinstance(node, Scan)))
+
+
+def sources(node: Node) -> tuple[Node, ...]:
+    """The nodes whose rows a node takes."""
+    match node:
+        case Scan():
+            return ()
+        case Join():
+            return (node.left, node.right)
+        case Union():
+            return tuple(branch for branch, _ in node.branches)
+        case _:
+            return (node.source,)
+
+
+def nodes(root: Node) -> Iterator[Node]:
+    """All nodes, a node before its sources, left before right. The order is part of the state's format."""
+    yield root
+    for source in sources(root):
+        yield from nodes(source)
+
+
+def pruned(node: Node, needed: set[int]) -> Node:
+    """The node with only the columns that are needed above it, and those that it and its sources need themselves."""
+    match node:
+        case Scan():
+            needed = needed | _ids(node.condition) | {column.id for column in node.key}
+            kept = [pair for pair in zip(node.names, node.columns, strict=True) if pair[1].id in needed]
+            return replace(node, names=tuple(name for name, _ in kept), columns=tuple(column for _, column in kept))
+        case Filter():
+            return replace(node, source=pruned(node.source, needed | _ids(node.condition)))
+        case Project():
+            wanted = needed | {column.id for column in node.key}
+            expressions = tuple(pair for pair in node.expressions if pair[0].id in wanted)
+            return replace(
+                node, source=pruned(node.source, _ids(*(made for _, made in expressions))), expressions=expressions
+            )
+        case Join():
+            needed = needed | {column.id for column in node.key}
+            return replace(
+                node,
+                left=pruned(node.left, needed | _ids(*node.left_on)),
+                right=pruned(node.right, needed | _ids(*node.right_on)),
+            )
+        case Union():
+            kept_at = [index for index, column in enumerate(node.values) if column.id in needed]
+            branches = tuple(
+                (branch, tuple(expressions[index] for index in kept_at)) for branch, expressions in node.branches
+            )
+            return replace(
+                node,
+                branches=tuple((pruned(branch, _ids(*kept)), kept) for branch, kept in branches),
+                values=tuple(node.values[index] for index in kept_at),
+            )
+        case Group():
+            aggregates = tuple(pair for pair in node.aggregates if pair[0].id in needed)
+            wanted = _ids(*(made for _, made in node.by))
+            wanted |= {ref.id for _, aggregate in aggregates for ref in aggregate_refs(aggregate)}
+            return replace(node, source=pruned(node.source, wanted), aggregates=aggregates)
+        case Top():
+            wanted = needed | _ids(*node.per, *(key.expression for key in node.order))
+            return replace(node, source=pruned(node.source, wanted))
+
+
+def _ids(*expressions: Expression | None) -> set[int]:
+    return {ref.id for expression in expressions for ref in refs(expression)}

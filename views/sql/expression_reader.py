@@ -1,0 +1,662 @@
+"""sqlglot's tree of an expression -> a typed expression of ours. What isn't known here is refused.
+
+Types are resolved as PostgreSQL resolves them: integers widen, integers become numeric beside one, and a literal in
+quotes takes the type that stands beside it.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sqlglot import exp
+from sqlglot.expressions import Expr as Tree
+
+from views.evaluation import TRUNCATIONS
+from views.expressions import Aggregate, Call, Expression, Literal, SortKey
+from views.failures import EvaluationError
+from views.numerics import decimal_of, fitted, scale_of, text_of
+from views.sql.refusals import Refuse, only, refuse, refused
+from views.values import (
+    BOOL,
+    DATE,
+    INT4,
+    INT8,
+    INTEGERS,
+    NUMERIC,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UNKNOWN,
+    UUID,
+    Kind,
+    SqlType,
+    parse_days,
+    parse_micros,
+    sql_type,
+)
+
+MakeAggregate = Callable[[Aggregate], Expression]
+
+_COMPARISONS: Final[dict[type[Tree], str]] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_ARITHMETIC: Final[dict[type[Tree], str]] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*", exp.Div: "/", exp.Mod: "%"}
+_LOOSE: Final = (
+    *_COMPARISONS, exp.Is, exp.Not, exp.And, exp.Or, exp.In, exp.Between, exp.Like, exp.NullSafeEQ, exp.NullSafeNEQ,
+)  # fmt: skip
+"""Operators that bind so loosely that one inside another needs parentheses to be understood the same everywhere."""
+
+_CAST_KINDS: Final = {
+    exp.DataType.Type.SMALLINT: sql_type(Kind.INT2),
+    exp.DataType.Type.INT: INT4,
+    exp.DataType.Type.BIGINT: INT8,
+    exp.DataType.Type.DECIMAL: NUMERIC,
+    exp.DataType.Type.TEXT: TEXT,
+    exp.DataType.Type.VARCHAR: TEXT,
+    exp.DataType.Type.BOOLEAN: BOOL,
+    exp.DataType.Type.DATE: DATE,
+    exp.DataType.Type.TIMESTAMP: TIMESTAMP,
+    exp.DataType.Type.TIMESTAMPTZ: TIMESTAMPTZ,
+    exp.DataType.Type.UUID: UUID,
+}
+_INT4_LIMIT, _INT8_LIMIT = 1 << 31, 1 << 63
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_NUMERIC = re.compile(r"[+-]?\d{1,1000}(\.\d{1,1000})?")
+_NON_DETERMINISTIC: Final = (
+    exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentTime, exp.Localtime, exp.Localtimestamp, exp.Rand,
+    exp.CurrentUser, exp.Uuid,
+)  # fmt: skip
+_NON_DETERMINISTIC_NAMES: Final = frozenset(
+    {"clock_timestamp", "statement_timestamp", "transaction_timestamp", "timeofday", "nextval", "currval", "uuidv4",
+     "uuidv7", "txid_current", "pg_current_xact_id"}
+)  # fmt: skip
+_AGGREGATES: Final = (
+    exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.ArrayAgg, exp.GroupConcat,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExpressionReader:
+    """Reads expressions of one clause.
+
+    ``resolve`` finds a column. ``make_aggregate`` takes an aggregate that is met and gives the column that has it; None
+    where aggregates don't belong. ``settles_order`` says whether equal sort keys mean an equal argument.
+    """
+
+    resolve: Callable[[exp.Column], Expression]
+    make_aggregate: MakeAggregate | None = None
+    settles_order: Callable[[Expression, Sequence[SortKey]], bool] = lambda argument, order: False
+
+    def read(self, tree: Tree) -> Expression:
+        """Raises Refuse for the part that can't be kept."""
+        match tree:
+            case exp.Paren():
+                only(tree)
+                return self.read(tree.this)
+            case exp.Column():
+                return self.resolve(tree)
+            case exp.Literal():
+                return _literal(tree)
+            case exp.Null():
+                return Literal(None, UNKNOWN)
+            case exp.Boolean():
+                return Literal(bool(tree.this), BOOL)
+            case exp.Collate():
+                return self._collated(tree)
+            case exp.And() | exp.Or():
+                only(tree)
+                name = "and" if isinstance(tree, exp.And) else "or"
+                return Call(name, (self.condition(tree.this), self.condition(tree.expression)), BOOL)
+            case exp.Not():
+                only(tree)
+                return Call("not", (self.condition(tree.this),), BOOL)
+            case exp.Is():
+                return self._is(tree)
+            case exp.NullSafeEQ() | exp.NullSafeNEQ():
+                return self._is_distinct(tree)
+            case exp.In():
+                return self._in(tree)
+            case exp.Between():
+                return self._between(tree)
+            case exp.Like():
+                return self._like(tree)
+            case exp.Case():
+                return self._case(tree)
+            case exp.Coalesce():
+                only(tree, "expressions")
+                arguments = self._united(tree, [tree.this, *tree.expressions])
+                return Call("coalesce", tuple(arguments), common_type(arguments))
+            case exp.Nullif():
+                return self._nullif(tree)
+            case exp.Neg() | exp.Abs():
+                return self._unary(tree)
+            case exp.DPipe():
+                return self._concatenated(tree)
+            case exp.Length():
+                only(tree)
+                return Call("length", (self._text(tree.this),), INT4)
+            case exp.Cast() if type(tree) is exp.Cast:
+                return self._cast(tree)
+            case exp.AtTimeZone():
+                return self._at_utc(tree)
+            case exp.TimestampTrunc():
+                return self._truncated(tree)
+        if type(tree) in _COMPARISONS:
+            return self._comparison(tree)
+        if type(tree) in _ARITHMETIC:
+            return self._arithmetic(tree)
+        if isinstance(tree, (*_AGGREGATES, exp.Filter)) or _name(tree) in ("every", "jsonb_agg"):
+            return self._aggregate(tree)
+        raise self._unknown(tree)
+
+    def condition(self, tree: Tree) -> Expression:
+        """An expression that is true, false or null."""
+        return self._typed(tree, self.read(tree), BOOL)
+
+    def _unknown(self, tree: Tree) -> Refuse:
+        if isinstance(tree, _NON_DETERMINISTIC) or _name(tree) in _NON_DETERMINISTIC_NAMES:
+            refuse(
+                tree,
+                "its result changes without a change of a table",
+                "store the value in a column, or filter where the view is read",
+            )
+        if isinstance(tree, exp.Window):
+            refuse(tree, "window functions can't be kept", "use `top` of the view for the first rows of each key")
+        if isinstance(tree, exp.Subquery | exp.Select | exp.Exists | exp.Any | exp.All) or tree.find(exp.Select):
+            refuse(tree, "subqueries inside expressions can't be kept", "write them as a join")
+        if isinstance(tree, exp.Interval):
+            refuse(tree, "arithmetic with intervals isn't supported", "add days to dates as integers")
+        if isinstance(tree, exp.Lower | exp.Upper | exp.ILike | exp.Initcap):
+            refuse(tree, "upper and lower case depend on the database's locale", "store it in a generated column")
+        return refused(
+            tree, "this isn't supported", "store its result in a generated column, or compute it where it is read"
+        )
+
+    def _typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:
+        """As the type that is wanted, which only a literal may lack."""
+        if expression.type.kind is Kind.UNKNOWN:
+            return _known(tree, expression, wanted)
+        if expression.type.kind is not wanted.kind:
+            refuse(tree, f"it is of type {expression.type.name}, not {wanted.name}", f"write `::{wanted.name}`")
+        return expression
+
+    def _text(self, tree: Tree) -> Expression:
+        return self._typed(tree, self.read(tree), TEXT)
+
+    def _collated(self, tree: exp.Collate) -> Expression:
+        collation = tree.expression
+        if not isinstance(collation, exp.Identifier) or collation.name not in ("C", "POSIX"):
+            refuse(tree, "only the collation C is the same everywhere", 'write `collate "C"`')
+        return self._text(tree.this)
+
+    def _united(self, tree: Tree, parts: Sequence[Tree]) -> list[Expression]:
+        return united(tree, [self.read(part) for part in parts])
+
+    # --- conditions ---
+
+    def _operand(self, tree: Tree) -> Expression:
+        if isinstance(tree, _LOOSE):
+            refuse(tree, "which operator comes first isn't clear", "put it in parentheses")
+        return self.read(tree)
+
+    def _comparison(self, tree: Tree) -> Expression:
+        only(tree)
+        return _compared(
+            tree,
+            _COMPARISONS[type(tree)],
+            self._operand(tree.this),
+            self._operand(tree.expression),
+            is_c=is_in_c(tree.this) or is_in_c(tree.expression),
+        )
+
+    def _is(self, tree: exp.Is) -> Expression:
+        only(tree, "negate")
+        operand = self._operand(tree.this)
+        match tree.expression:
+            case exp.Null():
+                result = Call("is_null", (operand,), BOOL)
+            case exp.Boolean():
+                name = "is_true" if tree.expression.this else "is_false"
+                result = Call(name, (self._typed(tree, operand, BOOL),), BOOL)
+            case _:
+                refuse(tree, "this isn't supported", "use `is null`, `is true` or `is false`")
+        return Call("not", (result,), BOOL) if tree.args.get("negate") else result
+
+    def _is_distinct(self, tree: Tree) -> Expression:
+        only(tree)
+        left, right = united(tree, [self._operand(tree.this), self._operand(tree.expression)])
+        distinct = Call("is_distinct", (left, right, _compared(tree, "=", left, right)), BOOL)
+        return distinct if isinstance(tree, exp.NullSafeNEQ) else Call("not", (distinct,), BOOL)
+
+    def _in(self, tree: exp.In) -> Expression:
+        if tree.args.get("query") or tree.args.get("field") or tree.args.get("unnest"):
+            refuse(tree, "subqueries inside expressions can't be kept", "write them as a join")
+        only(tree, "expressions")
+        operand, *members = united(tree, [self._operand(tree.this), *map(self.read, tree.expressions)])
+        return Call("or", tuple(_compared(tree, "=", operand, member) for member in members), BOOL)
+
+    def _between(self, tree: exp.Between) -> Expression:
+        only(tree, "low", "high")
+        operand, low, high = self._operand(tree.this), self._operand(tree.args["low"]), self._operand(tree.args["high"])
+        is_c = any(map(is_in_c, (tree.this, tree.args["low"], tree.args["high"])))
+        bounds = (_compared(tree, ">=", operand, low, is_c=is_c), _compared(tree, "<=", operand, high, is_c=is_c))
+        return Call("and", bounds, BOOL)
+
+    def _like(self, tree: exp.Like) -> Expression:
+        only(tree, "negate")
+        result = Call("like", (self._text(tree.this), self._text(tree.expression)), BOOL)
+        return Call("not", (result,), BOOL) if tree.args.get("negate") else result
+
+    def _case(self, tree: exp.Case) -> Expression:
+        only(tree, "ifs", "default")
+        branches = tree.args["ifs"]
+        if tree.this is not None:
+            subject = self.read(tree.this)
+            conditions: list[Expression] = [
+                _compared(tree, "=", subject, self.read(branch.this)) for branch in branches
+            ]
+        else:
+            conditions = [self.condition(branch.this) for branch in branches]
+        default = tree.args.get("default")
+        results = [self.read(branch.args["true"]) for branch in branches]
+        results.append(Literal(None, UNKNOWN) if default is None else self.read(default))
+        *results, otherwise = united(tree, results)
+        arguments = [part for pair in zip(conditions, results, strict=True) for part in pair]
+        return Call("case", (*arguments, otherwise), common_type([*results, otherwise]))
+
+    def _nullif(self, tree: exp.Nullif) -> Expression:
+        only(tree)
+        subject, other = self.read(tree.this), self.read(tree.expression)
+        if subject.type.kind is Kind.UNKNOWN:
+            subject = _known(tree, subject, TEXT)
+        return Call("case", (_compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
+
+    # --- values ---
+
+    def _unary(self, tree: Tree) -> Expression:
+        only(tree)
+        operand = self.read(tree.this)
+        if operand.type.kind not in (*INTEGERS, Kind.NUMERIC):
+            refuse(tree, f"it isn't kept for {operand.type.name}", "use an integer or numeric column")
+        return Call("negate" if isinstance(tree, exp.Neg) else "abs", (operand,), operand.type)
+
+    def _arithmetic(self, tree: Tree) -> Expression:
+        only(tree, "typed", "safe")
+        name = _ARITHMETIC[type(tree)]
+        left, right = self._operand(tree.this), self._operand(tree.expression)
+        kinds = (left.type.kind, right.type.kind)
+        if kinds[0] is Kind.DATE and name in "+-" and kinds[1] in INTEGERS[:2]:
+            return Call("date_plus" if name == "+" else "date_minus", (left, right), DATE)
+        if kinds[1] is Kind.DATE and name == "+" and kinds[0] in INTEGERS[:2]:
+            return Call("date_plus", (right, left), DATE)
+        if kinds == (Kind.DATE, Kind.DATE) and name == "-":
+            return Call("days_between", (left, right), INT4)
+        left, right = united(tree, [left, right])
+        if left.type.kind not in (*INTEGERS, Kind.NUMERIC):
+            refuse(
+                tree,
+                f"arithmetic with {left.type.name} isn't kept exactly",
+                "use integer or numeric columns, or store the result in a generated column",
+            )
+        return Call(name, (left, right), _result_type(name, left.type, right.type))
+
+    def _concatenated(self, tree: exp.DPipe) -> Expression:
+        only(tree, "safe")
+        left, right = self._operand(tree.this), self._operand(tree.expression)
+        return Call("||", (self._typed(tree.this, left, TEXT), self._typed(tree.expression, right, TEXT)), TEXT)
+
+    def _at_utc(self, tree: exp.AtTimeZone) -> Expression:
+        only(tree, "zone")
+        operand = self.read(tree.this)
+        if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+            refuse(tree, "it isn't a timestamp", "cast it to timestamp")
+        _require_utc(tree)
+        return Call("same", (operand,), TIMESTAMPTZ if operand.type.kind is Kind.TIMESTAMP else TIMESTAMP)
+
+    def _truncated(self, tree: exp.TimestampTrunc) -> Expression:
+        only(tree, "unit", "zone")
+        unit = tree.args["unit"].name.lower()
+        if unit not in TRUNCATIONS:
+            refuse(tree, f"the unit {unit!r} isn't supported", f"use one of {', '.join(sorted(TRUNCATIONS))}")
+        operand = self.read(tree.this)
+        if operand.type.kind is Kind.TIMESTAMPTZ:
+            if tree.args.get("zone") is None:
+                refuse(tree, "it depends on the session's time zone", "write `date_trunc(unit, column, 'UTC')`")
+            _require_utc(tree)
+        elif operand.type.kind is not Kind.TIMESTAMP or tree.args.get("zone") is not None:
+            refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
+        return Call(f"date_trunc:{unit}", (operand,), operand.type)
+
+    def _cast(self, tree: exp.Cast) -> Expression:
+        only(tree, "to")
+        target = _CAST_KINDS.get(tree.to.this)
+        parameters = [int(parameter.name) for parameter in tree.to.expressions if parameter.name.isdigit()]
+        if target is None or (parameters and target.kind is not Kind.NUMERIC):
+            refuse(tree, "this cast isn't supported", "cast to text, integer, numeric, date, timestamp or uuid")
+        operand = self.read(tree.this)
+        if operand.type.kind is Kind.UNKNOWN:
+            literal = _known(tree, operand, target)
+            return self._fitted(tree, literal, parameters) if parameters else literal
+        name = _cast_name(operand.type, target.kind)
+        if name is None:
+            reason = f"the cast of {operand.type.name} to {target.name} can have another result"
+            if Kind.TIMESTAMPTZ in (operand.type.kind, target.kind):
+                refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
+            refuse(tree, reason, "store the result in a generated column")
+        if target.kind is Kind.NUMERIC:
+            scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
+            converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
+            return self._fitted(tree, converted, parameters) if parameters else converted
+        return operand if operand.type.kind is target.kind else Call(name, (operand,), target)
+
+    def _fitted(self, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
+        precision, scale = parameters[0], parameters[1] if len(parameters) > 1 else 0
+        if len(parameters) != len(tree.to.expressions) or not (1 <= precision <= 1000 and scale <= precision):
+            refuse(tree, "this cast isn't supported", "cast to numeric(precision,scale)")
+        of = sql_type(Kind.NUMERIC, scale)
+        if isinstance(operand, Literal):
+            try:
+                return Literal(text_of(fitted(decimal_of(str(operand.value)), precision, scale)), of)
+            except EvaluationError as error:
+                refuse(tree, error.message, "write a wider type")
+        return Call("fit", (operand, Literal(f"{precision},{scale}", TEXT)), of)
+
+    # --- aggregates ---
+
+    def _aggregate(self, tree: Tree) -> Expression:
+        if self.make_aggregate is None:
+            refuse(tree, "an aggregate can't stand here", "move it to the select list or to `having`")
+        condition = None
+        inside = replace(self, make_aggregate=None)
+        whole = tree
+        if isinstance(tree, exp.Filter):
+            only(tree)
+            condition = inside.condition(tree.expression.this)
+            tree = tree.this
+        made = inside._aggregate_of(tree)
+        return self.make_aggregate(replace(made, condition=condition) if whole is not tree else made)
+
+    def _aggregate_of(self, tree: Tree) -> Aggregate:
+        only(tree, "big_int", "separator", "expressions" if _name(tree) else "", "nulls_excluded")
+        function, argument_tree = _function_and_argument(tree)
+        if isinstance(argument_tree, exp.Star):
+            return Aggregate("count", None, INT8)
+        order: tuple[SortKey, ...] = ()
+        is_distinct = False
+        if isinstance(argument_tree, exp.Order):
+            order = tuple(self.sort_key(key) for key in argument_tree.expressions)
+            argument_tree = argument_tree.this
+        if isinstance(argument_tree, exp.Distinct):
+            if len(argument_tree.expressions) != 1 or argument_tree.args.get("on"):
+                refuse(tree, "distinct takes one expression here", "count one expression")
+            is_distinct = function not in ("min", "max", "bool_and", "bool_or")
+            argument_tree = argument_tree.expressions[0]
+        argument = self.read(argument_tree)
+        if argument.type.kind is Kind.UNKNOWN:
+            argument = _known(argument_tree, argument, TEXT)
+        if is_distinct and function != "count":
+            refuse(tree, f"distinct isn't kept for {function}", "select distinct rows in a subquery first")
+        if is_distinct and not argument.type.is_comparable:
+            refuse(tree, f"equality of {argument.type.name} isn't known here", "cast it to text if it is an enum")
+        result = _aggregate_type(tree, function, argument.type, is_c=is_in_c(argument_tree))
+        separator = ""
+        if function in ("array_agg", "string_agg", "jsonb_agg"):
+            if not self.settles_order(argument, order):
+                refuse(
+                    tree,
+                    "the order of its elements isn't settled",
+                    "add `order by` inside, ending with the element itself or the key of its table",
+                )
+            if function == "string_agg":
+                separator = self._separator(tree)
+            return Aggregate(function, argument, result, order=order, separator=separator)
+        return Aggregate(function, argument, result, is_distinct)
+
+    def _separator(self, tree: Tree) -> str:
+        separator = tree.args.get("separator")
+        if not isinstance(separator, exp.Literal) or not separator.is_string:
+            refuse(tree, "its separator isn't a literal", "write it as text in quotes")
+        return str(separator.this)
+
+    def sort_key(self, tree: Tree) -> SortKey:
+        """A part of an ``order by``."""
+        if not isinstance(tree, exp.Ordered):
+            refuse(tree, "this isn't supported", "order by an expression")
+        only(tree, "desc", "nulls_first")
+        if isinstance(tree.this, exp.Literal):
+            refuse(tree, "a position in an order isn't supported", "write the expression")
+        expression = self.read(tree.this)
+        require_order(tree.this, expression.type, is_c=is_in_c(tree.this))
+        return SortKey(expression, bool(tree.args.get("desc")), bool(tree.args.get("nulls_first")))
+
+
+def _name(tree: Tree) -> str:
+    """The name of a function that sqlglot has no class for."""
+    return str(tree.this).lower() if isinstance(tree, exp.Anonymous) else ""
+
+
+def _function_and_argument(tree: Tree) -> tuple[str, Tree]:
+    names: dict[type[Tree], str] = {
+        exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
+        exp.LogicalOr: "bool_or", exp.ArrayAgg: "array_agg", exp.GroupConcat: "string_agg",
+    }  # fmt: skip
+    if (function := names.get(type(tree))) is not None:
+        if tree.args.get("expressions"):
+            refuse(tree, "it takes one expression here", "aggregate one expression")
+        return function, tree.this
+    if _name(tree) not in ("every", "jsonb_agg") or len(tree.expressions) != 1:
+        refuse(tree, "this aggregate isn't supported", "use count, sum, avg, min, max, bool_and, array_agg, string_agg")
+    return {"every": "bool_and", "jsonb_agg": "jsonb_agg"}[_name(tree)], tree.expressions[0]
+
+
+def is_in_c(tree: Tree) -> bool:
+    """Whether text of this expression is explicitly in collation C."""
+    while isinstance(tree, exp.Paren | exp.Distinct | exp.Order):
+        tree = tree.expressions[0] if isinstance(tree, exp.Distinct) else tree.this
+    return isinstance(tree, exp.Collate)
+
+
+def require_order(tree: Tree, of: SqlType, *, is_c: bool) -> None:
+    """Refuse a type whose values can't be put in PostgreSQL's order."""
+    if of.kind is Kind.TEXT and not is_c:
+        refuse(tree, "the order of text depends on the database's collation", 'write `collate "C"` after it')
+    if not of.is_comparable:
+        refuse(tree, f"the order of {of.name} isn't known here", 'cast it to text and write `collate "C"`')
+
+
+def _compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c: bool = False) -> Expression:
+    for side in (left, right):
+        if side.type.kind is Kind.OPAQUE:
+            refuse(
+                tree,
+                f"equality of {side.type.name} isn't known here",
+                "cast it to text if it is an enum, or compare where the view is read",
+            )
+    left, right = united(tree, [left, right])
+    if name not in ("=", "<>"):
+        require_order(tree, left.type, is_c=is_c)
+    return Call(name, (left, right), BOOL)
+
+
+def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
+    """The expressions as one type: the widest of the numbers among them, or the one that all have."""
+    kinds = {part.type.kind for part in parts} - {Kind.UNKNOWN}
+    names = {part.type.name for part in parts if part.type.kind is not Kind.UNKNOWN}
+    if not kinds:
+        return [_known(tree, part, TEXT) for part in parts]
+    if kinds <= set(INTEGERS):
+        kind = max(kinds, key=INTEGERS.index)
+        of = sql_type(kind)
+        return [_widened(tree, part, of) for part in parts]
+    if kinds <= {*INTEGERS, Kind.NUMERIC}:
+        return _as_numerics(tree, parts)
+    if len(kinds) > 1:
+        refuse(tree, f"{' and '.join(sorted(names))} stand together", "cast one of them")
+    of = next(part.type for part in parts if part.type.kind is not Kind.UNKNOWN)
+    if of.kind is Kind.OPAQUE and len(names) > 1:
+        refuse(tree, f"{of.name} stands beside another type", "cast it to text if it is an enum")
+    return [_known(tree, part, of) if part.type.kind is Kind.UNKNOWN else part for part in parts]
+
+
+def _as_numerics(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
+    converted: list[Expression] = []
+    for part in parts:
+        if part.type.kind is Kind.UNKNOWN:
+            converted.append(_known(tree, part, NUMERIC))
+        elif part.type.kind is not Kind.NUMERIC:
+            converted.append(Call("integer_to_text", (part,), sql_type(Kind.NUMERIC, 0)))
+        else:
+            converted.append(part)
+    return converted
+
+
+def common_type(parts: Sequence[Expression]) -> SqlType:
+    """The type of a column that has the values of all these, which are united already."""
+    first = parts[0].type
+    scales = {part.type.scale for part in parts if not (isinstance(part, Literal) and part.value is None)}
+    return replace(first, scale=scales.pop() if len(scales) == 1 else None) if first.kind is Kind.NUMERIC else first
+
+
+def _widened(tree: Tree, part: Expression, of: SqlType) -> Expression:
+    if part.type.kind is Kind.UNKNOWN:
+        return _known(tree, part, of)
+    return part if part.type.kind is of.kind else Call("to_integer", (part,), of)
+
+
+def _result_type(name: str, left: SqlType, right: SqlType) -> SqlType:
+    if left.kind is not Kind.NUMERIC:
+        return left
+    if name == "/" or left.scale is None or right.scale is None:
+        return NUMERIC
+    return sql_type(Kind.NUMERIC, left.scale + right.scale if name == "*" else max(left.scale, right.scale))
+
+
+def _aggregate_type(tree: Tree, function: str, argument: SqlType, *, is_c: bool) -> SqlType:
+    match function:
+        case "count":
+            return INT8
+        case "bool_and" | "bool_or" if argument.kind is Kind.BOOL:
+            return BOOL
+        case "min" | "max" if argument.kind not in (Kind.BOOL, Kind.UUID):
+            require_order(tree, argument, is_c=is_c)
+            if not argument.has_one_form:
+                refuse(tree, "equal numerics can look different", "cast it to numeric(precision,scale)")
+            return argument
+        case "sum" if argument.kind in (Kind.INT2, Kind.INT4):
+            return INT8
+        case "sum" if argument.kind in (Kind.INT8, Kind.NUMERIC):
+            return sql_type(Kind.NUMERIC, 0 if argument.kind is Kind.INT8 else argument.scale)
+        case "avg" if argument.kind in (*INTEGERS, Kind.NUMERIC):
+            return NUMERIC
+        case "array_agg" if argument.kind is not Kind.OPAQUE:
+            return SqlType(Kind.OPAQUE, f"{argument.name}[]")
+        case "string_agg" if argument.kind is Kind.TEXT:
+            return TEXT
+        case "jsonb_agg" if argument.kind in (*INTEGERS, Kind.NUMERIC, Kind.TEXT, Kind.BOOL, Kind.UUID):
+            return SqlType(Kind.OPAQUE, "jsonb")
+    if argument.name.startswith(("float", "double", "real")):
+        refuse(
+            tree,
+            f"{function} of {argument.name} depends on the order of its rows",
+            "cast the column to numeric where the table has it, as a generated column",
+        )
+    raise refused(tree, f"{function} isn't kept for {argument.name}", "aggregate another type, or cast it")
+
+
+def _cast_name(source: SqlType, target: Kind) -> str | None:
+    """The function of a cast that gives the same everywhere; None for others."""
+    if source.kind is target:
+        return "same"
+    if source.kind in INTEGERS:
+        return {
+            **dict.fromkeys(INTEGERS, "to_integer"),
+            Kind.NUMERIC: "integer_to_text",
+            Kind.TEXT: "integer_to_text",
+        }.get(target)
+    match source.kind, target:
+        case Kind.NUMERIC, Kind.INT2 | Kind.INT4 | Kind.INT8:
+            return "numeric_to_integer"
+        case ((Kind.NUMERIC | Kind.UUID), Kind.TEXT):
+            return "same"
+        case Kind.BOOL, Kind.TEXT:
+            return "bool_to_text"
+        case Kind.OPAQUE, Kind.TEXT if source.is_user_text:
+            return "stored_text"
+        case Kind.TIMESTAMP, Kind.DATE:
+            return "day_of"
+        case Kind.DATE, Kind.TIMESTAMP:
+            return "midnight_of"
+    return None
+
+
+def _require_utc(tree: Tree) -> None:
+    zone = tree.args.get("zone")
+    if not isinstance(zone, exp.Literal) or str(zone.this).upper() != "UTC":
+        refuse(tree, "rules of time zones change", "use 'UTC'")
+
+
+# --- literals ---
+
+
+def _literal(tree: exp.Literal) -> Expression:
+    text = str(tree.this)
+    if tree.is_string:
+        return Literal(text, UNKNOWN)
+    if text.isdecimal() and text.isascii():
+        number = int(text)
+        if number < _INT8_LIMIT:
+            return Literal(number, INT4 if number < _INT4_LIMIT else INT8)
+    if not _NUMERIC.fullmatch(text):
+        refuse(tree, "this number isn't supported", "write it with digits and at most a point")
+    exact = decimal_of(text)
+    return Literal(text_of(exact), sql_type(Kind.NUMERIC, scale_of(exact)))
+
+
+def _known(tree: Tree, expression: Expression, of: SqlType) -> Expression:
+    """A literal in quotes, or null, as a type. Forms that PostgreSQL would read depending on settings are refused."""
+    if not isinstance(expression, Literal):
+        refuse(tree, "its type isn't known", f"write `::{of.name}`")
+    if expression.value is None:
+        return Literal(None, of)
+    text = str(expression.value)
+    match of.kind:
+        case Kind.TEXT:
+            return Literal(text, of)
+        case Kind.BOOL if text in ("true", "false"):
+            return Literal(text == "true", of)
+        case Kind.INT2 | Kind.INT4 | Kind.INT8 if _INTEGER.fullmatch(text):
+            return Call("to_integer", (Literal(int(text), INT8),), of)
+        case Kind.NUMERIC if _NUMERIC.fullmatch(text):
+            exact = decimal_of(text)
+            return Literal(text_of(exact), sql_type(Kind.NUMERIC, scale_of(exact)))
+        case Kind.UUID if _UUID.fullmatch(text):
+            return Literal(text, of)
+        case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            return Literal(_instant(tree, text, of.kind), of)
+    raise refused(
+        tree, f"{clause_text(text)} isn't read as {of.name} here", "write it in its plain form, as ISO 8601 has it"
+    )
+
+
+def clause_text(text: str) -> str:
+    return repr(text if len(text) <= 40 else text[:37] + "...")
+
+
+def _instant(tree: Tree, text: str, kind: Kind) -> int:
+    try:
+        if kind is Kind.DATE:
+            return parse_days(text)
+        is_utc = text.endswith(("Z", "+00"))
+        if text in ("infinity", "-infinity") or (kind is Kind.TIMESTAMPTZ) == is_utc:
+            return parse_micros(text.removesuffix("+00").replace(" ", "T", 1))
+    except ValueError:
+        pass
+    ending = " and ends with Z" if kind is Kind.TIMESTAMPTZ else ""
+    raise refused(tree, f"{clause_text(text)} isn't read as {kind.value} here", f"write it as ISO 8601 has it{ending}")

@@ -1,0 +1,580 @@
+"""sqlglot's tree of a query -> relations: scans, joins, groups and unions, with what is known of their rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from sqlglot import exp
+from sqlglot.expressions import Expr as Tree
+
+from cdc.model.table import Table, TableName
+from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, refs, rewritten
+from views.failures import Refusal
+from views.plan import Filter, Group, Join, Node, Project, Scan, Union
+from views.sql.expression_reader import ExpressionReader, common_type, united
+from views.sql.refusals import Refuse, only, refuse, refused
+from views.sql.relations import Dependency, Relation, never_null_after, plain, smallest_key
+from views.values import BOOL, TEXT, Kind, SqlType, type_of
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A part of ``from``."""
+
+    alias: str
+    names: Mapping[str, Expression]
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A query of ``with``, and the queries that it knows itself."""
+
+    tree: Tree
+    known: Mapping[str, "_Known"]
+
+
+@dataclass
+class _Scope:
+    """What names mean in one ``select``."""
+
+    items: list[_Item] = field(default_factory=list)
+    merged: dict[str, Expression] = field(default_factory=dict)
+    """Columns of ``using``, which need no table before them."""
+
+    def resolve(self, column: exp.Column) -> Expression:
+        if isinstance(column.this, exp.Star):
+            refuse(column, "`*` can't stand here", "name the columns")
+        if column.args.get("db"):
+            refuse(column, "a column with a schema before it isn't supported", "give the table an alias")
+        name = _identifier(column.this)
+        if column.table:
+            alias = _identifier(column.args["table"])
+            for item in self.items:
+                if item.alias == alias:
+                    if name not in item.names:
+                        refuse(column, f"{alias!r} has no column {name!r}", "look at the table's columns")
+                    return item.names[name]
+            refuse(column, f"there is no {alias!r} in `from`", "name a table or alias of this query")
+        if name in self.merged:
+            return self.merged[name]
+        found = [item.names[name] for item in self.items if name in item.names]
+        if not found:
+            refuse(column, f"there is no column {name!r}", "look at the tables' columns")
+        if len(found) > 1:
+            refuse(column, "more than one table has it", "write the table's alias before it")
+        return found[0]
+
+
+class QueryReader:
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
+
+    def __init__(self, tables: Mapping[TableName, Table]) -> None:
+        self._tables = tables
+        self._ids = count(1)
+        self._keys: dict[int, frozenset[int]] = {}
+        """Column of a scan -> the key of its table."""
+        self.refusals: list[Refusal] = []
+
+    def read(self, tree: Tree, known: Mapping[str, _Known] | None = None) -> Relation:
+        """A query or a part of one. Raises Refuse where nothing more can be said of the rest."""
+        known = dict(known or {})
+        if (with_ := tree.args.get("with_")) is not None:
+            if with_.args.get("recursive"):
+                refuse(
+                    with_,
+                    "recursive queries can't be kept",
+                    "keep the depth in a column, or join a fixed number of times",
+                )
+            for expression in with_.expressions:
+                only(expression, "alias")
+                if expression.args["alias"].args.get("columns"):
+                    refuse(expression, "names of columns in `with` aren't supported", "name them in its select list")
+                known[_identifier(expression.args["alias"].this)] = _Known(expression.this, dict(known))
+        self._refuse_order(tree)
+        match tree:
+            case exp.Subquery():
+                only(tree, "alias", "with_")
+                return self.read(tree.this, known)
+            case exp.Union() if type(tree) is exp.Union:
+                return self._union(tree, known)
+            case exp.Select():
+                return self._select(tree, known)
+        raise refused(tree, "this isn't a query that can be kept", "write `select`, or `union` of such")
+
+    def _refuse_order(self, tree: Tree) -> None:
+        for name in ("order", "limit", "offset", "fetch"):
+            if (part := tree.args.get(name)) is not None:
+                self._note(Refusal(" ".join(part.sql("postgres").split()), "a view's rows have no order of their own",
+                                   "use `top` of the view for the first rows of each key"))  # fmt: skip
+
+    def _note(self, refusal: Refusal) -> None:
+        if refusal not in self.refusals:
+            self.refusals.append(refusal)
+
+    def _new(self, of: SqlType) -> Ref:
+        return Ref(next(self._ids), of)
+
+    # --- select ---
+
+    def _select(self, tree: exp.Select, known: Mapping[str, _Known]) -> Relation:
+        only(
+            tree, "expressions", "from_", "joins", "where", "group", "having", "distinct", "with_", "order", "limit",
+            "offset",
+        )  # fmt: skip
+        if tree.args.get("from_") is None:
+            refuse(tree, "it reads no table", "write `from`")
+        scope = _Scope()
+        relation = self._from(tree, scope, known)
+        if (where := tree.args.get("where")) is not None:
+            relation = self._filtered(relation, where.this, ExpressionReader(scope.resolve))
+        relation = self._grouped_or_plain(tree, relation, scope)
+        if (distinct := tree.args.get("distinct")) is not None:
+            if distinct.args.get("on"):
+                refuse("distinct on", "it isn't supported", "use `top` of the view with n = 1")
+            relation = self._distinct(tree, relation)
+        return relation
+
+    def _filtered(self, relation: Relation, tree: Tree, reader: ExpressionReader) -> Relation:
+        for part in _conjuncts(tree):
+            try:
+                condition = reader.condition(part)
+            except Refuse as met:
+                self._note(met.refusal)
+                continue
+            relation = _where(relation, condition)
+        return relation
+
+    # --- from ---
+
+    def _from(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
+        from_ = tree.args["from_"]
+        only(from_)
+        relation = self._item(from_.this, scope, known)
+        for join in tree.args.get("joins") or ():
+            only(join, "kind", "side", "on", "using", "method")
+            if (
+                join.args.get("method")
+                or join.kind == "CROSS"
+                or (not join.args.get("on") and not join.args.get("using"))
+            ):
+                refuse(
+                    join,
+                    "natural joins depend on later columns" if join.args.get("method") else
+                    "a cross join pairs every row with every row",
+                    "write `join ... on a = b`",
+                )  # fmt: skip
+            if join.side not in ("", "LEFT") or join.kind not in ("", "INNER", "OUTER"):
+                refuse(join, f"{join.side or join.kind} joins aren't supported", "write it as a left join")
+            right = self._item(join.this, scope, known)
+            relation = self._joined(join, relation, right, scope)
+        return relation
+
+    def _item(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
+        match tree:
+            case exp.Table():
+                only(tree, "db", "alias")
+                name = _identifier(tree.this)
+                relation = self._named(tree, name, known)
+            case exp.Subquery():
+                only(tree, "alias", "with_")
+                if not tree.alias:
+                    refuse(tree, "it has no name", "write `(select ...) as name`")
+                name = _identifier(tree.args["alias"].this)
+                relation = self.read(tree.this, known)
+            case _:
+                refuse(tree, "only tables and subqueries can stand in `from`", "name a captured table")
+        alias = tree.args.get("alias")
+        if alias is not None:
+            if alias.args.get("columns"):
+                refuse(tree, "names of columns after an alias aren't supported", "name them in a select list")
+            name = _identifier(alias.this)
+        if any(item.alias == name for item in scope.items):
+            refuse(tree, f"{name!r} is there twice", "give one of them an alias")
+        scope.items.append(_Item(name, relation.names))
+        return replace(relation, branches=())
+
+    def _named(self, tree: exp.Table, name: str, known: Mapping[str, _Known]) -> Relation:
+        schema = tree.args.get("db")
+        if schema is None and name in known:
+            expression = known[name]
+            return self.read(expression.tree, expression.known)
+        table = TableName("public" if schema is None else _identifier(schema), name)
+        shape = self._tables.get(table)
+        if shape is None:
+            refuse(
+                tree, f"the table {table} isn't captured", "add it to `source.tables`, or write its schema before it"
+            )
+        if not shape.key:
+            refuse(tree, f"the table {table} has no key", "give it a primary key")
+        columns = {column.name: self._new(type_of(column)) for column in shape.columns}
+        key = tuple(columns[column] for column in shape.key)
+        ids = frozenset(column.id for column in key)
+        for column in key:
+            if not column.type.is_comparable:
+                refuse(
+                    tree,
+                    f"its key is of type {column.type.name}, the order of which isn't known here",
+                    "use another key",
+                )
+        self._keys |= {column.id: ids for column in columns.values()}
+        node = Scan(table, tuple(columns), tuple(columns.values()), key)
+        everything = frozenset(column.id for column in columns.values())
+        return Relation(node, dict(columns), ((ids, everything),), ids)
+
+    def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
+        keeps_left = join.side == "LEFT"
+        if keeps_left:
+            right = self._materialised(right, scope)
+        pairs: list[tuple[Expression, Expression]] = []
+        others: list[Expression] = []
+        for condition, part in self._join_conditions(join, scope):
+            if (pair := _equality(condition, left.node, right.node)) is not None:
+                pairs.append(pair)
+                continue
+            ids = {ref.id for ref in refs(condition)}
+            if ids and ids <= _ids(right.node.columns):
+                right = _where(right, condition)
+            elif keeps_left:
+                refuse(
+                    part,
+                    "a left join takes equalities of both sides, and conditions on the right one",
+                    "move it to `where`, or into a subquery on the right",
+                )
+            else:
+                others.append(condition)
+        if not pairs:
+            refuse(join, "it has no equality between both sides", "join on `a = b`; further conditions may follow")
+        left_on, right_on = zip(*pairs, strict=True)
+        relation = self._related(left, right, pairs, keeps_left=keeps_left)
+        key = smallest_key(relation, left.node.key + right.node.key)
+        node: Node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
+        relation = replace(relation, node=node)
+        for condition in others:
+            relation = _where(relation, condition)
+        return relation
+
+    def _join_conditions(self, join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tree]]:
+        reader = ExpressionReader(scope.resolve)
+        if (on := join.args.get("on")) is not None:
+            return [(reader.condition(part), part) for part in _conjuncts(on)]
+        conditions: list[tuple[Expression, Tree]] = []
+        *earlier, last = scope.items
+        for identifier in join.args["using"]:
+            name = _identifier(identifier)
+            if name not in last.names:
+                refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
+            left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
+            united_pair = united(join, [left, last.names[name]])
+            conditions.append((Call("=", tuple(united_pair), BOOL), join))
+            scope.merged[name] = left
+        return conditions
+
+    def _materialised(self, relation: Relation, scope: _Scope) -> Relation:
+        """A right side whose columns are all of its rows, so that they are null where there is no row."""
+        if all(isinstance(made, Ref) for made in relation.names.values()):
+            return relation
+        item = scope.items.pop()
+        made = {name: (self._new(of.type), of) for name, of in relation.names.items() if not isinstance(of, Ref)}
+        names: dict[str, Expression] = {name: made[name][0] if name in made else of for name, of in item.names.items()}
+        columns = [(column, column) for column in relation.node.columns]
+        node = Project(relation.node, (*columns, *made.values()))
+        not_null = relation.not_null | {column.id for column, of in made.values() if relation.is_never_null(of)}
+        scope.items.append(_Item(item.alias, names))
+        return replace(relation, node=node, names=names, not_null=frozenset(not_null))
+
+    def _related(
+        self,
+        left: Relation,
+        right: Relation,
+        pairs: Sequence[tuple[Expression, Expression]],
+        *,
+        keeps_left: bool,
+    ) -> Relation:
+        """What is known of the pairs of a join."""
+        equalities: list[Dependency] = []
+        for pair in pairs:
+            one, other = map(plain, pair)
+            if isinstance(one, Ref) and isinstance(other, Ref) and one.type.has_one_form and other.type.has_one_form:
+                equalities.append((frozenset({one.id}), frozenset({other.id})))
+                if not keeps_left:
+                    equalities.append((frozenset({other.id}), frozenset({one.id})))
+        if not keeps_left:
+            equal = {side.id for pair in pairs for side in map(plain, pair) if isinstance(side, Ref)}
+            return Relation(
+                left.node,
+                {},
+                (*left.dependencies, *right.dependencies, *equalities),
+                left.not_null | right.not_null | equal,
+            )
+        # Where there is no right row its columns are null: of what was known of them only that which begins with
+        # columns that are never null otherwise still holds.
+        kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
+        return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
+
+    # --- the select list ---
+
+    def _grouped_or_plain(self, tree: exp.Select, relation: Relation, scope: _Scope) -> Relation:
+        group_tree, having = tree.args.get("group"), tree.args.get("having")
+        aggregates: dict[Aggregate, Ref] = {}
+
+        def aggregate(made: Aggregate) -> Expression:
+            return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
+
+        def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
+            return self._settles(relation, argument, [key.expression for key in order])
+
+        reader = ExpressionReader(scope.resolve, aggregate, settles)
+        outputs = self._select_list(tree, scope, reader)
+        if group_tree is None and not aggregates and having is None:
+            return replace(relation, names=outputs)
+        if group_tree is None:
+            refuse(tree, "an aggregate of a whole table has no key", "write `group by`")
+        by = self._group_by(group_tree, tree, scope, outputs)
+        mapped = {expression: self._new(expression.type) for expression in by}
+        conditions = []
+        for part in _conjuncts(having.this) if having is not None else ():
+            conditions.append((reader.condition(part), part))
+        own = {*(column.id for column in mapped.values()), *(column.id for column in aggregates.values())}
+        names = {
+            name: self._over_groups(made, mapped, own, f"{name} in the select list") for name, made in outputs.items()
+        }
+        ids = frozenset(column.id for column in mapped.values())
+        not_null = {mapped[expression].id for expression in mapped if relation.is_never_null(expression)}
+        not_null |= {column.id for made, column in aggregates.items() if made.function == "count"}
+        node = Group(
+            relation.node,
+            tuple((column, made) for made, column in mapped.items()),
+            tuple((column, made) for made, column in aggregates.items()),
+        )
+        grouped = Relation(
+            node,
+            names,
+            (
+                (ids, frozenset(own)),
+                *self._lifted(
+                    relation, {made.id: column.id for made, column in mapped.items() if isinstance(made, Ref)}
+                ),
+            ),
+            frozenset(not_null),
+        )
+        for condition, part in conditions:
+            over = self._over_groups(condition, mapped, own, part.sql("postgres"))
+            grouped = _where(grouped, over)
+        return grouped
+
+    @staticmethod
+    def _lifted(relation: Relation, columns: Mapping[int, int]) -> list[Dependency]:
+        """What the columns of a group determine of each other."""
+        return [
+            (frozenset({outer}), frozenset(columns[other] for other in relation.closure({inner}) if other in columns))
+            for inner, outer in columns.items()
+        ]
+
+    def _settles(self, relation: Relation, argument: Expression, order: Sequence[Expression]) -> bool:
+        """Whether rows that are equal in the order have the same argument."""
+        if argument in order:
+            return True
+        known = relation.closure({key.id for key in order if isinstance(key, Ref) and key.type.has_one_form})
+        return {ref.id for ref in refs(argument)} <= known and bool(known)
+
+    def _over_groups(
+        self, expression: Expression, mapped: Mapping[Expression, Ref], own: set[int], clause: str
+    ) -> Expression:
+        over = rewritten(expression, mapped.get)
+        if not {ref.id for ref in refs(over)} <= own:
+            refuse(
+                clause, "it reads a column that isn't in `group by`", "add the column to `group by`, or aggregate it"
+            )
+        return over
+
+    def _group_by(
+        self, tree: exp.Group, select: exp.Select, scope: _Scope, outputs: Mapping[str, Expression]
+    ) -> list[Expression]:
+        only(tree, "expressions")
+        by: list[Expression] = []
+        reader = ExpressionReader(scope.resolve)
+        for part in tree.expressions:
+            if isinstance(part, exp.Literal) and not part.is_string and str(part.this).isdecimal():
+                place = int(part.this) - 1
+                if not 0 <= place < len(outputs):
+                    refuse(part, "the select list has no such position", "write the expression")
+                expression = list(outputs.values())[place]
+            else:
+                expression = self._group_expression(part, reader, scope, outputs)
+            if not expression.type.is_comparable:
+                refuse(part, f"equality of {expression.type.name} isn't known here", "cast it to text if it is an enum")
+            if not expression.type.has_one_form:
+                refuse(
+                    part,
+                    "equal numerics can look different",
+                    "cast it to numeric(precision,scale)",
+                )
+            if expression not in by:
+                by.append(expression)
+        return by
+
+    @staticmethod
+    def _group_expression(
+        part: Tree, reader: ExpressionReader, scope: _Scope, outputs: Mapping[str, Expression]
+    ) -> Expression:
+        if isinstance(part, exp.Column) and not part.table:
+            name = _identifier(part.this)
+            if not any(name in item.names for item in scope.items) and name in outputs:
+                return outputs[name]
+        return reader.read(part)
+
+    def _select_list(self, tree: exp.Select, scope: _Scope, reader: ExpressionReader) -> dict[str, Expression]:
+        outputs: dict[str, Expression] = {}
+        for part in tree.expressions:
+            try:
+                for name, expression in self._selected(part, scope, reader):
+                    if name in outputs:
+                        refuse(part, f"two columns of the result are called {name!r}", "give one of them an alias")
+                    is_unknown = expression.type.kind is Kind.UNKNOWN
+                    outputs[name] = united(part, [expression])[0] if is_unknown else expression
+            except Refuse as met:
+                self._note(met.refusal)
+        return outputs
+
+    def _selected(self, part: Tree, scope: _Scope, reader: ExpressionReader) -> list[tuple[str, Expression]]:
+        if isinstance(part, exp.Star) or (isinstance(part, exp.Column) and isinstance(part.this, exp.Star)):
+            if part.args.get("except_") or part.args.get("replace") or scope.merged:
+                refuse(part, "`*` isn't supported here", "name the columns")
+            alias = "" if isinstance(part, exp.Star) else _identifier(part.args["table"])
+            items = [item for item in scope.items if not alias or item.alias == alias]
+            if not items:
+                refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
+            return [pair for item in items for pair in item.names.items()]
+        match part:
+            case exp.Alias():
+                return [(_identifier(part.args["alias"]), reader.read(part.this))]
+            case exp.Column():
+                return [(_identifier(part.this), reader.read(part))]
+        reader.read(part)
+        raise refused(part, "it has no name of its own", "write `as name` after it")
+
+    def _distinct(self, tree: Tree, relation: Relation) -> Relation:
+        for name, expression in relation.names.items():
+            if not expression.type.is_comparable:
+                refuse(
+                    f"distinct {name}",
+                    f"equality of {expression.type.name} isn't known here",
+                    "cast it to text, or group",
+                )
+            if not expression.type.has_one_form:
+                refuse(f"distinct {name}", "equal numerics can look different", "cast it to numeric(precision,scale)")
+        by = {name: (self._new(expression.type), expression) for name, expression in relation.names.items()}
+        ids = frozenset(column.id for column, _ in by.values())
+        inner = {made.id: column.id for column, made in by.values() if isinstance(made, Ref)}
+        return Relation(
+            Group(relation.node, tuple(by.values()), ()),
+            {name: column for name, (column, _) in by.items()},
+            ((ids, ids), *self._lifted(relation, inner)),
+            frozenset(column.id for column, made in by.values() if relation.is_never_null(made)),
+        )
+
+    # --- union ---
+
+    def _union(self, tree: exp.Union, known: Mapping[str, _Known]) -> Relation:
+        only(tree, "distinct", "with_", "order", "limit", "offset")
+        sides = [self.read(side, known) for side in _sides(tree)]
+        if len({len(side.names) for side in sides}) > 1:
+            refuse(tree, "its parts have different numbers of columns", "select the same columns in each")
+        columns = [united(tree, parts) for parts in zip(*(side.names.values() for side in sides), strict=True)]
+        names = list(sides[0].names)
+        values = tuple(self._new(common_type(pair)) for pair in columns)
+        branches = tuple((side.node, tuple(pair[index] for pair in columns)) for index, side in enumerate(sides))
+        identity = self._new(TEXT)
+        known_branches = tuple(
+            replace(side, names=dict(zip(names, expressions, strict=True)))
+            for side, (_, expressions) in zip(sides, branches, strict=True)
+        )
+        everything = frozenset({identity.id, *(column.id for column in values)})
+        not_null = {identity.id} | {
+            column.id
+            for column, pair in zip(values, columns, strict=True)
+            if all(side.is_never_null(expression) for side, expression in zip(sides, pair, strict=True))
+        }
+        relation = Relation(
+            Union(branches, values, identity),
+            dict(zip(names, values, strict=True)),
+            ((frozenset({identity.id}), everything),),
+            frozenset(not_null),
+            known_branches,
+        )
+        return self._distinct(tree, relation) if tree.args.get("distinct") else relation
+
+
+def _identifier(tree: Tree) -> str:
+    """The name that an identifier is of: without quotes it is in lower case."""
+    assert isinstance(tree, exp.Identifier)
+    return str(tree.this) if tree.args.get("quoted") else str(tree.this).lower()
+
+
+def _sides(tree: exp.Union) -> list[Tree]:
+    """The parts of a union, and of what it is made of by the same kind of union."""
+    sides: list[Tree] = []
+    for side in (tree.this, tree.expression):
+        is_same = type(side) is exp.Union and bool(side.args.get("distinct")) == bool(tree.args.get("distinct"))
+        has_more = any(side.args.get(name) for name in ("with_", "order", "limit", "offset"))
+        sides += _sides(side) if is_same and not has_more else [side]
+    return sides
+
+
+def _conjuncts(tree: Tree) -> list[Tree]:
+    while isinstance(tree, exp.Paren):
+        tree = tree.this
+    return [*_conjuncts(tree.this), *_conjuncts(tree.expression)] if isinstance(tree, exp.And) else [tree]
+
+
+def _ids(columns: Sequence[Ref]) -> set[int]:
+    return {column.id for column in columns}
+
+
+def _equality(condition: Expression, left: Node, right: Node) -> tuple[Expression, Expression] | None:
+    if not (isinstance(condition, Call) and condition.name == "="):
+        return None
+    one, other = condition.arguments
+    one_ids, other_ids = ({ref.id for ref in refs(side)} for side in (one, other))
+    if not one_ids or not other_ids:
+        return None
+    left_ids, right_ids = _ids(left.columns), _ids(right.columns)
+    if one_ids <= left_ids and other_ids <= right_ids:
+        return one, other
+    if one_ids <= right_ids and other_ids <= left_ids:
+        return other, one
+    return None
+
+
+def _where(relation: Relation, condition: Expression) -> Relation:
+    """The relation's rows for which the condition is true, and what more is known of them."""
+    dependencies = relation.dependencies
+    match condition:
+        case Call("=", (Ref() as column, Literal())) | Call("=", (Literal(), Ref() as column)):
+            # One value in all rows: the rest of the key is a key.
+            rest = frozenset(_ids(relation.node.key)) - {column.id}
+            dependencies = (*dependencies, (frozenset(), frozenset({column.id})))
+            if rest:
+                dependencies = (*dependencies, (rest, frozenset(_ids(relation.node.columns))))
+    return replace(
+        relation,
+        node=_with_condition(relation.node, condition),
+        dependencies=dependencies,
+        not_null=never_null_after(condition, relation.not_null),
+    )
+
+
+def _with_condition(node: Node, condition: Expression) -> Node:
+    """The node's rows for which the condition is true, filtered as early as that can be done."""
+    ids = {ref.id for ref in refs(condition)}
+    match node:
+        case Scan():
+            both = condition if node.condition is None else Call("and", (node.condition, condition), BOOL)
+            return replace(node, condition=both)
+        case Filter():
+            return replace(node, source=_with_condition(node.source, condition))
+        case Join() if ids and ids <= _ids(node.left.columns):
+            return replace(node, left=_with_condition(node.left, condition))
+        case Join() if ids and ids <= _ids(node.right.columns) and not node.keeps_left:
+            return replace(node, right=_with_condition(node.right, condition))
+    return Filter(node, condition)

@@ -1,0 +1,131 @@
+"""A view's settings -> its plan, or all reasons against it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.expressions import Expr as Tree
+
+from cdc.model.table import Table, TableName
+from views.expressions import Expression, SortKey, refs
+from views.failures import Refusal, Refused
+from views.plan import Node, Top, ViewPlan, pruned
+from views.sql.expression_reader import ExpressionReader
+from views.sql.query_reader import QueryReader
+from views.sql.refusals import Refuse, refuse
+from views.sql.relations import Relation
+
+
+@dataclass(frozen=True, slots=True)
+class TopRows:
+    """The first ``n`` rows for each value of ``per``, in an order as SQL has it: ``created_at desc``.
+
+    Rows that are equal in the order are in the order of the view's key.
+    """
+
+    per: tuple[str, ...]
+    order: str
+    n: int
+
+
+def read_view(
+    sql: str, tables: Mapping[TableName, Table], *, key: Sequence[str], top: TopRows | None = None
+) -> ViewPlan:
+    """The plan of a query over captured tables. ``key`` names the columns by which rows of the result are told apart.
+
+    Raises Refused with everything that stands against it.
+    """
+    reader = QueryReader(tables)
+    refusals = reader.refusals
+    try:
+        relation = reader.read(_parsed(sql))
+        if not refusals:
+            return _view(relation, tuple(key), top, refusals)
+    except Refuse as refused:
+        if refused.refusal not in refusals:
+            refusals.append(refused.refusal)
+    raise Refused(refusals)
+
+
+def _parsed(sql: str) -> Tree:
+    try:
+        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
+    except SqlglotError as error:
+        first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
+        refuse("sql", f"it can't be parsed: {first}", "try it in psql")
+    if len(trees) != 1:
+        refuse("sql", f"it has {len(trees)} statements", "write one query")
+    return trees[0]
+
+
+def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusals: list[Refusal]) -> ViewPlan:
+    _check_key(relation, key, refusals)
+    node: Node = relation.node
+    if top is not None:
+        try:
+            node = _top(relation, key, top)
+        except Refuse as refused:
+            refusals.append(refused.refusal)
+    if refusals:
+        raise Refused(refusals)
+    outputs = tuple(relation.names.items())
+    needed = {ref.id for _, made in outputs for ref in refs(made)}
+    return ViewPlan(pruned(node, needed), outputs, key)
+
+
+def _check_key(relation: Relation, key: tuple[str, ...], refusals: list[Refusal]) -> None:
+    clause = f"key = [{', '.join(key)}]"
+    missing = [name for name in key if name not in relation.names]
+    if missing or not key:
+        what = f"the query has no column {missing[0]!r}" if missing else "it names no column"
+        refusals.append(Refusal(clause, what, f"name some of {', '.join(relation.names)}"))
+        return
+    for name in key:
+        expression = relation.names[name]
+        if not expression.type.has_one_form:
+            refusals.append(
+                Refusal(
+                    clause, f"equality of {name!r}, of type {expression.type.name}, isn't known", "use another column"
+                )
+            )
+        elif not relation.is_never_null(expression):
+            refusals.append(Refusal(clause, f"{name!r} can be null", f"add `where {name} is not null`, or coalesce it"))
+    if not relation.is_unique(key):
+        refusals.append(
+            Refusal(
+                clause,
+                "two rows of the result could have the same values in it, as far as can be told",
+                "add the keys of the joined tables to the select list and to the key, or group by the key",
+            )
+        )
+
+
+def _top(relation: Relation, key: tuple[str, ...], top: TopRows) -> Top:
+    clause = f"top = {{ per = [{', '.join(top.per)}], order = {top.order!r}, n = {top.n} }}"
+    if top.n < 1:
+        refuse(clause, "n is less than 1", "write how many rows each has at most")
+    per: list[Expression] = []
+    for name in top.per:
+        if name not in relation.names or not relation.names[name].type.is_comparable:
+            refuse(clause, f"the query has no column {name!r} that can be compared", "name columns of its select list")
+        per.append(relation.names[name])
+
+    def resolve(column: exp.Column) -> Expression:
+        name = column.name if column.this.args.get("quoted") else column.name.lower()
+        if name not in relation.names or column.table:
+            refuse(clause, f"the query has no column {name!r}", "name columns of its select list")
+        return relation.names[name]
+
+    try:
+        tree = sqlglot.parse_one(f"select 1 order by {top.order}", dialect="postgres")
+    except SqlglotError:
+        refuse(clause, "its order can't be parsed", "write it as after `order by`")
+    ordered = tree.args.get("order")
+    if ordered is None:
+        refuse(clause, "its order is empty", "write it as after `order by`")
+    sort = ExpressionReader(resolve)
+    order = [sort.sort_key(part) for part in ordered.expressions]
+    order += [SortKey(relation.names[name], descending=False, nulls_first=False) for name in key]
+    return Top(relation.node, tuple(per), tuple(order), top.n)

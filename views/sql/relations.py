@@ -1,0 +1,122 @@
+"""What is known of the rows that a part of the query gives: names, what determines what, what is never null.
+
+It says which columns are a key of the result: the closure of a set of columns under the dependencies.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from views.expressions import Call, Expression, Literal, Ref, refs
+from views.plan import Node
+
+Dependency = tuple[frozenset[int], frozenset[int]]
+"""Rows that agree in the first columns agree in the second ones too."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A node, its columns by the names that the query has for them, and what is known of them.
+
+    ``branches`` are a union's parts, their columns under the union's names.
+    """
+
+    node: Node
+    names: Mapping[str, Expression]
+    dependencies: tuple[Dependency, ...]
+    not_null: frozenset[int]
+    branches: tuple["Relation", ...] = ()
+
+    def closure(self, ids: Iterable[int]) -> set[int]:
+        """The columns that these determine."""
+        known = set(ids)
+        grows = True
+        while grows:
+            grows = False
+            for given, determined in self.dependencies:
+                if given <= known and not determined <= known:
+                    known |= determined
+                    grows = True
+        return known
+
+    def is_unique(self, names: Collection[str]) -> bool:
+        """Whether no two rows agree in these columns, as far as can be told."""
+        if self.branches:
+            return _is_unique_in_union(self.branches, [list(self.names).index(name) for name in names])
+        columns = {made.id for name in names if isinstance(made := plain(self.names[name]), Ref)}
+        return {column.id for column in self.node.key} <= self.closure(columns)
+
+    def is_never_null(self, expression: Expression) -> bool:
+        """Whether it has a value in every row, as far as can be told."""
+        match expression:
+            case Ref():
+                return expression.id in self.not_null
+            case Literal():
+                return expression.value is not None
+            case Call("coalesce", arguments):
+                return any(map(self.is_never_null, arguments))
+            case Call("case", arguments):
+                return all(map(self.is_never_null, (*arguments[1:-1:2], arguments[-1])))
+            case Call("is_null" | "is_true" | "is_false" | "is_distinct"):
+                return True
+            case _:
+                return all(map(self.is_never_null, expression.arguments))
+
+
+def plain(expression: Expression) -> Expression:
+    """A column that was only widened to a larger integer, as it is. It tells rows apart as that column does."""
+    if isinstance(expression, Call) and expression.name == "to_integer" and len(expression.arguments) == 1:
+        return expression.arguments[0]
+    return expression
+
+
+def _is_unique_in_union(branches: tuple[Relation, ...], places: list[int]) -> bool:
+    columns = [[list(branch.names.items())[place] for place in places] for branch in branches]
+    if not all(branch.is_unique([name for name, _ in pairs]) for branch, pairs in zip(branches, columns, strict=True)):
+        return False
+    # Each two branches must differ in a constant that is part of the key.
+    for index, one in enumerate(columns):
+        for other in columns[:index]:
+            if not any(
+                isinstance(a, Literal)
+                and isinstance(b, Literal)
+                and None not in (a.value, b.value)
+                and a.value != b.value
+                for (_, a), (_, b) in zip(one, other, strict=True)
+            ):
+                return False
+    return True
+
+
+def smallest_key(relation: Relation, candidate: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    """A key without columns that the others of it determine."""
+    kept = list(candidate)
+    for column in reversed(candidate):
+        others = [other.id for other in kept if other is not column]
+        if others and column.id in relation.closure(others):
+            kept.remove(column)
+    return tuple(kept)
+
+
+def never_null_after(condition: Expression, not_null: frozenset[int]) -> frozenset[int]:
+    """The columns that have values where the condition is true."""
+    match condition:
+        case Call("and", arguments):
+            for argument in arguments:
+                not_null = never_null_after(argument, not_null)
+            return not_null
+        case Call("not", (Call("is_null", (Ref() as column,)),)):
+            return not_null | {column.id}
+        case Call("=" | "<>" | "<" | "<=" | ">" | ">=", arguments):
+            return not_null | {ref.id for argument in arguments if _is_strict(argument) for ref in refs(argument)}
+        case Ref():
+            return not_null | {condition.id}
+        case _:
+            return not_null
+
+
+def _is_strict(expression: Expression) -> bool:
+    """Whether it is null where one of its columns is."""
+    if isinstance(expression, Call):
+        lenient = expression.name in ("and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce")
+        return not lenient and all(map(_is_strict, expression.arguments))
+    return True

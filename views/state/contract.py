@@ -1,0 +1,62 @@
+"""The contract of a view's state: bytes by bytes, in the order of the keys, changed by whole steps or not at all."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+Entry = tuple[bytes, bytes]
+"""Key and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a state takes: its entries, and the bytes of its file, or of keys and values in memory."""
+
+    entries: int
+    bytes: int
+
+
+class Reading(Protocol):
+    """The state as one step sees it, its own changes included. Keys have any length."""
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None where there is none."""
+
+    def scan(self, prefix: bytes, *, after: bytes | None = None) -> Iterator[Entry]:
+        """The entries whose keys begin with the prefix, in order; those after a key. Nothing may change meanwhile."""
+
+    def scan_back(self, prefix: bytes, *, before: bytes | None = None) -> Iterator[Entry]:
+        """The same from the last one on; those before a key."""
+
+
+class Step(Reading, Protocol):
+    """One step's changes."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a key's value."""
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key, which may be missing."""
+
+
+class State(Protocol):
+    """A map that changes in whole steps.
+
+    Every method raises LockstepError when the operator has to act: a full disk, a file of another version. It raises
+    Fenced when another process has opened the state since.
+    """
+
+    def update(self, work: Callable[[Step], T]) -> T:
+        """Do the work and keep all of its changes; none of them where it raises. The work may be done more than once:
+        it must do the same each time."""
+
+    def read(self, work: Callable[[Reading], T]) -> T:
+        """Look at what is kept."""
+
+    def size(self) -> Size:
+        """What it takes now."""
+
+    def close(self) -> None:
+        """Let go of it. Closing twice does nothing."""

@@ -1,0 +1,233 @@
+"""The state in a file: one LMDB environment, one write transaction per step.
+
+A step is there whole or not at all, whenever the process is killed. After a power failure the last step may be missing,
+with its offsets: it is done again from the log. LMDB's keys have at most 511 bytes. Of a longer key the first bytes are
+kept and a digest of all of it, with the key itself beside the value: the order of those that begin alike is made when
+they are read.
+"""
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import lmdb
+
+from cdc.model.errors import Fenced, LockstepError
+from views.state.contract import Entry, Reading, Size, Step
+from views.state.memory import after_prefix
+
+T = TypeVar("T")
+
+FILE_NAME: Final = "view.lmdb"
+FORMAT: Final = b"1"
+
+_MAP_BYTES: Final = 64 * 1024 * 1024
+_PLAIN_MAX: Final = 447
+"""Longer keys are cut. Together with kind and digest a key stays below LMDB's 511 bytes."""
+
+_DIGEST_BYTES: Final = 32
+_CUT_LENGTH: Final = 1 + _PLAIN_MAX + _DIGEST_BYTES
+_LENGTH: Final = struct.Struct("<I")
+_DATA, _OWN = b"d", b"s"
+_IS_FORMAT, _IS_IDENTITY, _IS_WRITER = _OWN + b"format", _OWN + b"identity", _OWN + b"writer"
+_OWN_ENTRIES: Final = 3
+_UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
+
+
+class FileState:
+    """A State in a directory, for one thread of one process. ``identity`` says what it is the state of."""
+
+    def __init__(self, directory: Path, *, identity: str, map_bytes: int = _MAP_BYTES) -> None:
+        """Open or create it. Raises LockstepError for the state of another view, version or program."""
+        self._directory = directory
+        self._map_bytes = map_bytes
+        self._writer = os.urandom(16)
+        self._environment: lmdb.Environment | None = None
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._environment = lmdb.open(
+                str(directory / FILE_NAME),
+                subdir=False,
+                map_size=map_bytes,
+                metasync=False,
+                mode=0o600,
+                readahead=False,
+                max_spare_txns=1,
+            )
+            self._environment.reader_check()
+            self._map_bytes = self._environment.info()["map_size"]
+            self._take(identity.encode())
+        except (lmdb.Error, OSError) as error:
+            self._refused("opened", error)
+        except LockstepError:
+            self.close()
+            raise
+
+    def _take(self, identity: bytes) -> None:
+        with self._opened().begin(write=True) as transaction:
+            on_disk = transaction.get(_IS_FORMAT)
+            if on_disk is None and transaction.stat()["entries"]:
+                self._foreign("was written by another program")
+            if on_disk not in (None, FORMAT):
+                self._foreign("was written by another version of Lockstep")
+            if on_disk is not None and transaction.get(_IS_IDENTITY) != identity:
+                self._foreign("belongs to another query, or to tables of another shape")
+            transaction.put(_IS_FORMAT, FORMAT)
+            transaction.put(_IS_IDENTITY, identity)
+            transaction.put(_IS_WRITER, self._writer)
+
+    def update(self, work: Callable[[Step], T]) -> T:
+        while True:
+            try:
+                with self._opened().begin(write=True) as transaction:
+                    if transaction.get(_IS_WRITER) != self._writer:
+                        raise _fenced()
+                    return work(_Transaction(transaction))
+            except lmdb.MapFullError:
+                self._grow()
+            except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
+                raise _fenced() from error
+            except lmdb.Error as error:
+                self._refused("written", error)
+
+    def read(self, work: Callable[[Reading], T]) -> T:
+        try:
+            with self._opened().begin() as transaction:
+                return work(_Transaction(transaction))
+        except lmdb.MapResizedError as error:
+            raise _fenced() from error
+        except lmdb.Error as error:
+            self._refused("read", error)
+
+    def size(self) -> Size:
+        environment = self._opened()
+        used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        return Size(environment.stat()["entries"] - _OWN_ENTRIES, used)
+
+    def close(self) -> None:
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def _grow(self) -> None:
+        self._map_bytes *= 2
+        try:
+            self._opened().set_mapsize(self._map_bytes)
+        except (lmdb.Error, OSError) as error:
+            self._refused("made larger", error)
+
+    def _opened(self) -> lmdb.Environment:
+        assert self._environment is not None, "the state is closed"
+        return self._environment
+
+    def _foreign(self, why: str) -> NoReturn:
+        raise LockstepError(
+            f"the view's state in {self._directory} {why}; nothing was changed",
+            hint="build the view anew, in a new generation with a state directory of its own",
+        )
+
+    def _refused(self, doing: str, error: Exception) -> NoReturn:
+        self.close()
+        hint = "look for a full disk, missing permissions or another process that has it open. The step was not kept"
+        if isinstance(error, _UNUSABLE):
+            hint = "it is damaged, or no state of a view. It holds nothing that the log doesn't: build the view anew"
+        raise LockstepError(f"the view's state in {self._directory} can't be {doing}: {error}", hint=hint) from error
+
+
+class _Transaction:
+    """Keys of any length over LMDB's."""
+
+    def __init__(self, transaction: "lmdb.Transaction[bytes]") -> None:
+        self._transaction = transaction
+
+    def get(self, key: bytes) -> bytes | None:
+        if len(key) <= _PLAIN_MAX:
+            return self._transaction.get(_DATA + key)
+        stored = self._transaction.get(_cut(key))
+        return None if stored is None else _entry(_cut(key), stored)[1]
+
+    def put(self, key: bytes, value: bytes) -> None:
+        if len(key) <= _PLAIN_MAX:
+            self._transaction.put(_DATA + key, value)
+        else:
+            self._transaction.put(_cut(key), _LENGTH.pack(len(key)) + key + value)
+
+    def delete(self, key: bytes) -> None:
+        self._transaction.delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))
+
+    def scan(self, prefix: bytes, *, after: bytes | None = None) -> Iterator[Entry]:
+        start = prefix if after is None or after < prefix else after
+        is_after = start is after
+        cursor = self._transaction.cursor()
+        with contextlib.closing(cursor):
+            if cursor.set_range(_DATA + start[:_PLAIN_MAX]):
+                for key, value in _in_order(iter(cursor.iternext())):
+                    if not key.startswith(prefix):
+                        if key > prefix:
+                            return
+                        continue
+                    if not is_after or key > start:
+                        yield key, value
+
+    def scan_back(self, prefix: bytes, *, before: bytes | None = None) -> Iterator[Entry]:
+        beyond = after_prefix(prefix)
+        if before is not None and (beyond is None or before < beyond):
+            beyond = before
+        cursor = self._transaction.cursor()
+        with contextlib.closing(cursor):
+            if beyond is None:
+                is_there = cursor.set_range(_OWN) and cursor.prev()
+            else:
+                # Keys that begin as this one does, and were cut, may be less than it.
+                limit = after_prefix(_DATA + beyond[:_PLAIN_MAX]) if len(beyond) > _PLAIN_MAX else _DATA + beyond
+                assert limit is not None
+                is_there = cursor.prev() if cursor.set_range(limit) else cursor.last()
+            if is_there:
+                for key, value in _in_order(iter(cursor.iterprev()), reverse=True):
+                    if not key.startswith(prefix):
+                        if key < prefix:
+                            return
+                        continue
+                    if beyond is None or key < beyond:
+                        yield key, value
+
+
+def _in_order(stored: Iterator[Entry], *, reverse: bool = False) -> Iterator[Entry]:
+    """Entries with their whole keys. Cut keys that begin alike stand together and are put in order here."""
+    alike: list[Entry] = []
+    head = b""
+    for raw_key, raw_value in stored:
+        if raw_key[:1] != _DATA:
+            break
+        is_cut = len(raw_key) == _CUT_LENGTH
+        if alike and not (is_cut and raw_key[:-_DIGEST_BYTES] == head):
+            yield from sorted(alike, reverse=reverse)
+            alike.clear()
+        if is_cut:
+            head = raw_key[:-_DIGEST_BYTES]
+            alike.append(_entry(raw_key, raw_value))
+        else:
+            yield raw_key[1:], raw_value
+    yield from sorted(alike, reverse=reverse)
+
+
+def _cut(key: bytes) -> bytes:
+    return _DATA + key[:_PLAIN_MAX] + hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+
+def _entry(stored_key: bytes, stored: bytes) -> Entry:
+    """The whole key and the value of a key that was cut."""
+    (length,) = _LENGTH.unpack_from(stored)
+    end = _LENGTH.size + length
+    return stored[_LENGTH.size : end], stored[end:]
+
+
+def _fenced() -> Fenced:
+    return Fenced(
+        "another process has opened the view's state; this one stops",
+        hint="one job keeps a view: if it wasn't you, look for a second `lockstep apply` or `lockstep run`",
+    )

@@ -1,0 +1,261 @@
+"""Values inside a view, by SQL type: None, bool, int or str, such that equal values are equal in Python as well.
+
+=========================  ==========================================================================
+SQL type                   inside a view
+=========================  ==========================================================================
+bool                       ``True``, ``False``
+int2, int4, int8           int
+numeric                    PostgreSQL's text, every digit of its scale
+text, varchar              the text
+date                       days since 2000-01-01
+timestamp, timestamptz     microseconds since 2000-01-01, of UTC
+uuid                       its text
+everything else            the JSON of the event, as text: it can be passed on, and nothing else
+=========================  ==========================================================================
+
+``infinity`` and ``-infinity`` are greater and less than every other date. Pure.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from enum import StrEnum
+from typing import Final
+
+import orjson
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Column
+from views.failures import EvaluationError
+
+Value = bool | int | str | None
+Row = tuple[Value, ...]
+
+
+class Kind(StrEnum):
+    """What a type's values are inside a view."""
+
+    BOOL = "bool"
+    INT2 = "int2"
+    INT4 = "int4"
+    INT8 = "int8"
+    NUMERIC = "numeric"
+    TEXT = "text"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIMESTAMPTZ = "timestamptz"
+    UUID = "uuid"
+    OPAQUE = "opaque"
+    UNKNOWN = "unknown"
+    """A literal in quotes, or null, until something else says what type it has."""
+
+
+INTEGERS: Final = (Kind.INT2, Kind.INT4, Kind.INT8)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlType:
+    """A type. ``scale`` is that of a numeric all values of which have it. ``name`` is what people are told.
+
+    ``is_user_text`` marks an opaque type of the source's own whose event is the type's text: enums, for one.
+    """
+
+    kind: Kind
+    name: str = field(compare=False)
+    scale: int | None = None
+    is_user_text: bool = False
+
+    @property
+    def has_one_form(self) -> bool:
+        """Whether values that are equal in SQL look the same, so that a group's value is any row's."""
+        return self.kind not in (Kind.OPAQUE, Kind.UNKNOWN) and (
+            self.kind is not Kind.NUMERIC or self.scale is not None
+        )
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether equality of two values is known here."""
+        return self.kind not in (Kind.OPAQUE, Kind.UNKNOWN)
+
+
+def sql_type(kind: Kind, scale: int | None = None) -> SqlType:
+    """A type that has no name of its own."""
+    return SqlType(kind, kind.value if scale is None else f"numeric with {scale} decimals", scale)
+
+
+BOOL, INT2, INT4, INT8, NUMERIC, TEXT, DATE, TIMESTAMP, TIMESTAMPTZ, UUID, UNKNOWN = map(
+    sql_type,
+    (
+        Kind.BOOL, Kind.INT2, Kind.INT4, Kind.INT8, Kind.NUMERIC, Kind.TEXT, Kind.DATE, Kind.TIMESTAMP,
+        Kind.TIMESTAMPTZ, Kind.UUID, Kind.UNKNOWN,
+    ),
+)  # fmt: skip
+
+_KINDS: Final = {
+    kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT)
+}  # text is told by the type's number: other types' values are text as well
+_FIRST_USER_OID: Final = 16384
+_TEXT_OIDS: Final = (25, 1043)
+_FIXED_NUMERIC = re.compile(r"numeric\(\d+(?:,(-?\d+))?\)")
+
+
+def type_of(column: Column) -> SqlType:
+    """The type of a table's column."""
+    name = column.type_name + "[]" * column.is_array
+    if column.is_array:
+        return SqlType(Kind.OPAQUE, name)
+    if column.value_type == "varchar" or (column.value_type == "text" and column.type_oid in _TEXT_OIDS):
+        return SqlType(Kind.TEXT, name)
+    if column.value_type == "text":
+        return SqlType(Kind.OPAQUE, name, is_user_text=column.type_oid >= _FIRST_USER_OID)
+    kind = _KINDS.get(column.value_type, Kind.OPAQUE)
+    scale = None
+    if kind is Kind.NUMERIC and (match := _FIXED_NUMERIC.fullmatch(column.type_name)):
+        scale = max(0, int(match[1] or 0))
+    return SqlType(kind, name, scale)
+
+
+# --- events and values ---
+
+FromEvent = Callable[[JsonValue], Value]
+ToEvent = Callable[[Value], JsonValue]
+
+INFINITY: Final = 2**63 - 1
+"""``infinity`` among dates and timestamps. ``-infinity`` is its negative."""
+
+_DAY_US: Final = 86_400_000_000
+_EPOCH_DAY: Final = date(2000, 1, 1).toordinal()
+_EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001  a timestamp without a time zone
+_YEARS_400_DAYS: Final = 146_097
+_TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
+_INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
+_INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
+
+
+def days_of(year: int, month: int, day: int) -> int:
+    """The date as days since 2000-01-01. The year before 1 is 0. Raises ValueError for no date."""
+    shift = 0
+    if not 1 <= year <= 9999:  # the calendar repeats itself every 400 years
+        shift = (year - 2000) // 400
+        year -= shift * 400
+    return date(year, month, day).toordinal() - _EPOCH_DAY + shift * _YEARS_400_DAYS
+
+
+def date_of(days: int) -> tuple[int, int, int]:
+    """Year, month and day of a number of days since 2000-01-01."""
+    shift, rest = 0, days + _EPOCH_DAY
+    if not 1 <= rest <= 3_652_059:
+        shift = days // _YEARS_400_DAYS
+        rest = days - shift * _YEARS_400_DAYS + _EPOCH_DAY
+    at = date.fromordinal(rest)
+    return at.year + shift * 400, at.month, at.day
+
+
+def parse_days(text: str) -> int:
+    """A date's text -> its value. Raises ValueError."""
+    if text in _INFINITIES:
+        return _INFINITIES[text]
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None or match[4] is not None:
+        raise ValueError("not a date in ISO 8601")
+    year = int(match[1])
+    return days_of(1 - year if match[8] else year, int(match[2]), int(match[3]))
+
+
+def parse_micros(text: str) -> int:
+    """A timestamp's text in an event -> its value. Raises ValueError."""
+    if text in _INFINITIES:
+        return _INFINITIES[text]
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise ValueError("not a timestamp in ISO 8601")
+    year, month, day, hour, minute, second, fraction, bc = match.groups()
+    days = days_of(1 - int(year) if bc else int(year), int(month), int(day))
+    hours, minutes, seconds = int(hour or 0), int(minute or 0), int(second or 0)
+    if hours > 23 or minutes > 59 or seconds > 59:
+        raise ValueError("not a time of day")
+    return days * _DAY_US + ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((fraction or "0").ljust(6, "0"))
+
+
+def _year_text(year: int) -> tuple[str, str]:
+    return (f"{year:04}", "") if year > 0 else (f"{1 - year:04}", " BC")
+
+
+def days_text(days: int) -> str:
+    """A date as PostgreSQL writes it in ISO style."""
+    if days in _INFINITY_TEXTS:
+        return _INFINITY_TEXTS[days]
+    year, month, day = date_of(days)
+    digits, era = _year_text(year)
+    return f"{digits}-{month:02}-{day:02}{era}"
+
+
+def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
+    """A timestamp as an event has it. ``zone`` is ``Z`` for one with a time zone."""
+    if micros in _INFINITY_TEXTS:
+        return _INFINITY_TEXTS[micros]
+    days, of_day = divmod(micros, _DAY_US)
+    seconds, fraction = divmod(of_day, 1_000_000)
+    year, month, day = date_of(days)
+    digits, era = _year_text(year)
+    part = f".{fraction:06}".rstrip("0") if fraction else ""
+    clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return f"{digits}-{month:02}-{day:02}{separator}{clock}{part}{zone}{era}"
+
+
+def from_event(of: SqlType) -> FromEvent:
+    """The function that takes a column's value in an event. It raises EvaluationError for one of another type."""
+    match of.kind:
+        case Kind.DATE:
+            return _parsed(of, parse_days)
+        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+            return _parsed(of, parse_micros)
+        case Kind.OPAQUE:
+            return _opaque
+        case Kind.BOOL:
+            return _checked(of, bool)
+        case Kind.INT2 | Kind.INT4 | Kind.INT8:
+            return _checked(of, int)
+        case _:
+            return _checked(of, str)
+
+
+def _opaque(value: JsonValue) -> Value:
+    return None if value is None else orjson.dumps(value).decode()
+
+
+def _checked(of: SqlType, python: type) -> FromEvent:
+    def checked(value: JsonValue) -> Value:
+        if value is None or value.__class__ is python:
+            return value  # type: ignore[return-value]  # it is what the class says
+        raise EvaluationError(f"a value of type {of.name} has another form than that type's")
+
+    return checked
+
+
+def _parsed(of: SqlType, parse: Callable[[str], int]) -> FromEvent:
+    def parsed(value: JsonValue) -> Value:
+        if value is None:
+            return None
+        try:
+            return parse(value)  # type: ignore[arg-type]  # anything else than text isn't matched
+        except (ValueError, TypeError):
+            raise EvaluationError(f"a value of type {of.name} has another form than that type's") from None
+
+    return parsed
+
+
+def to_event(of: SqlType) -> ToEvent:
+    """The function that gives a value the form that the same type has in an event."""
+    match of.kind:
+        case Kind.DATE:
+            return lambda value: None if value is None else days_text(value)  # type: ignore[arg-type]  # an int
+        case Kind.TIMESTAMP:
+            return lambda value: None if value is None else micros_text(value)  # type: ignore[arg-type]  # an int
+        case Kind.TIMESTAMPTZ:
+            return lambda value: None if value is None else micros_text(value, "Z")  # type: ignore[arg-type]  # an int
+        case Kind.OPAQUE:
+            return lambda value: None if value is None else orjson.loads(value)  # type: ignore[arg-type]  # its JSON
+        case _:
+            return lambda value: value
