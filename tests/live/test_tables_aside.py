@@ -16,6 +16,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
 from jobs.generations.asides import Aside, AsideState, Wish, give_order, load_asides
+from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
 from lockstep.generations import check_nothing_aside, switch_to
@@ -129,6 +130,13 @@ class Pipeline:
             return stored is not None and stored.watermark_lsn == lsn
 
         until(is_reached, seconds=120)
+
+    def is_running(self) -> bool:
+        opened = self.opened()
+        try:
+            return is_running(opened.records, 1)
+        finally:
+            opened.sink.close()
 
     def status(self) -> JobStatus:
         opened = self.opened()
@@ -311,6 +319,7 @@ def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
     assert (code, "no job applies to it now" in said) == (0, True)
     with pipeline.job(spark) as job:
         pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+        until(pipeline.is_running)  # its heartbeat comes after that
         code, said = run("resume", "public.items")
         assert (code, f"{pipeline.sink}: public.items " in said) == (0, True)
         pipeline.wait_rows(ITEMS, {1: "first"})
