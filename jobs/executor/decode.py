@@ -15,7 +15,7 @@ from cdc.model.table import Column, TableName
 from cdc.protocol.envelope import RowReader
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import COMPUTED, computed_row
-from jobs.executor.shape_history import TableHistory, shape_again, unknown_shape
+from jobs.executor.shape_history import ShapesOutdated, TableHistory, unknown_shape
 from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 from sinks.contract import Rejection
@@ -44,8 +44,8 @@ class Decoded:
 def decode(records: pa.Table, task: Task) -> Decoded:
     """Records as ``with_tags`` returns them -> events. Those that a later copy of their table made void are left out.
 
-    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for. Raises
-    Unavailable where that can't be told before the shapes are read again.
+    Raises LockstepError for what is no event, and for a shape that the generation was not prepared for, as
+    ShapesOutdated where the shapes have to be read anew before that can be told.
     """
     topics = records.column("topic")
     distinct = topics.unique().to_pylist()
@@ -152,7 +152,7 @@ def _table_events(
 def _check_shapes_are_known(
     events: TableEvents, others: Sequence[tuple[int, str]], history: TableHistory, known_ends: Offsets
 ) -> None:
-    """Raise Unavailable for an event that came after the shapes were read, and would be translated or left out.
+    """Raise ShapesOutdated for an event that came after the shapes were read, and would be translated or left out.
 
     A table can get a shape again: a change was taken back, or the source was put back. Its rows would lose columns
     that the newest known shape doesn't have, or be left out for another key.
@@ -161,8 +161,9 @@ def _check_shapes_are_known(
         event = events[index]
         at = event.position
         is_known = at.offset < known_ends.get((at.topic, at.partition), at.offset + 1)
-        if not is_known and (schema_id or tuple(event.key) != history.key):
-            raise shape_again(history.table)
+        is_an_earlier_one = schema_id in history.shapes if schema_id else tuple(event.key) != history.key
+        if is_an_earlier_one and not is_known:
+            raise ShapesOutdated.of(history.table)
 
 
 def _translate(

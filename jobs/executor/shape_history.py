@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
@@ -25,6 +25,14 @@ ColumnOrigin = tuple[str, str | None, JsonValue]
 
 Translation = tuple[ColumnOrigin, ...]
 """How a row of an earlier shape becomes one of the newest; empty where the row fits as it is."""
+
+
+class ShapesOutdated(LockstepError):
+    """An event of an earlier shape came after the shapes were read: the table may have it again. Read them anew."""
+
+    @classmethod
+    def of(cls, table: TableName) -> "ShapesOutdated":
+        return cls(f"table {table} may have an earlier shape again", hint="restart the job: it reads all shapes anew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +74,6 @@ def unknown_shape(table: TableName) -> LockstepError:
         f"table {table} has a shape that this generation was not prepared for",
         hint="restart the job: it prepares the table's newest shape before it applies rows",
     )
-
-
-def shape_again(table: TableName) -> Unavailable:
-    """The error for an event of an earlier shape that came after the shapes were read: the table may have it again."""
-    return Unavailable(f"table {table} may have an earlier shape again: all shapes are read anew")
 
 
 def newest_shapes(records: Iterable[SchemaRecord]) -> dict[TableName, Table]:

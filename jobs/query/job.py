@@ -25,6 +25,7 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
+from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import Task
 from jobs.generations.asides import (
     Aside,
@@ -166,6 +167,9 @@ class SinkJob:
                     raise
             except (ConfigurationError, PositionMismatch):
                 raise
+            except ShapesOutdated:
+                self._look_at_claims()
+                # The next start reads the shapes after this event has come, so it isn't raised for it again.
             except LockstepError:
                 # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
                 self._look_at_claims()

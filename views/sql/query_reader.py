@@ -232,7 +232,7 @@ class QueryReader:
                 pairs.append(pair)
                 continue
             ids = {ref.id for ref in refs(condition)}
-            if ids and ids <= _ids(right.node.columns):
+            if (ids or keeps_left) and ids <= _ids(right.node.columns):
                 right = _where(right, condition)
             elif keeps_left:
                 refuse(

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.model.errors import Unavailable
 from cdc.model.event import Position, RowEvent
 from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
-from jobs.executor.shape_history import TableHistory
+from jobs.executor.shape_history import ShapesOutdated, TableHistory
 from sinks.contract import Batch
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import column, table
@@ -78,7 +77,7 @@ def test_an_earlier_shape_that_comes_after_the_shapes_were_read_may_be_the_newes
     read = replace(task(MemorySink(store, 1)), histories={ORDERS.name: history})
     for record in events:
         [failure] = run(replace(read, known_ends={(TOPIC, 0): offset}), [record]).failures
-        assert isinstance(failure.error(), Unavailable)
+        assert isinstance(failure.error(), ShapesOutdated)
         assert rows(store) == {}
     for record in events:
         assert run(replace(read, known_ends={(TOPIC, 0): offset + 1}), [record]).failures == []
