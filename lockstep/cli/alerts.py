@@ -103,7 +103,7 @@ def silence(
     What is open when it ends is told then. A subject that the condition can't have is refused.
     """
     from lockstep.alert_subjects import is_subject, subjects_of
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import say
     from monitor.alerts.conditions import NAMES
     from monitor.alerts.store import AlertStore
@@ -114,7 +114,7 @@ def silence(
     condition, slash, subject = name.partition("/")
     if condition not in NAMES:
         raise typer.BadParameter(f"no such condition: {condition}; there are {', '.join(NAMES)}", param_hint="'NAME'")
-    now_ms, loaded = _now_ms(), load(config)
+    now_ms, loaded = _now_ms(), read(config)  # no server is needed, and one may be what this is about
     store = AlertStore(loaded.alerts.directory)
     if slash and not is_subject(condition, subject, loaded):
         # What was told, and what is silenced, may be of a sink that has been taken out of the configuration since.
