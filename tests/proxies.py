@@ -1,6 +1,6 @@
 """Small TCP proxies between a client and a server, as poolers, load balancers and ends of TLS do."""
 
-import select
+import selectors
 import socket
 import ssl
 import struct
@@ -81,6 +81,7 @@ def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool
     ``speaks_postgres``: a client asks whether it may speak TLS before it does.
     """
     listener = socket.create_server(("127.0.0.1", 0))
+    plain: list[socket.socket] = []
 
     def serve(client: socket.socket) -> None:
         with suppress(OSError, EOFError), client:
@@ -88,14 +89,8 @@ def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool
                 _exactly(client, 8)
                 client.sendall(b"S")
             with context.wrap_socket(client, server_side=True) as secret, socket.create_connection(target) as server:
-                while True:
-                    # What was decrypted already makes no socket readable.
-                    ready = [secret] if secret.pending() else select.select([secret, server], [], [])[0]
-                    for source in ready:
-                        data = source.recv(65536)
-                        if not data:
-                            return
-                        (server if source is secret else secret).sendall(data)
+                plain.append(server)
+                _pass_both_ways(secret, server)
 
     def accept() -> None:
         with suppress(OSError):
@@ -106,4 +101,24 @@ def tls_proxy(target: Address, context: ssl.SSLContext, *, speaks_postgres: bool
     try:
         yield listener.getsockname()[1]
     finally:
+        # Each thread closes what it has once its socket has ended.
+        for one in (listener, *plain):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         listener.close()
+
+
+def _pass_both_ways(secret: ssl.SSLSocket, server: socket.socket) -> None:
+    """Until either of them ends."""
+    # Not by ``select.select``, which fails at descriptors of 1,024 and more.
+    with selectors.PollSelector() as both:
+        both.register(secret, selectors.EVENT_READ, server)
+        both.register(server, selectors.EVENT_READ, secret)
+        while True:
+            # What was decrypted already makes no socket readable.
+            ways = [(secret, server)] if secret.pending() else [(key.fileobj, key.data) for key, _ in both.select()]
+            for source, target in ways:
+                data = source.recv(65536)
+                if not data:
+                    return
+                target.sendall(data)
