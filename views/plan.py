@@ -5,10 +5,14 @@ The numbers of columns (``Ref.id``) are those of the whole plan. ``columns`` is 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
 
 from cdc.model.table import TableName
 from views.expressions import Aggregate, Expression, Ref, SortKey, aggregate_refs, refs
+from views.values import SqlType
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,24 @@ def pruned(node: Node, needed: set[int]) -> Node:
         case Top():
             wanted = needed | _ids(*node.per, *(key.expression for key in node.order))
             return replace(node, source=pruned(node.source, wanted))
+
+
+def renumbered(plan: T) -> T:
+    """The same with columns numbered as they come, so that one that isn't read changes no number."""
+    numbers: dict[int, int] = {}
+
+    def changed(part: Any) -> Any:
+        match part:
+            case Ref():
+                return Ref(numbers.setdefault(part.id, len(numbers) + 1), part.type)
+            case tuple():
+                return tuple(map(changed, part))
+            case _ if is_dataclass(part) and not isinstance(part, SqlType | TableName):
+                return replace(part, **{of.name: changed(getattr(part, of.name)) for of in fields(part)})  # type: ignore[type-var]  # an instance
+        return part
+
+    renumbered_plan: T = changed(plan)
+    return renumbered_plan
 
 
 def _ids(*expressions: Expression | None) -> set[int]:

@@ -22,7 +22,7 @@ from views.evaluation import compiled_all
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
-from views.plan import ViewPlan
+from views.plan import Scan, ViewPlan, nodes
 from views.state.contract import Reading, State, Step
 from views.values import Value, to_event
 
@@ -86,8 +86,19 @@ class ViewPosition:
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
-    """What a state belongs to: the plan and the shapes of its tables. Any other plan or shape has another one."""
-    shapes = sorted((str(table), tables[table].schema_id) for table in plan.tables)
+    """What a state belongs to: the plan, and of each of its tables the key and the columns that the plan reads.
+
+    Another name, type or number of one of these makes another identity: a column that was dropped and added again
+    holds other values. Other columns may come and go.
+    """
+    read: dict[TableName, set[str]] = {}
+    for node in nodes(plan.root):
+        if isinstance(node, Scan):
+            read.setdefault(node.table, set()).update(node.names)
+    shapes = [
+        (str(table), tables[table].key, [tables[table].column(name).to_json() for name in sorted(names)])
+        for table, names in sorted(read.items())
+    ]
     return hashlib.sha256(repr((FORMAT, plan, shapes)).encode()).hexdigest()
 
 

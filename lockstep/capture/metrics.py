@@ -1,18 +1,20 @@
 """What capture counts: per Kafka transaction, never per row."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from cdc.capture.batch import Committed
-from cdc.model.table import TableName
+from cdc.kafka.topic_names import table_topic
 from lockstep.capture.run import Observer
 from monitor.metrics.endpoint import Opened
 from snapshot.copy import CopyProgress
 
 
-def measured(observer: Observer, opened: Opened, *, values: Path, topics: Mapping[TableName, str]) -> Observer:
-    """The observer, which counts as well. ``values`` is the directory of the store of large values."""
+def measured(observer: Observer, opened: Opened, *, values: Path, pipeline: str) -> Observer:
+    """The observer, which counts as well. ``values`` is the directory of the store of large values.
+
+    ``pipeline`` is the name alone: which tables there are changes while capture runs.
+    """
     meters = opened.meters
     opened.ask("lockstep_capture_values_bytes", lambda: disk_of(values))
 
@@ -30,7 +32,7 @@ def measured(observer: Observer, opened: Opened, *, values: Path, topics: Mappin
         of_table = {"table": str(progress.table)}
         meters.add("lockstep_capture_copied_rows_total", progress.new.rows, of_table)
         meters.add("lockstep_capture_copied_bytes_total", progress.new.bytes, of_table)
-        topic = {"topic": topics[progress.table]}
+        topic = {"topic": table_topic(pipeline, progress.table)}
         meters.add("lockstep_capture_records_published_total", progress.new.records, topic)
         observer.copied(progress)
 

@@ -126,8 +126,7 @@ def capture(
                 drop_announced(pipeline, ownership, full, observer.say)
         except Stopped:
             return
-        except TablesJoined as joined:
-            observer.restarted()
+        except TablesJoined as joined:  # no server was away, so it is no restart
             observer.say(str(joined))
         except (Unavailable, psycopg.Error) as raised:
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised

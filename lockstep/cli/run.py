@@ -64,10 +64,10 @@ def capture(
         # Whoever stands by has no figures, and the address may be that of the one at work.
         with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
             directory = Path(loaded.capture.values_directory)
-            pipeline, counting = loaded.as_pipeline(), watching
+            counting = watching
             if opened is not None:
-                counting = measured(watching, opened, values=directory, topics=pipeline.topics())
-            run_capture(pipeline, stopping=stopping, observer=counting)
+                counting = measured(watching, opened, values=directory, pipeline=loaded.pipeline.name)
+            run_capture(loaded.as_pipeline(), stopping=stopping, observer=counting)
 
     if standby:
         capture_in_turn(loaded.as_pipeline(), stopping=stopping, say=watching.say, capture=capture_measured)

@@ -1,5 +1,10 @@
 """Tables that patterns of ``source.tables`` take in: at the first start, while capture runs, and while it is down."""
 
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,9 +14,11 @@ from cdc.model.errors import ConfigurationError
 from cdc.postgres.preflight.finding import Finding, Severity
 from lockstep.config import load, read
 from lockstep.doctor.examine import examine
+from stack.ports import pick
 from stack.stack import Endpoints
 from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
+from tests.pipeline import Process
 
 pytestmark = pytest.mark.live
 
@@ -152,3 +159,53 @@ def test_a_pattern_that_matches_nothing_stops_the_first_start_and_is_a_finding(
     captured.config = read(captured.path)
     captured.begin()
     assert isinstance(captured.wait_error(), ConfigurationError)
+
+
+@contextmanager
+def _process(captured: Captured, directory: Path) -> Iterator[Process]:
+    """Capture as a process of its own, which begins again by itself and by nothing else."""
+    process = Process(directory / "capture.log", "lockstep", "capture", "--config", str(captured.path))
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _figures(address: str) -> dict[str, float]:
+    """The metrics of an endpoint; none as long as nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            lines = [line for line in answer.read().decode().splitlines() if not line.startswith("#")]
+    except OSError:
+        return {}
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+def test_a_table_that_joins_is_counted_and_is_no_restart_of_capture(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute("create table t (id int primary key)", "insert into t values (1)")
+    address = f"127.0.0.1:{pick(None, taken=())}"
+    captured = Captured(
+        database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=f"[metrics]\ncapture = '{address}'"
+    )
+    captured.path.write_text(captured.path.read_text().replace("'public.t'", "'public.*'"))
+    with _process(captured, tmp_path) as process:
+
+        def says(figure: str, value: float) -> None:
+            def is_said() -> bool:
+                assert process.poll() is None, process.told()
+                return _figures(address).get(figure) == value
+
+            until(is_said, seconds=90)
+
+        of_topic = "lockstep_capture_records_published_total{topic="
+        says(f'{of_topic}"{captured.name}.public.t"}}', 1)
+        database.execute("create table late (id int primary key)", "insert into late values (1), (2)")
+        _publish(database, captured, "late")
+        says('lockstep_capture_copied_rows_total{table="public.late"}', 2)
+        database.execute("insert into late values (3)")
+        says(f'{of_topic}"{captured.name}.public.late"}}', 3)
+        assert _figures(address).get("lockstep_capture_restarts_total", 0) == 0

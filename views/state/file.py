@@ -75,7 +75,7 @@ class FileState:
             if on_disk not in (None, FORMAT):
                 self._foreign("was written by another version of Lockstep")
             if on_disk is not None and transaction.get(_IS_IDENTITY) != identity:
-                self._foreign("belongs to another query, or to tables of another shape")
+                self._foreign("belongs to another query, or to columns of other types")
             transaction.put(_IS_FORMAT, FORMAT)
             transaction.put(_IS_IDENTITY, identity)
             transaction.put(_IS_WRITER, self._writer)

@@ -12,7 +12,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
-from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
+from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events
 from views.failures import EvaluationError, FanOutExceeded
 from views.sql.reader import TopRows, read_view
 from views.state.contract import State, Step
@@ -201,15 +201,33 @@ def test_a_row_for_which_the_query_fails_stops_the_view() -> None:
     assert view.position().lsn == 8
 
 
-def test_a_state_belongs_to_a_query_and_its_tables_shapes() -> None:
-    plan = read_view(COUNTS.sql, TABLES, key=COUNTS.key)
-    other = read_view(COUNTS.sql.replace("0", "1"), TABLES, key=COUNTS.key)
-    wider: dict[TableName, Table] = {
-        **TABLES,
-        TableName("public", "a"): shape("a", ["id"], *TABLES[TableName("public", "a")].columns, column("z", "int4")),
-    }
-    assert identity(plan, TABLES) == identity(read_view(COUNTS.sql, TABLES, key=COUNTS.key), TABLES)
-    assert len({identity(plan, TABLES), identity(other, TABLES), identity(plan, wider)}) == 3
+A = TABLES[TableName("public", "a")]
+
+
+def identified(question: Question, **tables: Table) -> str:
+    known = {**TABLES, **{table.name: table for table in tables.values()}}
+    return identity(read_view(question.sql, known, key=question.key, top=question.top), known)
+
+
+def changed_column(name: str, **values: Any) -> Table:
+    columns = (replace(of, **values) if of.name == name else of for of in A.columns)
+    return replace(A, columns=tuple(columns))
+
+
+def test_a_state_belongs_to_a_query_and_to_the_columns_that_it_reads() -> None:
+    kept = identified(NEWEST)
+    assert identified(NEWEST) == kept
+    assert identified(replace(NEWEST, top=None)) != kept
+    assert identified(NEWEST, a=changed_column("t", type_name="varchar(5)", value_type="varchar")) != kept
+    assert identified(NEWEST, a=changed_column("t", number=9)) != kept
+    assert identified(NEWEST, c=replace(TABLES[TableName("public", "c")], key=("l", "k"))) != kept
+
+
+def test_columns_that_a_query_doesnt_read_are_free_to_change() -> None:
+    kept = identified(NEWEST)
+    assert identified(NEWEST, a=replace(A, columns=(column("first", "int4"), *A.columns))) == kept
+    assert identified(NEWEST, a=changed_column("f", type_name="int4", value_type="int4")) == kept
+    assert identified(NEWEST, a=replace(A, columns=tuple(of for of in A.columns if of.name != "f"))) == kept
 
 
 # --- a step that is killed ---

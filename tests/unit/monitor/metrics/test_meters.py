@@ -99,7 +99,7 @@ def test_copies_count_what_this_process_has_published(tmp_path_factory: pytest.T
         Observer(restarted=lambda: again.append("said")),
         Opened(meters, meters.ask),
         values=directory,
-        topics={TableName("public", "orders"): "shop.public.orders"},
+        pipeline="shop",
     )
     observer.copied(_copied(500, Copied(20, 200, 20)))  # it goes on with what an earlier process has copied
     observer.copied(_copied(530, Copied(30, 300, 30), finished=True))
