@@ -50,6 +50,7 @@ from jobs.query.threads import (
 from jobs.query.topic_watch import TopicWatch
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
@@ -194,10 +195,12 @@ class SinkQuery:
             if self._rests and not self._reads_again:
                 self._rest(look_now=True)
             query = None
+            call = BatchCall(self._batch)
             if not self._is_over():
-                query = self._start()
+                query = self._start(call)
                 self._wait_for(query)
-            self._end(query)
+            if self._end(query):
+                call.close()
         return query
 
     def _wait_for(self, query: StreamingQuery) -> None:
@@ -252,7 +255,7 @@ class SinkQuery:
             rows_max=spark.small_batch_rows,
         )
 
-    def _start(self) -> StreamingQuery:
+    def _start(self, call: BatchCall) -> StreamingQuery:
         frame = read_topics(
             self._spark,
             self._plan.kafka,
@@ -265,7 +268,7 @@ class SinkQuery:
             # Here rather than for each batch: analysing these takes longer than evaluating them for a few rows.
             frame = with_computed(frame, self._computed)
         writer = (
-            frame.writeStream.foreachBatch(self._batch)
+            frame.writeStream.foreachBatch(call)
             .option("checkpointLocation", self._checkpoint.location)
             .queryName(f"{self._task.sink}-g{self._task.generation}-{time.monotonic_ns()}")
         )
@@ -297,8 +300,8 @@ class SinkQuery:
             state.resting.clear()
             state.batch_done.set()
 
-    def _end(self, query: StreamingQuery | None) -> None:
-        """Let the running batch finish, and stop the query.
+    def _end(self, query: StreamingQuery | None) -> bool:
+        """Let the running batch finish, and stop the query. Whether it has ended.
 
         That may take as long as a server that hangs. Who leaves waits for a bounded time. Else the next query has to
         wait, since two at once would fence each other off.
@@ -306,7 +309,7 @@ class SinkQuery:
         limit_s = self._plan.spark.stop_timeout_s
         self._gate.close(0)  # a column backfill ends there too, and a rest
         if query is None:
-            return
+            return True
         while query.isActive:
             self._gate.close(limit_s)
             if self._owes_commit:
@@ -317,8 +320,9 @@ class SinkQuery:
                 message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
                 if self._leaving.is_set():  # it ends with the process, and is read again
                     self._state.keep_failure(LockstepError(message))
-                    return
+                    return False
                 self._report(SinkWaiting(self._task.sink, message, limit_s))
+        return True
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
         """Let Spark commit the batch that has ended: else the next start reads it again.

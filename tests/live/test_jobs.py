@@ -1,5 +1,6 @@
 """The jobs against real servers: a log as capture writes it, read by Spark, applied to Redis and the warehouse."""
 
+import gc
 import itertools
 import json
 import os
@@ -804,6 +805,48 @@ def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
         assert job.stop() == 0
     assert pipeline.rows() == pipeline.expected
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_query_that_has_ended_leaves_no_client_and_no_connection_open(
+    pipeline: Pipeline, spark: SparkSession, trigger: str
+) -> None:
+    """A job of months begins many queries, one for each new shape: what each of them left would add up."""
+    pipeline.write(put(1, "before"))
+    before = _open_here(spark)
+    with pipeline.job(spark, trigger=trigger) as job:
+        job.wait_for("StatusReport")
+        wider, row = ORDERS, {"id": 1, "note": "after", "amount": "1"}
+        for number in range(3):
+            wider, row = table(*wider.columns, column(f"extra_{number}")), row | {f"extra_{number}": "new"}
+            lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
+        assert job.stop() == 0
+    after = _open_here(spark)
+    assert after["kafka clients"] <= before["kafka clients"]
+    # One may be that of the JVM's thread that tells what is no longer in use there, whichever query comes first.
+    assert after["spark's calls"] <= before["spark's calls"] + 1
+
+
+def _open_here(spark: SparkSession) -> dict[str, int]:
+    """How many clients of Kafka this process has, and connections by which the JVM calls it."""
+    gc.collect()
+    callbacks = spark.sparkContext._gateway.get_callback_server()  # type: ignore[union-attr]
+    port = None if callbacks is None else callbacks.get_listening_port()
+    return {
+        "kafka clients": sum(name == "rdk:main" for name in _names_of_threads()),
+        "spark's calls": sum(
+            connection.laddr.port == port and connection.status == psutil.CONN_ESTABLISHED
+            for connection in psutil.Process().net_connections("tcp")
+        ),
+    }
+
+
+def _names_of_threads() -> Iterator[str]:
+    """Of this process, those that libraries have started included."""
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has ended
+            yield (thread / "comm").read_text().strip()
 
 
 def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> None:
