@@ -6,9 +6,10 @@ from typing import Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import AsideState, Order, Wish, give_order, load_asides
+from jobs.generations.asides import AsideState, Order, Wish, give_order, is_done, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
+from jobs.generations.status import has_error, job_status
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -21,10 +22,11 @@ _LOOK_S: Final = 0.2
 
 
 def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *, say: Callable[[str], None]) -> bool:
-    """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed.
+    """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed or refused.
 
-    Returns whether it could: a table that is to be applied again may fail again. Raises ConfigurationError for a table
-    that the sink doesn't have, LockstepError while the generation that readers see is being written again.
+    Returns whether it could: a table that is to be applied again may be refused, or fail again. Raises
+    ConfigurationError for a table that the sink doesn't have, LockstepError while the generation that readers see is
+    being written again.
     """
     names = [TableName.parse(text) for text in tables]
     generations = _in_use(config, name)
@@ -37,7 +39,7 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
             number = generation.number
             orders = give_order(opened.records, number, names, wish, now_ms=time.time_ns() // 1_000_000)
             label = name if generation.is_live else f"{name}, generation {number}"
-            is_done &= _wait_until_obeyed(name, label, opened, number, orders, names, wish, say)
+            is_done &= _wait_until_obeyed(name, label, opened, number, orders, names, say)
         return is_done
     finally:
         opened.sink.close()
@@ -75,10 +77,13 @@ def _check(
             f"sink {name!r} has no table {unknown[0]}", hint=f"it has: {', '.join(sorted(map(str, has)))}"
         )
     for table in tables:
-        if wish is Wish.PAUSE and table in asides and asides[table].state is AsideState.OUT:
+        if wish is Wish.PAUSE and table in asides and not asides[table].awaited:
+            is_read = asides[table].is_read
             raise LockstepError(
-                f"table {table} was taken out of sink {name!r}",
-                hint=f"`lockstep resume {name} {table}` takes it in again",
+                f"table {table} was taken out of sink {name!r}" + (", and hasn't caught up since" if is_read else ""),
+                hint="wait until it has, `lockstep lag` shows it"
+                if is_read
+                else f"`lockstep resume {name} {table}` takes it in again",
             )
 
 
@@ -89,21 +94,20 @@ def _wait_until_obeyed(
     number: int,
     orders: dict[TableName, Order],
     tables: Collection[TableName],
-    wish: Wish,
     say: Callable[[str], None],
 ) -> bool:
     if not is_running(opened.records, number):
         say(f"{label}: no job applies to it now; the next one does what was asked for, `lockstep apply` starts it")
         return True
-    deadline = time.monotonic() + _OBEYED_S
+    deadline, had_error = time.monotonic() + _OBEYED_S, has_error(opened.records, number)
     while time.monotonic() < deadline:
         asides = load_asides(opened.records, number)
-        wanted = {table: orders[table].number for table in tables}
-        if all(
-            (table not in asides and wish is Wish.APPLY) or (table in asides and asides[table].order >= order)
-            for table, order in wanted.items()
-        ):
+        if all(is_done(orders[table], asides.get(table)) for table in tables):
             break
+        if not had_error and has_error(opened.records, number):
+            status = job_status(opened.records, number, now_ms=time.time_ns() // 1_000_000)
+            say(status.sentence(label) or f"{label}: its job has stopped by an error, and was started again")
+            return False
         time.sleep(_LOOK_S)
     else:
         say(f"{label}: its job is busy with a batch, and does what was asked for after it; `lockstep lag` shows it")

@@ -97,11 +97,12 @@ class Progress:
     Everything committed up to ``watermark_lsn`` of this ``epoch`` has been applied; 0 says that nothing is known
     yet. LSNs of different epochs can't be compared. ``commit_time_ms`` is the commit time of that position.
     ``updated_at_ms`` is the time as of which the whole log had been applied, so it doesn't move while a sink works
-    off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read; they show
-    that a topic was recreated. ``skipped`` names partitions of which a part was left out on purpose, from their
-    next offset on. Everything else below the offset given there has been applied. ``read_at_ms`` is the time as of
-    which all of the log but that part had been, 0 where nothing was left out. ``left_at_ms`` has the topics
-    that are read no longer, each with the time as of which the log had been applied when it left.
+    off a backlog. Both are milliseconds since 1970. ``topic_ids`` are Kafka's ids of the topics read, also of those
+    that are read no longer; they show that a topic was recreated. ``skipped`` names partitions of which a part was left
+    out on purpose, from their next offset on. Everything else below the offset given there has been applied.
+    ``read_at_ms`` is the time as of which all of the log but that part had been, 0 where nothing was left out.
+    ``left_at_ms`` has the topics that are read no longer, each with the time as of which the log had been applied when
+    it left. One that is read again stays there until all is applied.
     """
 
     next_offsets: Mapping[TopicPartition, int]

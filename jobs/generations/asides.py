@@ -9,7 +9,8 @@ Two coordination records, each with one writer, so that nobody overwrites what a
     it knows, so a table that has failed is tried again by a newer order alone.
 
 A table that is set aside isn't read. Its position stays in the start position (``jobs.query.start_position``), and the
-watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it.
+watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it. When it
+comes back it lacks what the watermark has passed meanwhile, until it has caught up.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -57,8 +58,9 @@ class AsideState(StrEnum):
 class Aside:
     """A table that is set aside since ``since_ms``. ``order`` is the number of the newest order that the job knew.
 
-    ``reason`` and ``hint`` are those of the error of one that has failed. ``topic_id`` is Kafka's id of the topic that
-    it has read, None where it has read none.
+    ``reason`` and ``hint`` are those of the error of one that has failed. ``awaited``: the watermark has waited for it.
+    It has not for one that was taken out, until that one has caught up. ``begun``: of one that is resumed, the job has
+    found since that order that it may go on, and reads it.
     """
 
     state: AsideState
@@ -66,7 +68,8 @@ class Aside:
     order: int = 0
     reason: str | None = None
     hint: str | None = None
-    topic_id: str | None = None
+    awaited: bool = True
+    begun: bool = False
 
     @property
     def is_read(self) -> bool:
@@ -75,7 +78,7 @@ class Aside:
     @property
     def holds_watermark(self) -> bool:
         """Whether the sink is said to have this table, and doesn't get its changes."""
-        return self.state in (AsideState.PAUSED, AsideState.FAILED)
+        return self.awaited and not self.is_read
 
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
@@ -109,6 +112,16 @@ class Aside:
         """Both of them."""
         step = self.next_step(sink, table)
         return self.why(table) if step is None else f"{self.why(table)}; {step}"
+
+
+def is_done(order: Order, aside: Aside | None) -> bool:
+    """Whether the job has done what this order about a table asks for, or has refused it. Pure.
+
+    ``aside`` is what it has made of the table, None where it reads it like all others.
+    """
+    if aside is None:
+        return order.wish is Wish.APPLY
+    return aside.order >= order.number and (aside.begun or not aside.is_read)
 
 
 Orders = Mapping[TableName, Order]
@@ -150,17 +163,12 @@ def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName
     return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
 
 
-def save_asides(records: CoordinationRecords, generation: int, asides: Asides) -> None:
-    """Replace what is known of the tables that are set aside."""
-    records.save(asides_name(generation), dump_asides(asides))
-
-
 def dump_asides(asides: Asides) -> str | None:
     """The text of their record, None for no record."""
     entries = [
         [
             *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
-            *(aside.reason, aside.hint, aside.topic_id),
+            *(aside.reason, aside.hint, aside.awaited, aside.begun),
         ]
         for table, aside in sorted(asides.items())
     ]
@@ -172,32 +180,45 @@ def asides_name(generation: int) -> str:
     return f"g{generation}.asides"
 
 
-def next_asides(tables: Iterable[TableName], orders: Orders, asides: Asides, *, now_ms: int) -> dict[TableName, Aside]:
+def next_asides(
+    tables: Iterable[TableName],
+    orders: Orders,
+    asides: Asides,
+    *,
+    now_ms: int,
+    left: Collection[TableName] = (),
+) -> dict[TableName, Aside]:
     """What a job that begins to read sets aside, now that it knows these orders. Pure.
 
-    ``tables`` are the sink's. What it has set aside of others is kept: they may come back.
+    ``tables`` are the sink's. What it has set aside of others is forgotten. ``left`` are those that the sink had, that
+    it didn't read for a while, and that its watermark hasn't waited for.
     """
-    wanted = set(tables)
-    left = {table: aside for table, aside in asides.items() if table not in wanted}
-    decided = {table: _next(orders.get(table, Order()), asides.get(table), now_ms) for table in wanted}
-    return left | {table: aside for table, aside in decided.items() if aside is not None}
+    decided = {
+        table: _next(orders.get(table, Order()), asides.get(table), now_ms, has_left=table in left) for table in tables
+    }
+    return {table: aside for table, aside in decided.items() if aside is not None}
 
 
-def _next(order: Order, aside: Aside | None, now_ms: int) -> Aside | None:
+def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> Aside | None:
     match order.wish:
         case Wish.PAUSE | Wish.OUT:
-            state = AsideState.PAUSED if order.wish is Wish.PAUSE else AsideState.OUT
-            if aside is None:
-                return Aside(state, now_ms, order.number)
-            if aside.state in (state, AsideState.OUT):  # nobody has waited for what came while it was out
+            awaited = order.wish is Wish.PAUSE and (not has_left if aside is None else aside.awaited)
+            # Nobody has waited for what came while it was out, so it can't become one that is waited for.
+            state = AsideState.PAUSED if awaited else AsideState.OUT
+            if aside is not None and aside.state is state:
                 return replace(aside, order=order.number)
-            return replace(aside, state=state, since_ms=now_ms, order=order.number, reason=None, hint=None)
+            return Aside(state, now_ms, order.number, awaited=awaited)
         case Wish.APPLY:
-            if aside is None or aside.state is AsideState.OUT:
+            if aside is None:
                 return None
-            if aside.state is AsideState.FAILED and order.number <= aside.order:
+            if order.number <= aside.order and aside.state in (AsideState.FAILED, AsideState.RESUMING):
                 return aside
-            return replace(aside, state=AsideState.RESUMING, order=order.number, reason=None, hint=None)
+            return Aside(AsideState.RESUMING, aside.since_ms, order.number, awaited=aside.awaited)
+
+
+def begun(asides: Asides) -> Asides:
+    """The same where those that are resumed may go on, and are read from now on. Pure."""
+    return {table: replace(aside, begun=aside.is_read) for table, aside in asides.items()}
 
 
 def failed(asides: Asides, errors: Mapping[TableName, LockstepError], orders: Orders, *, now_ms: int) -> Asides:
@@ -215,7 +236,7 @@ def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: in
         order.number,
         error.message,
         error.hint,
-        None if before is None else before.topic_id,
+        awaited=before is None or before.awaited,
     )
 
 

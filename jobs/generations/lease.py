@@ -223,8 +223,12 @@ class GenerationLease:
             return self._records.load(name)
 
     def save_record(self, name: str, text: str | None) -> None:
-        """Replace a coordination record, in the same way."""
+        """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.
+
+        Else an older job that goes on for a moment would undo what the newer one has written.
+        """
         with self._lock:
+            self.look()
             self._records.save(name, text)
 
     def guard(self, gate: BatchGate) -> None:

@@ -3,7 +3,7 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,7 @@ from jobs.generations.asides import (
     Order,
     Orders,
     asides_name,
+    begun,
     dump_asides,
     failed,
     load_asides,
@@ -41,7 +42,6 @@ from jobs.generations.asides import (
     orders_name,
     parse_orders,
     read_tables,
-    save_asides,
 )
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
@@ -111,6 +111,7 @@ class SinkJob:
         self._asides_lock = threading.Lock()
         self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
         self._told: tuple[str, ...] = ()  # what was told of tables that are set aside
+        self._checked_again: Asides | None = None  # for which a query has ended, and may have for one of them
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -165,8 +166,14 @@ class SinkJob:
                     self._wait(put_back, backoff)
                 else:
                     raise
-            except (ConfigurationError, PositionMismatch):
+            except ConfigurationError:
                 raise
+            except PositionMismatch:
+                # A table that was resumed may be too late by now. The next start sets it aside, and it alone.
+                resuming = {table: aside for table, aside in self._asides.items() if aside.is_read}
+                if not resuming or resuming == self._checked_again:
+                    raise
+                self._checked_again = resuming
             except ShapesOutdated:
                 self._look_at_claims()
                 # The next start reads the shapes after this event has come, so it isn't raised for it again.
@@ -202,6 +209,7 @@ class SinkJob:
         lease = self._opened_lease()
         opened = self._plan.opened()
         try:
+            lease.begin()
             orders = self._obey(opened, lease)
             plan = self._plan
             if self._tables and not plan.tables:
@@ -227,7 +235,7 @@ class SinkJob:
         start, checkpoint, committed = self._start(opened, log, stored)
         point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-        self._check_resuming(cluster, log, point, opened, orders, ends=ends, now_ms=now_ms)
+        self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
         self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
         self._tell_asides()
         # The watermark says that all is as at the source, the rows from before included.
@@ -242,6 +250,7 @@ class SinkJob:
             asides=self._asides_by_topic(),
         )
         task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
+        self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
@@ -328,21 +337,33 @@ class SinkJob:
         """See which tables the next query reads. Returns the orders that say so."""
         plan = self._plan
         orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
-        asides = next_asides(self._tables, orders, before, now_ms=_now_ms())
-        if asides != before:
-            progress = opened.generations.load_progress()
-            known = {} if progress is None else progress.topic_ids
-            asides = {
-                table: aside
-                if aside.topic_id is not None
-                else replace(aside, topic_id=known.get(table_topic(plan.pipeline, table)))
-                for table, aside in asides.items()
-            }
-            save_asides(opened.records, plan.generation, asides)
+        stored = opened.generations.load_progress() if orders else None
+        left = [] if stored is None else [name for name in self._tables if self._topic(name) in stored.left_at_ms]
+        asides = next_asides(self._tables, orders, before, left=left, now_ms=_now_ms())
         with self._asides_lock:
+            if asides != before:
+                self._save_asides(lease, asides)
             self._asides = asides
         self._plan = replace(plan, tables=read_tables(self._tables, asides))
         return orders
+
+    def _begin_asides(self, lease: GenerationLease) -> None:
+        """Tell that tables which are resumed are read from now on: nothing has spoken against it.
+
+        Now this job is the newest. An older one may have written what it knew until a moment ago.
+        """
+        with self._asides_lock:
+            asides = begun(self._asides)
+            if lease.record(asides_name(self._plan.generation)) != dump_asides(asides):
+                self._save_asides(lease, asides)
+            self._asides = asides
+
+    def _save_asides(self, lease: GenerationLease, asides: Asides) -> None:
+        """Raises as ``GenerationLease.save_record``."""
+        lease.save_record(asides_name(self._plan.generation), dump_asides(asides))
+
+    def _topic(self, table: TableName) -> str:
+        return table_topic(self._plan.pipeline, table)
 
     def _orders(self, lease: GenerationLease) -> dict[TableName, Order]:
         return parse_orders(lease.record(orders_name(self._plan.generation)))
@@ -369,31 +390,26 @@ class SinkJob:
             return False
         with self._asides_lock:
             if self._asides is asides and left != asides:
-                lease.save_record(asides_name(self._plan.generation), dump_asides(left))
+                self._save_asides(lease, left)
                 self._asides = left
                 self._tell_asides()
         return False
 
     def _asides_by_topic(self) -> dict[str, Aside]:
-        return {
-            table_topic(self._plan.pipeline, table): self._asides[table]
-            for table in self._tables
-            if table in self._asides
-        }
+        return {self._topic(table): aside for table, aside in self._asides.items()}
 
     def _tell_asides(self) -> None:
-        plan = self._plan
-        asides = {table: aside for table, aside in self._asides.items() if table in self._tables}
+        plan, asides = self._plan, self._asides
         sentences = tuple(aside.sentence(plan.name, str(table)) for table, aside in sorted(asides.items()))
         if sentences != self._told:
             has_failed = any(aside.state is AsideState.FAILED for aside in asides.values())
             self._report(TablesSetAside(plan.name, plan.generation, sentences, has_failed))
         self._told = sentences
 
-    def _set_aside(self, opened: OpenedSink, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
-        """Go on without these tables. Raises _SetAside."""
-        asides = failed(self._asides, errors, orders, now_ms=_now_ms())
-        save_asides(opened.records, self._plan.generation, asides)
+    def _set_aside(self, lease: GenerationLease, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
+        """Go on without these tables. Raises _SetAside, and as ``GenerationLease.save_record``."""
+        with self._asides_lock:
+            self._save_asides(lease, failed(self._asides, errors, orders, now_ms=_now_ms()))
         raise _SetAside
 
     def _start(
@@ -435,7 +451,7 @@ class SinkJob:
         cluster: TopicAdmin,
         log: LogFacts,
         point: ResumePoint,
-        opened: OpenedSink,
+        lease: GenerationLease,
         orders: Orders,
         *,
         ends: Offsets,
@@ -444,16 +460,13 @@ class SinkJob:
         """Set those tables aside again whose topic has lost what they lack. Raises _SetAside."""
         errors: dict[TableName, LockstepError] = {}
         begins = cluster.begin_offsets(log.partitions)
-        for topic, aside in self._asides_by_topic().items():
+        for topic in self._asides_by_topic():
             facts = log.topics.get(topic)
             if facts is None:
                 continue
-            progress = point.progress
-            if progress is not None and aside.topic_id is not None:
-                progress = replace(progress, topic_ids={**progress.topic_ids, topic: aside.topic_id})
             alone = replace(
                 point,
-                progress=None if progress is None else _of_topic(progress, topic),
+                progress=None if point.progress is None else _of_topic(point.progress, topic),
                 committed=None,
                 start=_of_topic_offsets(point.start, point.committed, topic),
             )
@@ -468,7 +481,7 @@ class SinkJob:
             except PositionMismatch as error:
                 errors[log.table_of[topic]] = error
         if errors:
-            self._set_aside(opened, errors, orders)
+            self._set_aside(lease, errors, orders)
 
     def _prepare(
         self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders, *, may_set_aside: bool
@@ -485,7 +498,7 @@ class SinkJob:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
             if not errors or len(errors) == len(log.tables):
                 raise
-            self._set_aside(opened, errors, orders)
+            self._set_aside(lease, errors, orders)
             raise
 
     def _unprepared(self, opened: OpenedSink, log: LogFacts) -> dict[TableName, LockstepError]:
@@ -638,9 +651,9 @@ def _keeper(
 ) -> ProgressKeeper:
     # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back. It has
     # waited for those that were paused.
-    resuming = {topic for topic, aside in asides.items() if aside.is_read}
-    paused = {topic for topic, aside in asides.items() if aside.holds_watermark}
-    known = stored if stored is not None and _covers(stored, log, resuming=resuming, paused=paused) else None
+    awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
+    held = {topic for topic, aside in asides.items() if aside.holds_watermark}
+    known = stored if stored is not None and _covers(stored, log, awaited=awaited, held=held) else None
     return ProgressKeeper(
         opened.generations,
         Watermark(
@@ -656,10 +669,9 @@ def _keeper(
         check_claim=check_claim,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
-        left_at_ms=_left_at_ms(stored, log.topics, resuming),
+        left_at_ms=_left_at_ms(stored, log.topics),
         holds_watermark=holds_watermark,
-        is_paused=bool(paused),
-        resuming=resuming,
+        is_paused=bool(held),
     )
 
 
@@ -675,30 +687,31 @@ def _as_of_start(
     reached = {**stored.next_offsets, **skipped}
     if any(reached.get(at, 0) < end for at, end in ends.items()):
         return stored
-    left_at_ms = {**stored.left_at_ms, **_left_at_ms(stored, {topic for topic, _ in ends})}
+    left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
     if skipped:
         return replace(stored, read_at_ms=now_ms, left_at_ms=left_at_ms)
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
-def _covers(stored: Progress, log: LogFacts, *, resuming: Collection[str], paused: Collection[str]) -> bool:
-    came_back = (stored.left_at_ms.keys() & log.topics.keys()) - set(resuming)
+def _covers(stored: Progress, log: LogFacts, *, awaited: Set[str], held: Set[str]) -> bool:
+    """Whether the stored watermark holds for what is read now, and for what is ``held``.
+
+    ``awaited`` are topics that are read again and for which it has waited.
+    """
+    came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
     has_read = {topic for topic, _ in stored.next_offsets}
-    return stored.next_offsets.keys() >= set(log.partitions) and not came_back and has_read.issuperset(paused)
+    return stored.next_offsets.keys() >= set(log.partitions) and not came_back and has_read >= held
 
 
-def _left_at_ms(
-    stored: Progress | None, read_topics: Collection[str], resuming: Collection[str] = ()
-) -> dict[str, int]:
+def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
     """The topics that the destination has rows of and that aren't read now, as Progress has them.
 
-    Those that are ``resuming`` are read, and have a time all the same.
+    Those that are read again have a time all the same: until they have caught up they may lack deletes from then on.
     """
     if stored is None:
         return {}
     gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
-    came_back = {topic: stored.left_at_ms[topic] for topic in resuming if topic in stored.left_at_ms}
-    return {topic: stored.left_at_ms.get(topic, stored.updated_at_ms) for topic in gone} | came_back
+    return dict.fromkeys(gone, stored.updated_at_ms) | dict(stored.left_at_ms)
 
 
 def _now_ms() -> int:

@@ -1,7 +1,7 @@
 """A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from cdc.protocol.control_records import ProgressRecord
@@ -39,28 +39,26 @@ class ProgressKeeper:
         left_at_ms: Mapping[str, int] | None = None,
         holds_watermark: bool = False,
         is_paused: bool = False,
-        resuming: Collection[str] = (),
     ) -> None:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
-        ``retention_ms``: how long each topic keeps tombstones.
+        ``topic_ids`` are those of the topics that are read. ``retention_ms``: how long each topic keeps tombstones.
 
         ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
 
         ``is_paused``: it stays so for as long as this keeper is used, since a table of the sink isn't read.
 
-        ``resuming`` are topics among ``left_at_ms`` that are read again. They are judged by that time until nothing is
-        behind.
-
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
-        topics that are read no longer, both as in Progress.
+        topics that are read no longer, both as in Progress. Those among them that are read again are judged by that
+        time until nothing is behind.
         """
         self._sink = sink
         self._check_claim = check_claim
         self._retention_ms = dict(retention_ms)
         self._generations = generations
         self._watermark = watermark
-        self._topic_ids = dict(topic_ids)
+        # Those of topics that aren't read now too: when they are again, only this tells whether they are the same.
+        self._topic_ids = _ids_of_read(stored) | dict(topic_ids)
         self._now_ms = now_ms
         self._lock = threading.Lock()  # the sink's client and the watermark aren't made for two threads
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
@@ -72,14 +70,14 @@ class ProgressKeeper:
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
         self._read_at_ms = self._complete_at_ms if stored is None else stored.read_at_ms or stored.updated_at_ms
-        self._beyond = Watermark(self._topic_ids) if self._skipped else None
+        self._beyond = Watermark(topic_ids) if self._skipped else None
         self._learned_any = False
         self._is_behind = False
         self._held = (
             (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark or is_paused else None
         )
         self._is_paused = is_paused
-        self._resuming = frozenset(resuming) & self._left_at_ms.keys()
+        self._resuming = frozenset(topic_ids) & self._left_at_ms.keys()
         self._owes_watermark = False
 
     def release_watermark(self) -> None:
@@ -220,3 +218,11 @@ class ProgressKeeper:
         self._owes_watermark = False
         self._saved_at_ms = self._now_ms()
         return progress
+
+
+def _ids_of_read(progress: Progress | None) -> dict[str, str]:
+    """The ids of the topics that were ever read, as they were last."""
+    if progress is None:
+        return {}
+    read = {topic for topic, _ in progress.next_offsets}
+    return {topic: topic_id for topic, topic_id in progress.topic_ids.items() if topic in read}

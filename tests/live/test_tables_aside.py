@@ -96,6 +96,13 @@ class Pipeline:
         until(is_so, seconds=120)
         return self.aside(of)
 
+    def wait_refused(self, of: Table, reason: str) -> None:
+        def is_so() -> bool:
+            aside = self.aside(of)
+            return aside is not None and reason in (aside.reason or "")
+
+        until(is_so, seconds=120)
+
     def rows(self, of: Table) -> dict[Any, Any]:
         opened = self.opened()
         try:
@@ -217,24 +224,57 @@ def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark
         assert job.stop() == 0
 
 
+@pytest.mark.parametrize("wish", [Wish.PAUSE, Wish.OUT])
 def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
-    pipeline: Pipeline, spark: SparkSession
+    wish: Wish, pipeline: Pipeline, spark: SparkSession
 ) -> None:
     pipeline.both(1, "first")
     with pipeline.job(spark) as job:
         pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.order(Wish.PAUSE, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
-        pipeline.write(Delete(ITEMS, {"id": 1}))
+        pipeline.order(wish, ITEMS)
+        pipeline.wait_aside(ITEMS, AsideState.PAUSED if wish is Wish.PAUSE else AsideState.OUT)
+        pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 2, "note": "meanwhile"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile"})
         configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
         pipeline.order(Wish.APPLY, ITEMS)
         failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
         assert failed is not None
         assert "deletes may be missing" in (failed.reason or "")
         assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.hint or "")
-        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        newest = pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert pipeline.status().has_failed_tables
+        if wish is Wish.OUT:
+            pipeline.wait_watermark(newest)
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+@pytest.mark.parametrize("has_failed", [True, False])
+def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
+    has_failed: bool, pipeline: Pipeline, spark: SparkSession
+) -> None:
+    """Its first records would be passed over: its job goes on at the offset that it had in the earlier topic."""
+    retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        if has_failed:
+            pipeline.log.publish_shapes([retyped])
+            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        else:
+            pipeline.order(Wish.OUT, ITEMS)
+            pipeline.wait_aside(ITEMS, AsideState.OUT)
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "meanwhile"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile"})
+        pipeline.log.recreate_topic(ITEMS)
+        pipeline.log.publish_shapes([ITEMS])
+        for key in range(3, 30):
+            pipeline.write(Put(ITEMS, {"id": key, "note": "of the new topic"}))
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_refused(ITEMS, "was recreated")
+        pipeline.write(Put(ORDERS, {"id": 3, "note": "third"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile", 3: "third"})
         assert job.stop() == 0
     assert pipeline.rows(ITEMS) == {1: "first"}
 
@@ -327,6 +367,11 @@ def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
         assert pipeline.wait_aside(ITEMS, AsideState.OUT)
         code, said = run("pause", "public.items")
         assert (code, "was taken out" in said) == (1, True)
+        pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 1, "note": "later"}))
+        pipeline.wait_rows(ORDERS, {1: "later"})
+        configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
+        code, said = run("resume", "public.items")
+        assert (code, "deletes may be missing" in said) == (1, True), "the job refuses it after a moment"
         assert job.stop() == 0
 
 

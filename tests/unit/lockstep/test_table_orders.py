@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import Aside, AsideState, Wish, give_order, save_asides
+from jobs.generations.asides import Aside, AsideState, Wish, asides_name, dump_asides, give_order
 from lockstep.generations import check_nothing_aside
 from sinks.contract import CoordinationRecords
 from sinks.memory import MemoryRecords, MemoryStore
@@ -17,7 +17,7 @@ T = TableName("public", "t")
 def _records(states: Mapping[int, AsideState]) -> CoordinationRecords:
     records = MemoryRecords(MemoryStore())
     for number, state in states.items():
-        save_asides(records, number, {T: Aside(state, 5, reason="no room")})
+        records.save(asides_name(number), dump_asides({T: Aside(state, 5, reason="no room")}))
     return records
 
 

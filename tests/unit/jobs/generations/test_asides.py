@@ -1,5 +1,7 @@
 """Which tables a job reads, by what was asked and what has failed."""
 
+from dataclasses import replace
+
 import pytest
 
 from cdc.model.errors import LockstepError
@@ -10,13 +12,16 @@ from jobs.generations.asides import (
     Order,
     Orders,
     Wish,
+    asides_name,
+    begun,
+    dump_asides,
     failed,
     give_order,
+    is_done,
     load_asides,
     load_orders,
     next_asides,
     read_tables,
-    save_asides,
 )
 from sinks.memory import MemoryRecords, MemoryStore
 
@@ -52,20 +57,47 @@ def test_a_table_that_has_failed_is_tried_again_by_a_newer_order_alone() -> None
     assert (again.state, again.reason) == (AsideState.RESUMING, None)
 
 
-def test_the_watermark_never_counts_a_table_that_was_out() -> None:
+def test_the_watermark_never_counts_a_table_that_was_out_until_it_has_caught_up() -> None:
     """It has moved on meanwhile. So a pause doesn't make a table of it that the watermark has waited for."""
     out = _after({A: Order(Wish.OUT, 1)}, Aside(AsideState.PAUSED, 5, 0))
-    assert out is not None
-    assert (out.state, out.holds_watermark) == (AsideState.OUT, False)
-    still_out = _after({A: Order(Wish.PAUSE, 2)}, out)
-    assert still_out is not None
-    assert still_out.state is AsideState.OUT
-    assert _after({A: Order(Wish.APPLY, 3)}, still_out) is None
+    assert out == Aside(AsideState.OUT, 9, 1, awaited=False)
+    assert not out.holds_watermark
+    assert _after({A: Order(Wish.PAUSE, 2)}, out) == replace(out, order=2)
+    resumed = _after({A: Order(Wish.APPLY, 3)}, out)
+    assert resumed == Aside(AsideState.RESUMING, 9, 3, awaited=False)
+    assert read_tables([A, B], {A: resumed}) == [A, B]
+    assert _after({A: Order(Wish.PAUSE, 4)}, resumed) == Aside(AsideState.OUT, 9, 4, awaited=False)
+    refused = failed({A: resumed}, {A: LockstepError("no room")}, {A: Order(Wish.APPLY, 3)}, now_ms=9)[A]
+    assert (refused.state, refused.awaited, refused.holds_watermark) == (AsideState.FAILED, False, False)
+    assert _after({A: Order(Wish.APPLY, 4)}, refused) == replace(resumed, order=4)
 
 
-def test_what_the_configuration_does_not_name_is_kept_as_it_is() -> None:
-    asides = {B: Aside(AsideState.PAUSED, 5, 1)}
-    assert next_asides([A], {B: Order(Wish.APPLY, 2)}, asides, now_ms=9) == asides
+def test_a_table_that_left_the_sink_is_forgotten_and_is_not_awaited_when_it_comes_back() -> None:
+    asides = {B: Aside(AsideState.FAILED, 5, 1, "no room")}
+    assert next_asides([A], {}, asides, now_ms=9) == {}
+    orders = {A: Order(Wish.PAUSE, 1)}
+    assert next_asides([A], orders, {}, left=[A], now_ms=9) == {A: Aside(AsideState.OUT, 9, 1, awaited=False)}
+    assert next_asides([A], {}, {}, left=[A], now_ms=9) == {}
+
+
+def test_a_resumed_table_is_being_read_once_it_was_checked_for_the_newest_order() -> None:
+    resumed = _after({A: Order(Wish.APPLY, 2)}, Aside(AsideState.PAUSED, 5, 1))
+    assert resumed is not None
+    assert not is_done(Order(Wish.APPLY, 2), resumed)
+    checked = begun({A: resumed, B: Aside(AsideState.PAUSED, 5, 1)})
+    assert checked == {A: replace(resumed, begun=True), B: Aside(AsideState.PAUSED, 5, 1)}
+    assert is_done(Order(Wish.APPLY, 2), checked[A])
+    assert not is_done(Order(Wish.APPLY, 3), checked[A])
+    assert _after({A: Order(Wish.APPLY, 2)}, checked[A]) == checked[A]
+    assert _after({A: Order(Wish.APPLY, 3)}, checked[A]) == replace(resumed, order=3)
+
+
+def test_an_order_is_done_when_the_job_has_obeyed_or_refused_it() -> None:
+    assert is_done(Order(Wish.APPLY, 2), None)
+    assert not is_done(Order(Wish.PAUSE, 2), None)
+    assert is_done(Order(Wish.PAUSE, 2), Aside(AsideState.PAUSED, 5, 2))
+    assert not is_done(Order(Wish.OUT, 3), Aside(AsideState.PAUSED, 5, 2))
+    assert is_done(Order(Wish.APPLY, 3), Aside(AsideState.FAILED, 5, 3))
 
 
 def test_orders_and_what_became_of_them_are_stored() -> None:
@@ -74,10 +106,13 @@ def test_orders_and_what_became_of_them_are_stored() -> None:
     give_order(records, 1, [A], Wish.PAUSE, now_ms=5)
     give_order(records, 1, [B], Wish.OUT, now_ms=6)
     assert load_orders(records, 1) == {A: Order(Wish.PAUSE, 1, 5), B: Order(Wish.OUT, 2, 6)}
-    asides = {A: Aside(AsideState.FAILED, 9, 3, "no room", None, "id"), B: Aside(AsideState.OUT, 4)}
-    save_asides(records, 1, asides)
+    asides = {
+        A: Aside(AsideState.FAILED, 9, 3, "no room", None),
+        B: Aside(AsideState.RESUMING, 4, awaited=False, begun=True),
+    }
+    records.save(asides_name(1), dump_asides(asides))
     assert (load_asides(records, 1), load_asides(records, 2)) == (asides, {})
-    save_asides(records, 1, {})
+    records.save(asides_name(1), dump_asides({}))
     assert load_asides(records, 1) == {}
 
 

@@ -35,6 +35,18 @@ def test_a_job_that_runs_is_seen_and_one_that_ended_is_not() -> None:
     assert is_running(MemoryRecords(store), 1, now.clock())
 
 
+def test_an_older_job_does_not_write_over_what_the_newer_one_has_written() -> None:
+    store, now = prepared_store(1), Time()
+    older, newer = (lease_of(store, BatchGate(), now) for _ in range(2))
+    older.claim(open_memory(store, 1).sink.claim)
+    older.save_record("g1.asides", "the older one's")
+    newer.claim(open_memory(store, 1).sink.claim)
+    newer.save_record("g1.asides", "the newer one's")
+    with pytest.raises(Fenced, match="another job has begun"):
+        older.save_record("g1.asides", None)
+    assert older.record("g1.asides") == "the newer one's"
+
+
 def test_a_pause_request_that_nobody_takes_back_is_removed_by_the_job() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)

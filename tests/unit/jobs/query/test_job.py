@@ -290,7 +290,7 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> Non
     later = replace(without, updated_at_ms=9_000)
     assert after(later, "p.public.a").left_at_ms == {"p.public.b": 1_000}
     back = after(later, "p.public.a", "p.public.b")
-    assert (back.left_at_ms, back.watermark_lsn) == ({}, 0)
+    assert (back.left_at_ms, back.watermark_lsn) == ({"p.public.b": 1_000}, 0), "it lacks deletes from that time on"
 
 
 def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:
@@ -302,17 +302,19 @@ def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | 
 
 
 @pytest.mark.parametrize(
-    ("state", "reads", "expected"),
+    ("state", "awaited", "reads", "expected"),
     [
-        (AsideState.PAUSED, False, 100),
-        (AsideState.FAILED, False, 100),
-        (AsideState.RESUMING, True, 100),
-        (AsideState.OUT, False, 200),
-        (None, True, 0),
+        (AsideState.PAUSED, True, False, 100),
+        (AsideState.FAILED, True, False, 100),
+        (AsideState.RESUMING, True, True, 100),
+        (AsideState.OUT, False, False, 200),
+        (AsideState.RESUMING, False, True, 0),
+        (AsideState.FAILED, False, False, 200),
+        (None, False, True, 0),
     ],
 )
 def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
-    state: AsideState | None, reads: bool, expected: int
+    state: AsideState | None, awaited: bool, reads: bool, expected: int
 ) -> None:
     """One that comes back after it was out lacks what the watermark has passed meanwhile."""
     kept, aside = "p.public.a", "p.public.b"
@@ -323,10 +325,10 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     facts = {topic: TopicFacts("id", 1, 10**15) for topic in ([kept, aside] if reads else [kept])}
     log = LogFacts({}, [], facts, dict.fromkeys(facts, table().name))
     plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
-    asides = {} if state is None else {aside: Aside(state, 5)}
+    asides = {} if state is None else {aside: Aside(state, 5, awaited=awaited)}
     keeper = _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, asides=asides)
     keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
     progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
     assert progress.watermark_lsn == expected
     assert progress.next_offsets[aside, 0] == 3
-    assert progress.left_at_ms == {aside: 4} if state is not None else progress.left_at_ms == {}
+    assert progress.left_at_ms == {aside: 4}

@@ -271,6 +271,19 @@ def test_a_job_in_whose_place_another_one_applies_stores_nothing() -> None:
     assert opened.generations.load_progress() is None
 
 
+def test_the_id_of_a_topic_stays_known_while_its_table_is_not_read() -> None:
+    """It alone shows that the topic is another one when the table is read again."""
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    ids = {TOPIC: "id", "items": "theirs", "never read": "unknown"}
+    stored = Progress({(TOPIC, 0): 5, ("items", 0): 7}, 100, 7, 900_000, ids)
+    kept = ProgressKeeper(
+        opened.generations, Watermark([TOPIC]), stored=stored, topic_ids={TOPIC: "new"}, now_ms=Clock(), **KEPT
+    )
+    assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).topic_ids == {TOPIC: "new", "items": "theirs"}
+
+
 def _paused_keeper(**more: Any) -> tuple[ProgressKeeper, Clock]:
     clock = Clock()
     opened = open_memory(MemoryStore())
@@ -295,8 +308,8 @@ def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> 
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).watermark_lsn == 100
 
 
-def test_a_table_that_is_resumed_is_judged_by_when_it_was_paused_until_it_has_all() -> None:
-    kept, clock = _paused_keeper(resuming=["items"])
+def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all() -> None:
+    kept, clock = _paused_keeper()
     assert kept.complete_at_ms == 400_000
     kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "items": (9,)})])
     clock.now_ms = 1_150_000
