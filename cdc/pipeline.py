@@ -1,7 +1,8 @@
 """What one capture is: the pipeline's name, the captured database, the brokers, and how much a batch takes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Self
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
@@ -20,6 +21,8 @@ class Pipeline:
     kafka: KafkaSettings
     capture: CaptureSettings
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    _topics: Mapping[TableName, str] | None = field(default=None, init=False, repr=False, compare=False)
+    """Kept once somebody has asked: it is asked for again and again, also for each of thousands of tables."""
 
     @property
     def slot(self) -> str:
@@ -35,6 +38,10 @@ class Pipeline:
         """The same, whose patterns take in those of these tables that they match."""
         return replace(self, source=self.source.resolved(found))
 
-    def topics(self) -> dict[TableName, str]:
+    def topics(self) -> Mapping[TableName, str]:
         """Captured table -> its topic. Raises ConfigurationError for a name that is too long for Kafka."""
-        return {table: table_topic(self.name, table) for table in self.source.table_names}
+        if self._topics is None:
+            topics = MappingProxyType({table: table_topic(self.name, table) for table in self.source.table_names})
+            object.__setattr__(self, "_topics", topics)  # which depends on nothing that changes
+            return topics
+        return self._topics

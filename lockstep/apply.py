@@ -107,7 +107,7 @@ def _ready_generation(config: Config, name: str) -> Generation:
 
 def _start(config: Config, settings: SinkSettings, *, lsn: int | None, time_ms: int | None) -> Offsets:
     """The offset of each partition of the sink's tables to read from. Raises ConfigurationError as ``read_from``."""
-    topics = [config.topics()[table] for table in config.sink_tables(settings)]
+    topics = config.topics_of(config.sink_tables(settings))
     if lsn is not None:
         return offsets_after(config.as_pipeline(), topics, lsn).offsets
     assert time_ms is not None

@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import parse_qsl, quote, urlencode
@@ -155,9 +155,14 @@ class Config(Settings):
             )
         return {name: self.sinks[name] for name in names or self.sinks}
 
-    def topics(self) -> dict[TableName, str]:
+    def topics(self) -> Mapping[TableName, str]:
         """Captured table -> its topic."""
         return self.as_pipeline().topics()
+
+    def topics_of(self, tables: Iterable[TableName]) -> list[str]:
+        """The topics of these captured tables, in their order."""
+        topics = self.topics()
+        return [topics[table] for table in tables]
 
     def sink_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
         """The tables of a sink with these settings."""

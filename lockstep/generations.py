@@ -281,7 +281,7 @@ def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
     Raises Unavailable when Kafka doesn't answer, and when it doesn't list one of the topics.
     """
     cluster = TopicAdmin(config.kafka.client())
-    topics = [config.topics()[name] for name in tables]
+    topics = config.topics_of(tables)
     return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
 
 

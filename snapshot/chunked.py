@@ -114,6 +114,7 @@ class ChunkedCopies:
         self._target_s = pipeline.snapshot.chunk_ms / 1000
         self._rate = RowRate(pipeline.snapshot.rows_per_s, time.monotonic)
         self._rows_max = math.ceil(pipeline.snapshot.rows_per_s * _RATE_PORTION_S) or sys.maxsize
+        self._keyed = frozenset(pipeline.source.keyed_names)
         self._active: _Active | None = None
         self._unserved: set[TableName] = set()
 
@@ -123,11 +124,7 @@ class ChunkedCopies:
 
     def serves(self, name: TableName) -> bool:
         """Whether a table is copied in chunks, as far as that is known; else the stream has to stop for it."""
-        return (
-            name in self._pipeline.source.keyed_names
-            and name not in self._unserved
-            and not self._stream.watch.only_leaves(name)
-        )
+        return name in self._keyed and name not in self._unserved and not self._stream.watch.only_leaves(name)
 
     def wants(self, state: CaptureState) -> bool:
         """Whether a chunk can be read now."""

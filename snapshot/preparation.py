@@ -93,8 +93,9 @@ def require_keys(pipeline: Pipeline, shapes: Iterable[Table]) -> None:
     The preflight looks before the snapshot, and not whenever capture starts. Rows without a key would all have the same
     one in a compacted topic, and rows of an append-only table would get other keys than those that are there.
     """
+    append_only = pipeline.source.append_only
     for table in shapes:
-        is_append_only = table.name in pipeline.source.append_only
+        is_append_only = table.name in append_only
         if not table.key and not is_append_only:
             raise key_is_gone(table.name)
         if table.key and is_append_only:

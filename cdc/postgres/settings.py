@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
@@ -44,6 +45,25 @@ class TableOptions(Settings):
                 "has a key and is append_only: rows with a key can be told apart, so leave append_only out"
             )
         return self
+
+
+# By the texts alone: a look at thousands of tables asks for all of them again for each one.
+@lru_cache(maxsize=16)
+def _names(texts: tuple[str, ...]) -> tuple[TableName, ...]:
+    """Those of the texts that are names."""
+    return tuple(TableName.parse(text) for text in texts if not is_pattern(text))
+
+
+@lru_cache(maxsize=16)
+def _matching(texts: tuple[str, ...]) -> tuple[TablePattern, ...]:
+    """What each of the texts matches, be it a name or a pattern."""
+    return tuple(map(TablePattern.parse, texts))
+
+
+@lru_cache(maxsize=16)
+def _patterns(texts: tuple[str, ...]) -> tuple[TablePattern, ...]:
+    """Those of the texts that are patterns."""
+    return _matching(tuple(filter(is_pattern, texts)))
 
 
 def _wal_bytes(size: object) -> object:
@@ -170,7 +190,7 @@ class SourceSettings(Settings):
     def _exclusions_are_of_patterns(self) -> Self:
         if self.exclude_tables and not self.has_patterns:
             raise ValueError("exclude_tables leaves tables out that patterns take in, and tables has no pattern")
-        excluded = {TableName.parse(text) for text in self.exclude_tables if not is_pattern(text)}
+        excluded = set(_names(self.exclude_tables))
         both = [str(name) for name in self.named if name in excluded]
         if both:
             raise ValueError(f"exclude_tables leaves out what tables names: {', '.join(both)}")
@@ -232,15 +252,15 @@ class SourceSettings(Settings):
     @property
     def named(self) -> tuple[TableName, ...]:
         """The tables that are named, and not only matched."""
-        return tuple(TableName.parse(text) for text in self.tables if not is_pattern(text))
+        return _names(self.tables)
 
     @property
     def has_patterns(self) -> bool:
-        return any(map(is_pattern, self.tables))
+        return bool(self.patterns)
 
     @property
     def patterns(self) -> tuple[TablePattern, ...]:
-        return tuple(TablePattern.parse(text) for text in self.tables if is_pattern(text))
+        return _patterns(self.tables)
 
     def may_have(self, name: TableName) -> bool:
         """Whether a table of this name is captured, where there is one: it is named, or a pattern takes it in."""
@@ -250,7 +270,7 @@ class SourceSettings(Settings):
         """Whether a pattern takes this name in. The outbox is never taken in."""
         if not any(pattern.matches(name) for pattern in self.patterns) or name == self.outbox_name:
             return False
-        return not any(TablePattern.parse(text).matches(name) for text in self.exclude_tables)
+        return not any(pattern.matches(name) for pattern in _matching(self.exclude_tables))
 
     @property
     def is_resolved(self) -> bool:

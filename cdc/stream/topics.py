@@ -20,12 +20,12 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
     Raises LockstepError for a topic with another cleanup policy, and Unavailable when the brokers don't answer.
     """
     admin = TopicAdmin(pipeline.kafka.client())
-    settings = pipeline.kafka.topics
+    settings, append_only = pipeline.kafka.topics, pipeline.source.append_only
     plans = [
         *control_topic_plans(pipeline.name, settings),
         *(message_topic_plans(pipeline.name, settings) if pipeline.source.messages else []),
         *(
-            table_topic_plan(topic, settings, append_only=name in pipeline.source.append_only)
+            table_topic_plan(topic, settings, append_only=name in append_only)
             for name, topic in pipeline.topics().items()
         ),
     ]

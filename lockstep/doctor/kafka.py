@@ -19,10 +19,11 @@ from lockstep.config import Config
 def check_kafka(config: Config) -> list[Finding]:
     """Brokers, topics, and records that aren't ours. Raises Unavailable when Kafka doesn't answer."""
     cluster = TopicAdmin(config.kafka.client())
+    append_only = config.source.append_only
     plans = [
         *control_topic_plans(config.pipeline.name, config.kafka.topics),
         *(
-            table_topic_plan(topic, config.kafka.topics, append_only=name in config.source.append_only)
+            table_topic_plan(topic, config.kafka.topics, append_only=name in append_only)
             for name, topic in config.topics().items()
         ),
     ]

@@ -139,7 +139,7 @@ def check_histories(config: Config) -> list[Finding]:
     existing = cluster.partition_counts()
     findings = []
     for name, tables in kept_tables.items():
-        topics = {config.topics()[table] for table in tables}
+        topics = set(config.topics_of(tables))
         configs = cluster.configs(sorted(topics & existing.keys()))
         lags = [int(config["min.compaction.lag.ms"]) for config in configs.values()]
         if topics - existing.keys():

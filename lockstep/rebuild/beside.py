@@ -245,7 +245,7 @@ class _Generation:
             ids_read = topic_ids_read(context.config, context.tables, opened.generations)
         recreated = recreated_topics(BuildInputs(ids_read, {}), watch.begun)
         if recreated:
-            topics = ", ".join(context.config.topics()[name] for name in recreated)
+            topics = ", ".join(context.config.topics_of(recreated))
             context.observer.say(
                 f"topic {topics} isn't the one that generation {live} has read: it lacks the rows that weren't written"
                 f" since it was recreated; {recopy_hint(recreated, [f'lockstep rebuild {context.name}'])}"

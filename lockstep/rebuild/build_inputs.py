@@ -66,7 +66,7 @@ class TrimmedPartition:
 
 def read_inputs(config: Config, tables: Sequence[TableName]) -> BuildInputs:
     """The inputs as they are now. Raises Unavailable."""
-    topics = {config.topics()[name]: name for name in tables}
+    topics = dict(zip(config.topics_of(tables), tables, strict=True))
     client = config.kafka.client()
     cluster = TopicAdmin(client)
     existing = cluster.partition_counts()
@@ -163,7 +163,7 @@ def trimmed_partitions(
 
     Raises Unavailable, also while the brokers don't list one of the topics.
     """
-    topics = {config.topics()[name]: name for name in tables}
+    topics = dict(zip(config.topics_of(tables), tables, strict=True))
     cluster = TopicAdmin(config.kafka.client())
     begins = cluster.begin_offsets(partitions_of(topics, cluster.partition_counts()))
     return [
@@ -175,7 +175,7 @@ def trimmed_partitions(
 
 def recreated_topics_error(config: Config, tables: Sequence[TableName], *, commands: Sequence[str]) -> LockstepError:
     """The error for topics that aren't the same any more; ``commands`` are those for when the copies are there."""
-    topics = ", ".join(config.topics()[name] for name in tables)
+    topics = ", ".join(config.topics_of(tables))
     return PositionMismatch(
         f"topic {topics} was deleted or recreated since this build began to read it: it lacks the rows that weren't"
         " written since then",

@@ -224,7 +224,7 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         give_up_after_s=_REMOVAL_S,
     )
     destination = retrying(opened, retries)
-    kept_topics = {context.config.topics()[name] for name in context.tables}
+    kept_topics = set(context.config.topics_of(context.tables))
     progress = destination.generations.load_progress()
     dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()
     if progress is not None and dropped_topics:

@@ -20,7 +20,10 @@ from tests.builders import ORDERS
 
 ITEMS = TableName("public", "items")
 TOPICS = {ORDERS: "shop.public.orders", ITEMS: "shop.public.items"}
-_CONFIG = cast("Config", SimpleNamespace(topics=lambda: TOPICS, kafka=SimpleNamespace(client=dict)))
+_CONFIG = cast(
+    "Config",
+    SimpleNamespace(topics_of=lambda names: [TOPICS[name] for name in names], kafka=SimpleNamespace(client=dict)),
+)
 
 
 class _Cluster:
