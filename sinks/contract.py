@@ -131,6 +131,19 @@ class StoredRow:
     lacks: Collection[str] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a destination still keeps of a row that is gone.
+
+    ``what`` is for people: it holds no value of the row. With ``has_values`` it may be more than the row's key and tag.
+    It is gone at ``until_ms`` at the latest, in milliseconds since 1970; None: nobody knows when.
+    """
+
+    what: str
+    has_values: bool
+    until_ms: int | None = None
+
+
 class Sink(Protocol):
     """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
 
@@ -193,6 +206,25 @@ class Sink(Protocol):
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         """The live rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand."""
+        ...
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        """What is kept of the row of this key: the row itself, its versions, the mark of its deletion. Empty for none.
+
+        So it is for a table that this generation wasn't prepared for.
+        """
+        ...
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        """Remove for good what is kept of a row that was deleted, and return what stays all the same.
+
+        A row that wasn't deleted stays, and is returned. Of everything with a tag less than ``below`` all events have
+        been applied, also to other rows; None: nothing is known. What is at or above it stays: the mark of a deletion
+        keeps older events out. What takes the destination time is begun: call it again until nothing stays.
+
+        No event that comes late or again brings a row back that was erased. It may be called beside a job. After a kill
+        the next call goes on.
+        """
         ...
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from sinks.contract import (
     NOTHING_WRITTEN,
     AddedValues,
     Batch,
+    Leftover,
     OpenedSink,
     Outcome,
     Progress,
@@ -34,6 +35,8 @@ class _Generation:
     shapes: dict[TableName, Shape] = field(default_factory=dict)
     # Deleted keys stay, with their tag and without an event's row: an older write must not bring them back.
     newest: dict[TableName, dict[bytes, RowEvent]] = field(default_factory=dict)
+    erased: dict[TableName, str] = field(default_factory=dict)
+    """The greatest erased tag of each table: an event up to it of a key that isn't there comes again."""
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     progress: Progress | None = None
     fence: int = 0
@@ -127,7 +130,10 @@ class MemorySink:
                 _check_columns(generation.shapes[event.table], event)
                 key = _key_bytes(event.key)
                 known = rows.get(key)
-                if known is None or event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag):
+                is_erased = known is None and event.tag <= generation.erased.get(event.table, "")
+                if is_erased and not batch.overwrite_equal_tags:
+                    stale += 1
+                elif known is None or event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag):
                     rows[key] = event
                     applied += 1
                 else:
@@ -155,6 +161,24 @@ class MemorySink:
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         wanted = {_key_bytes(key) for key in keys}
         return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        with self._store.lock:
+            generation = self._store.generation(self._number)
+            known = generation.newest.get(table.name, {}).get(_key_bytes(key))
+        if known is None:
+            return ()
+        return (Leftover("the mark of its deletion", False) if known.row is None else Leftover("the row", True),)
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        with self._store.lock:
+            generation = self._store.generation(self._number)
+            rows = generation.newest.get(table.name, {})
+            known = rows.get(_key_bytes(key))
+            if known is not None and known.row is None and below is not None and known.tag < below:
+                generation.erased[table.name] = max(known.tag, generation.erased.get(table.name, ""))
+                del rows[_key_bytes(key)]
+        return self.leftovers(table, key)
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -200,6 +224,7 @@ class MemoryGenerations:
             for name in others:
                 del generation.shapes[name]
                 del generation.newest[name]
+                generation.erased.pop(name, None)
             return others
 
     def drop(self) -> None:

@@ -27,11 +27,12 @@ def merge(
     *,
     overwrite_equal_tags: bool,
     deletes_before: str = "",
+    erased: str = "",
 ) -> Mapping[str, Any]:
     """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures.
 
     With ``deletes_before`` all other rows of a lesser tag than this one are marked as deleted, and so are those that
-    come again as such.
+    come again as such. Rows up to the tag ``erased`` that aren't there are repetitions, and aren't inserted.
     """
     newer = f"{quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {quoted('_tag', of='t')}"
     is_live = f"not {quoted('_deleted', of='t')}"
@@ -48,7 +49,7 @@ def merge(
             commit_properties=properties,
         )
         .when_matched_update_all(newer)
-        .when_not_matched_insert_all()
+        .when_not_matched_insert_all(f"{quoted('_tag', of='s')} > '{erased}'" if erased else None)
     )
     if deletes_before:
         merger = merger.when_not_matched_by_source_update(

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.append_only import is_append_only
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
 from sinks.delta.emptied import emptied_tag, note_truncates, with_deletions
+from sinks.delta.erasing import DeltaErasing, erased_tag
 from sinks.delta.generations import DeltaGenerations
 from sinks.delta.lake import talking
 from sinks.delta.merge import append, fit, merge
@@ -49,6 +50,7 @@ class DeltaSink:
         self._bookkeeping = tables.bookkeeping
         self._generation = tables.generation
         self._settings = settings
+        self._erasing = DeltaErasing(tables, retention_hours=settings.retention_hours)
 
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
@@ -129,6 +131,12 @@ class DeltaSink:
             indexes = [index for index, key in enumerate(stored_keys) if key in wanted]
             yield from rows.decode(batch.take(pa.array(indexes, pa.int64())), table)
 
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        return self._erasing.leftovers(table, key)
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        return self._erasing.erase(table, key, below=below)
+
     def close(self) -> None:
         self._tables.close()
 
@@ -183,6 +191,7 @@ class DeltaSink:
                 properties,
                 overwrite_equal_tags=batch.overwrite_equal_tags,
                 deletes_before=emptied if empties else "",
+                erased="" if batch.overwrite_equal_tags else erased_tag(opened),
             ),
             offsets,
         )

@@ -11,11 +11,12 @@ import orjson
 from cdc.model.errors import Unavailable
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow
 from sinks.opensearch.answers import RETRY_AFTER_S, unreadable
 from sinks.opensearch.bulk_writer import BulkWriter
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.documents import Target
+from sinks.opensearch.erasing import OpenSearchErasing
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
@@ -46,6 +47,7 @@ class OpenSearchSink:
         self._client = indexes.client
         self._bookkeeping = indexes.bookkeeping
         self._writer = BulkWriter(indexes)
+        self._erasing = OpenSearchErasing(indexes)
         self._page_sizes: dict[TableName, PageSize] = {}
 
     def prepare(
@@ -105,6 +107,14 @@ class OpenSearchSink:
         documents = list({identity["_id"]: identity for identity in identities}.values())
         for source in self._sources(index, table, documents, target):
             yield target.stored(source, table)
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        self._bookkeeping.check_format()
+        return self._erasing.leftovers(table, key)
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        self._bookkeeping.check_format()
+        return self._erasing.erase(table, key, below=below)
 
     def close(self) -> None:
         self._client.close()

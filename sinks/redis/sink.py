@@ -3,6 +3,7 @@
 ``docs/sinks/redis.md`` says what is stored where.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -11,10 +12,10 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.page_size import PageSize
 from sinks.redis.calls import Calls
-from sinks.redis.connection import Client
+from sinks.redis.connection import Client, pipelined
 from sinks.redis.coordination import RedisCoordination
 from sinks.redis.generations import RedisGenerations
 from sinks.redis.layout import TableLayout, table_field
@@ -122,6 +123,32 @@ class RedisSink:
             self._tables.check_prepared(client, {table.name})
             wanted = dict.fromkeys(prefix + text([key[name] for name in table.key]) for key in keys)
             yield from read_rows(client, list(wanted), table, layout, self._page_size(table))
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        """A set has a row's key as long as its row is there, so it isn't looked at by itself."""
+        layout = self._layout.of(table.name)
+        with self._connection.talking() as client:
+            if table_field(table.name) not in client.hkeys(self._keys.tables):
+                return []
+            begin, text = layout.key_maker(table.key)
+            own = begin + text([key[name] for name in table.key])
+            tag, deletion = f"{layout.mark}t", f"{layout.mark}x"
+            places = [self._keys.rows + own, *([self._keys.memos + own] if layout.ttl_s else [])]
+            commands = [command for place in places for command in (("HMGET", place, tag, deletion), ("PTTL", place))]
+            replies = pipelined(client, commands)
+        now_ms = time.time_ns() // 1_000_000
+        found = []
+        for place, (held, deleted), ttl_ms in zip(places, replies[::2], replies[1::2], strict=True):
+            if held is None:
+                continue
+            is_mark = deleted is not None or place.startswith(self._keys.memos)
+            what = "the mark of its deletion" if is_mark else "the row"
+            found.append(Leftover(what, not is_mark, now_ms + ttl_ms if ttl_ms >= 0 and is_mark else None))
+        return found
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        """The mark of a deletion stays until it expires: nothing else would keep an older event out until then."""
+        return self.leftovers(table, key)
 
     def close(self) -> None:
         self._forget_lists()

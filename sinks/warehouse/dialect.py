@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName
@@ -27,6 +27,14 @@ class UnknownColumn(Exception):
         super().__init__(table, column)
         self.table = table
         self.column = column
+
+
+class Kept(NamedTuple):
+    """What a table and its history have of a key: whether a row is there, whether it is deleted, how many versions."""
+
+    is_there: bool
+    is_deleted: bool
+    versions: int
 
 
 class Connection(Protocol):
@@ -206,6 +214,15 @@ class Dialect(Protocol):
         """Delete what no reader of a time from ``complete_from_ms`` on needs, of tags below this one, in some blocks.
 
         Returns whether there are more blocks, and the greatest tag that was deleted, "" for none.
+        """
+        ...
+
+    def kept(self, held: "HeldTable", key: Mapping[str, JsonValue]) -> Kept: ...
+
+    def erase(self, held: "HeldTable", key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+        """Delete the row of this key if it is deleted, and its versions, of tags below this one.
+
+        Returns the greatest deleted tag of the table, and that of its history, "" for none.
         """
         ...
 

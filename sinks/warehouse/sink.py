@@ -11,6 +11,7 @@ from sinks.contract import (
     NOTHING_ADDED,
     AddedValues,
     Batch,
+    Leftover,
     OpenedSink,
     Outcome,
     Rejection,
@@ -133,6 +134,19 @@ class WarehouseSink:
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         return self._dialect.rows(self._tables.names.of(table.name), table, keys)
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        with self._connection.transaction():
+            return self._tables.leftovers(table.name, key) if self._bookkeeping.exist() else []
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        if below is not None:
+            with self._connection.transaction():
+                # Locked: a batch that is under way knows an earlier mark of what was purged. In a bulk load a row's
+                # versions stand side by side, and its end needs all of them.
+                if self._bookkeeping.exist() and self._bookkeeping.is_bulk("for update") is False:
+                    self._tables.erase(table.name, key, below=below)
+        return self.leftovers(table, key)
 
     def close(self) -> None:
         self._connection.close()

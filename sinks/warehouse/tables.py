@@ -7,6 +7,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.append_only import is_append_only
 from sinks.columns.shape import Shape
+from sinks.contract import Leftover
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.held_table import HeldTable
@@ -129,6 +130,38 @@ class WarehouseTables:
         if tags:
             self.purged_versions.raise_to(tags)
         return has_more
+
+    def leftovers(self, name: TableName, key: Mapping[str, JsonValue]) -> list[Leftover]:
+        """What is kept of the row of this key."""
+        held = self.bookkeeping.tables([name]).get(name)
+        if held is None:
+            return []
+        if set(held.shape.table.key) != key.keys():
+            return [Leftover("rows by another key of the table", has_values=True)]
+        kept = self.dialect.kept(held, key)
+        found = []
+        if kept.is_there:
+            mark = Leftover(f"the mark of its deletion in {held.name}", has_values=False)
+            found.append(mark if kept.is_deleted else Leftover(f"the row in {held.name}", has_values=True))
+        if kept.versions:
+            found.append(
+                Leftover(f"{kept.versions} version{'s' * (kept.versions > 1)} in its history", has_values=True)
+            )
+        return found
+
+    def erase(self, name: TableName, key: Mapping[str, JsonValue], *, below: str) -> None:
+        """Delete what is deleted of this key, and its versions, of tags below this one.
+
+        No batch may be under way.
+        """
+        held = self.bookkeeping.tables([name]).get(name)
+        if held is None or set(held.shape.table.key) != key.keys():
+            return
+        tag, version_tag = self.dialect.erase(held, key, below=below)
+        if tag:
+            self.purged.raise_to({name: tag})
+        if version_tag:
+            self.purged_versions.raise_to({name: version_tag})
 
     @property
     def trims_histories(self) -> bool:

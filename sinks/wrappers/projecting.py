@@ -7,7 +7,7 @@ from dataclasses import replace
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projection import Projection, column_text
 from sinks.wrappers.renaming import Renaming
@@ -157,6 +157,15 @@ class ProjectingSink:
         asked = [renaming.row(table.name, key) for key in keys]
         for stored in self._sink.rows(renaming.table(self._projection.table(table)), asked):
             yield renaming.back(table.name, stored)
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+        renaming = self._renaming()
+        return self._sink.leftovers(renaming.table(self._projection.table(table)), renaming.row(table.name, key))
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+        renaming = self._renaming()
+        seen = renaming.table(self._projection.table(table))
+        return self._sink.erase(seen, renaming.row(table.name, key), below=below)
 
     def close(self) -> None:
         self._sink.close()

@@ -30,10 +30,11 @@ from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
-from sinks.warehouse.dialect import Refuse, UnknownColumn
+from sinks.warehouse.dialect import Kept, Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.duckdb.tables import (
     GIVEN,
+    INDEX,
     Statements,
     check_columns,
     column_type,
@@ -215,7 +216,9 @@ class DuckDb:
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
     ) -> int:
         statements = self._written[events.table].statements
-        with self._checked(self._given[events.table], statements) as given:
+        # Of a rejected version nothing was ever applied, however old it is.
+        repeated = statements.repeated_after(purged) if purged and not overwrite_equal_tags else ""
+        with self._checked(self._given[events.table], statements, repeated=repeated) as given:
             rejections += given.rejections(events)
             self.connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
             return int(self.connection.run(statements.insert).rowcount)
@@ -228,6 +231,24 @@ class DuckDb:
     ) -> tuple[bool, str]:
         return False, ""  # as with purging
 
+    def kept(self, held: HeldTable, key: Mapping[str, JsonValue]) -> Kept:
+        with self._registered(pa.table(rows_of(held.shape).key_arrays([key]))):
+            found: Any = self.connection.run(self._statements(held).deleted_of_key).scalar()
+            versions: Any = 0
+            if held.has_history:
+                versions = self.connection.run(self._statements(held).versions_of_key).scalar()
+        return Kept(found is not None, bool(found), int(versions))
+
+    def erase(self, held: HeldTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+        statements = self._statements(held)
+        with self._registered(pa.table(rows_of(held.shape).key_arrays([key]))):
+            erased = self._greatest(statements.erase_row(below))
+            return erased, self._greatest(statements.erase_versions(below)) if held.has_history else ""
+
+    def _greatest(self, deletion: str) -> str:
+        """The greatest tag that a deletion has returned."""
+        return max((str(row[0]) for row in self.connection.run(deletion)), default="")
+
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._written[events.table].statements
         with self._checked(self._given[events.table], statements) as given:
@@ -237,7 +258,8 @@ class DuckDb:
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._written[versions.events.table].statements
         given = self._given_versions[versions.events.table].of_history(versions)
-        with self._checked(given, statements) as given:
+        repeated = statements.repeated_version(purged) if purged and not overwrite_equal_tags else ""
+        with self._checked(given, statements, repeated=repeated) as given:
             for index, reason in given.refused.items():
                 refuse(versions.events.select([index]), reason)
             self.connection.run(statements.make_again if overwrite_equal_tags else statements.make_earlier)
@@ -283,8 +305,11 @@ class DuckDb:
         return _Given(data, [index for index in range(len(parsed)) if index not in refused], refused)
 
     @contextmanager
-    def _checked(self, given: _Given, statements: Statements) -> Iterator[_Given]:
-        """Rows for statements to find, without those that DuckDB would refuse."""
+    def _checked(self, given: _Given, statements: Statements, *, repeated: str = "") -> Iterator[_Given]:
+        """Rows for statements to find, without those that DuckDB would refuse.
+
+        ``repeated`` is the query for the numbers of rows that are repetitions: these are left out too.
+        """
         unfit: dict[int, str] = {}
         with self._registered(given.data):
             for name, query in statements.find_bad.items():
@@ -294,8 +319,14 @@ class DuckDb:
                         index: f"column {name!r}: no JSON" for index, is_valid in enumerate(valid) if not is_valid
                     }
         fit = given.without(unfit)
-        with self._registered(fit.data):
+        with self._registered(fit.data if not repeated else self._without_repeated(fit.data, repeated)):
             yield fit
+
+    def _without_repeated(self, data: pa.Table, repeated: str) -> pa.Table:
+        numbered = data.append_column(INDEX, pa.array(range(data.num_rows), pa.int64()))
+        with self._registered(numbered):
+            again = {int(row[0]) for row in self.connection.run(repeated)}
+        return data.take(pa.array([number for number in range(data.num_rows) if number not in again], pa.int64()))
 
     @contextmanager
     def _registered(self, data: pa.Table) -> Iterator[None]:

@@ -19,6 +19,9 @@ from sinks.warehouse.reader_views import live_condition
 GIVEN: Final = "lockstep_given"
 """What a statement writes or looks for: rows in memory, under a name that the connection knows."""
 
+INDEX: Final = "_lockstep_index"
+"""The column of given rows that has their numbers, where a query answers with these."""
+
 _ROW: Final = "rowid"
 """What DuckDB calls a row's place in its table. A column of that name hides it."""
 
@@ -138,6 +141,40 @@ class Statements:
             f"insert into {history} ({stored}) select {stored} from {given} "
             f"where not exists (select 1 from {history} as known where {same_version})"
         )
+
+        self._target, self._history = target, history
+        key_types = ", ".join(
+            f"cast({quote_identifier(column.name)} as {column_type(column, shape)}) as {quote_identifier(column.name)}"
+            for column in shape.table.key_columns
+        )
+        self._numbered = (
+            f"(select {key_types}, {tag}, {quote_identifier(INDEX)} from {GIVEN}) as given where given.{tag} <= "
+        )
+        self._is_there = f"exists (select 1 from {target} as known where {same_row})"
+        self._of_key = f"(select {key_types} from {GIVEN}) as given where {same_row}"
+        deleted = quote_identifier(DELETED_COLUMN)
+        self.deleted_of_key = f"select bool_and(known.{deleted}) from {target} as known, {self._of_key}"
+        self.versions_of_key = f"select count(*) from {history} as known, {self._of_key}"
+
+    def repeated_after(self, purged: str) -> str:
+        """The numbers of given rows of tags up to this one where no row of their key is there."""
+        return f"select given.{quote_identifier(INDEX)} from {self._numbered}'{purged}' and not {self._is_there}"
+
+    def repeated_version(self, purged: str) -> str:
+        """The numbers of given versions of tags up to this one."""
+        return f"select given.{quote_identifier(INDEX)} from {self._numbered}'{purged}'"
+
+    def erase_row(self, below: str) -> str:
+        """Deletes the given key's row if it is marked as deleted, and answers with its tag."""
+        return self._erase(self._target, below, f" and known.{quote_identifier(DELETED_COLUMN)}")
+
+    def erase_versions(self, below: str) -> str:
+        """Deletes the given key's versions, and answers with their tags."""
+        return self._erase(self._history, below, "")
+
+    def _erase(self, target: str, below: str, condition: str) -> str:
+        tag = f"known.{quote_identifier(TAG_COLUMN)}"
+        return f"delete from {target} as known using {self._of_key}{condition} and {tag} < '{below}' returning {tag}"
 
 
 def rows_by_key_sql(target: str, shape: Shape, columns: Sequence[str]) -> str:

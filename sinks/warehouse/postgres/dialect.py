@@ -7,7 +7,7 @@ from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.protocol.copy_text import split_row
 from sinks.contract import Rejection, StoredRow, TableVersions
-from sinks.warehouse.dialect import Refuse
+from sinks.warehouse.dialect import Kept, Refuse
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, qualified
@@ -22,6 +22,7 @@ from sinks.warehouse.postgres.tables import (
     Statements,
     add_column_sql,
     check_names,
+    column_type,
     create_table_sql,
     rows_by_key_sql,
     stored_row,
@@ -151,6 +152,23 @@ class PostgreSql:
         ).one()
         return int(purged[0]), str(purged[1])
 
+    def kept(self, held: HeldTable, key: Mapping[str, JsonValue]) -> Kept:
+        deleted = quote_identifier(DELETED_COLUMN)
+        row = self._of_key(f"select bool_and({deleted}) from {self._qualified(held.name)}", held, key)
+        versions = self._of_key(f"select count(*) from {self._history(held)}", held, key) if held.has_history else 0
+        return Kept(row is not None, bool(row), int(versions))
+
+    def erase(self, held: HeldTable, key: Mapping[str, JsonValue], *, below: str) -> tuple[str, str]:
+        tag, deleted = quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
+
+        def erase_from(target: str, condition: str) -> str:
+            gone = f"delete from {target} where {condition} and {tag} < '{below}'"
+            end = f" returning {tag} as tag) select coalesce(max(tag), '') from gone"
+            return str(self._of_key(gone, held, key, begin="with gone as (", end=end, word="and"))
+
+        erased = erase_from(self._qualified(held.name), deleted)
+        return erased, erase_from(self._history(held), "true") if held.has_history else ""
+
     def append(self, events: TableEvents, rejections: list[Rejection]) -> int:
         statements = self._statements[events.table]
 
@@ -226,6 +244,27 @@ class PostgreSql:
                     for number in range(result.ntuples)
                 ]
         yield from map(stored_row(table), rows)
+
+    def _of_key(
+        self,
+        statement: str,
+        held: HeldTable,
+        key: Mapping[str, JsonValue],
+        *,
+        begin: str = "",
+        end: str = "",
+        word: str = "where",
+    ) -> Any:
+        """The only value that a statement about the rows of one key answers. The key's values are parameters."""
+        columns = held.shape.table.key_columns
+        names = [quote_identifier(column.name).replace("%", "%%") for column in columns]
+        matches = " and ".join(
+            f"{name} = %s::{column_type(column)}" for name, column in zip(names, columns, strict=True)
+        )
+        query = f"{begin}{statement.replace('%', '%%')} {word} {matches}{end.replace('%', '%%')}"
+        driver: Any = self.connection.connected.connection.driver_connection
+        with driver.cursor() as cursor:
+            return cursor.execute(query, [value_text(key[column.name]) for column in columns]).fetchone()[0]
 
     def _indexable(self, statements: Statements, events: TableEvents, rejections: list[Rejection]) -> TableEvents:
         """The events without those whose key is too long for an index, which nothing else would find out before the

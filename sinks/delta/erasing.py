@@ -1,0 +1,178 @@
+"""Removes what a Delta table keeps of a row that was deleted: its mark, and older files and commits that had it.
+
+The greatest tag that was erased is a property of the table, and it is there before the first row goes: an event up to
+it whose row isn't there is a repetition, as with what a warehouse has purged.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Table
+from sinks.contract import Leftover
+from sinks.delta.lake import talking
+from sinks.delta.names import quoted
+from sinks.delta.opened_table import OpenedTable, is_among
+from sinks.delta.tables import DeltaTables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ERASED: Final = "lockstep.erased"
+"""Property of a table: the greatest tag that was erased."""
+
+_ERASED_AT: Final = "lockstep.erased_at"
+"""Property of a table: when a row was erased last, in milliseconds since 1970."""
+
+_HOUR_MS: Final = 3_600_000
+_LOG: Final = "_delta_log"
+_LAST_CHECKPOINT: Final = "_last_checkpoint"
+
+
+def erased_tag(opened: OpenedTable) -> str:
+    """As of the last refresh; empty where nothing was erased."""
+    return opened.table.metadata().configuration.get(ERASED, "")
+
+
+class DeltaErasing:
+    """Erases rows of one generation. Replaced files are kept for ``retention_hours``."""
+
+    def __init__(self, tables: DeltaTables, *, retention_hours: int) -> None:
+        self._tables = tables
+        self._retention_hours = retention_hours
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> list[Leftover]:
+        """The row, or its mark, older files with it, and commits that tell of these."""
+        opened = self._opened(table)
+        if opened is None:
+            return []
+        found = []
+        stored = [row for batch in _of_key(opened.table.to_pyarrow_dataset(), opened, key) for row in batch.to_pylist()]
+        if stored:
+            is_mark = all(row["_deleted"] for row in stored)
+            found.append(Leftover("the mark of its deletion" if is_mark else "the row", has_values=not is_mark))
+        now_ms = time.time_ns() // 1_000_000
+        old = sum(1 for _ in self._old_files(opened, key))
+        if old:
+            until_ms = now_ms + self._retention_hours * _HOUR_MS
+            found.append(Leftover(f"{old} replaced file{'s' * (old > 1)} with the row", True, until_ms))
+        erased_at_ms = int(opened.table.metadata().configuration.get(_ERASED_AT, "0"))
+        if self._oldest_commit_ms(opened, now_ms) < erased_at_ms:
+            until_ms = erased_at_ms + self._retention_hours * _HOUR_MS
+            found.append(Leftover("commits with the least and greatest values of files", True, until_ms))
+        return found
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> list[Leftover]:
+        """See ``Sink.erase``."""
+        opened = self._opened(table)
+        if opened is None or opened.is_bulk:
+            return self.leftovers(table, key)
+        if below is not None:
+            self._tables.repeat(opened, lambda opened: self._erase(opened, key, below))
+        self._clean_up(opened)
+        return self.leftovers(table, key)
+
+    def _opened(self, table: Table) -> OpenedTable | None:
+        build = self._tables.build(self._tables.bookkeeping.read())
+        if table.name not in build.tables:
+            return None
+        opened = self._tables.open(table.name)
+        opened.refresh()
+        return opened
+
+    def _erase(self, opened: OpenedTable, key: Mapping[str, JsonValue], below: str) -> None:
+        """Raises Overtaken."""
+        import pyarrow as pa
+
+        tags = [
+            row["_tag"]
+            for batch in _of_key(opened.table.to_pyarrow_dataset(), opened, key)
+            for row in batch.to_pylist()
+            if row["_deleted"] and row["_tag"] < below
+        ]
+        if not tags:
+            return
+        lake = self._tables.lake
+        properties = {
+            ERASED: max([erased_tag(opened), *tags]),
+            _ERASED_AT: str(time.time_ns() // 1_000_000),
+        }
+        lake.set_properties(opened.path, opened.table, properties)
+        # As a merge: a commit tells its condition, and that of a deletion would have the key in it.
+        keys = pa.table(opened.rows().key_arrays([key]))
+        lake.commit(
+            opened.path,
+            opened.table,
+            lambda commit: (
+                opened.table.merge(
+                    keys,
+                    " and ".join(f"{quoted(name, of='t')} = {quoted(name, of='s')}" for name in keys.column_names),
+                    source_alias="s",
+                    target_alias="t",
+                    streamed_exec=False,
+                    commit_properties=commit,
+                )
+                .when_matched_delete(f"{quoted('_deleted', of='t')} and {quoted('_tag', of='t')} < '{below}'")
+                .execute()
+            ),
+        )
+
+    def _clean_up(self, opened: OpenedTable) -> None:
+        """Delete files and commits that are older than the retention allows. What somebody else does now is fine."""
+        from deltalake.exceptions import CommitFailedError
+
+        opened.refresh()
+        with talking(), suppress(CommitFailedError):
+            opened.table.vacuum(
+                retention_hours=self._retention_hours, dry_run=False, enforce_retention_duration=False, full=True
+            )
+        opened.refresh()
+        with talking():
+            # Expired commits go once a checkpoint has what they say.
+            opened.table.create_checkpoint()
+            opened.table.cleanup_metadata()
+
+    def _old_files(self, opened: OpenedTable, key: Mapping[str, JsonValue]) -> Iterator[str]:
+        """Files of earlier versions, and of killed writers, that have a row of this key."""
+        import pyarrow as pa
+        import pyarrow.dataset as ds
+
+        with talking():
+            unused = opened.table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=True)
+            now = opened.table.to_pyarrow_dataset()
+        for path in unused:
+            if not path.endswith(".parquet"):
+                continue
+            with suppress(FileNotFoundError), talking():
+                own = ds.dataset(path, format="parquet", filesystem=now.filesystem).schema.names
+                # The table's types: those that a file names for itself are partly such as Arrow can't filter by. A file
+                # lacks the columns by which its table is divided.
+                fields = pa.schema([now.schema.field(name) for name in own if name in now.schema.names])
+                dataset = ds.dataset(path, schema=fields, format="parquet", filesystem=now.filesystem)
+                if any(batch.num_rows for batch in _of_key(dataset, opened, key)):
+                    yield path
+
+    def _oldest_commit_ms(self, opened: OpenedTable, now_ms: int) -> int:
+        """When the oldest file of the table's log was written."""
+        import pyarrow.fs
+
+        with talking():
+            filesystem = opened.table.to_pyarrow_dataset().filesystem
+            files: Any = filesystem.get_file_info(pyarrow.fs.FileSelector(_LOG, recursive=False))
+        times = [file.mtime_ns // 1_000_000 for file in files if file.mtime_ns and file.base_name != _LAST_CHECKPOINT]
+        return min(times, default=now_ms)
+
+
+def _of_key(dataset: Any, opened: OpenedTable, key: Mapping[str, JsonValue]) -> "Iterator[pa.RecordBatch]":
+    """Key, tag and mark of the rows of a key, as far as files have these columns."""
+    condition: Any = None
+    names = set(dataset.schema.names)
+    for name, values in opened.rows().key_arrays([key]).items():
+        if name in names:
+            among = is_among(name, values)
+            condition = among if condition is None else condition & among
+    with talking():
+        columns = [name for name in ("_deleted", "_tag") if name in names]
+        yield from dataset.scanner(columns=columns, filter=condition).to_batches()

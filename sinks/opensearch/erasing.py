@@ -1,0 +1,117 @@
+"""Removes what OpenSearch keeps of a document that was deleted: its marker, and what its segments still have of it.
+
+A deleted document stays in its segment until that is merged. A merge keeps it for as long as copies of the shard may
+need it to catch up (retention leases), which move on up to half a minute after a flush. So nothing of what was deleted
+before is left once all leases have passed the newest change of then, and a merge of all segments with deletions has
+ended that began after that.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+from cdc.model.event import JsonValue
+from cdc.model.table import Table
+from sinks.contract import Leftover
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
+
+_ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
+"""How many percent of a segment's documents may be deleted ones for it to be left alone by such a merge."""
+
+_KEPT: Final = "index.soft_deletes.retention.operations"
+
+_UNMERGED: Final = Leftover("deleted documents that the index hasn't merged away, maybe this one", has_values=True)
+
+_Shards = dict[tuple[str, int], int]
+
+
+class OpenSearchErasing:
+    """Erases documents of one generation. Of an index it remembers up to which change all that was deleted must go."""
+
+    def __init__(self, indexes: OpenSearchIndexes) -> None:
+        self._indexes = indexes
+        self._client = indexes.client
+        self._newest: dict[tuple[str, str], _Shards] = {}
+        self._merged: set[tuple[str, str]] = set()
+
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> list[Leftover]:
+        """The document, or its marker, and what may be left of it in the index's segments."""
+        index = self._indexes.index(table.name)
+        if self._indexes.held(index) is None:
+            return []
+        identity = self._identity(table, key)
+        document = self._document(index, identity)
+        if document is not None:
+            is_mark = bool(document["_source"].get(DELETED_FIELD))
+            return [Leftover("the mark of its deletion" if is_mark else "the document", has_values=not is_mark)]
+        if (index, str(identity)) in self._merged or not self._has_deletions(index):
+            return []
+        return [_UNMERGED]
+
+    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> list[Leftover]:
+        """See ``Sink.erase``."""
+        index = self._indexes.index(table.name)
+        if self._indexes.held(index) is None:
+            return []
+        identity = self._identity(table, key)
+        document = self._document(index, identity)
+        if document is not None:
+            source = document["_source"]
+            if below is None or not source.get(DELETED_FIELD) or source[TAG_FIELD] >= below:
+                return self.leftovers(table, key)
+            # The same version: a newer event that has come since stays.
+            parameters = {"version": str(document["_version"]), "version_type": "external_gte"}
+            if "routing" in identity:
+                parameters["routing"] = identity["routing"]
+            path = f"/{index}/_doc/{quote(identity['_id'], safe='')}"
+            self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
+            self._indexes.refresh(index)
+        about = (index, str(identity))
+        if about not in self._merged and self._merge_away(index, about):
+            self._merged.add(about)
+        return self.leftovers(table, key)
+
+    def _merge_away(self, index: str, about: tuple[str, str]) -> bool:
+        """Whether all that was deleted when this was first asked is gone. Begins what is needed for that."""
+        shards = list(self._shards(index))
+        if about not in self._newest:
+            newest: _Shards = {}
+            for shard, _, newest_change in shards:
+                newest[shard] = max(newest_change, newest.get(shard, -1))
+            self._newest[about] = newest
+        self._client.call("POST", f"/{index}/_flush", parameters={"force": "true", "wait_if_ongoing": "true"})
+        if any(kept_from <= self._newest[about].get(shard, -1) for shard, kept_from, _ in self._shards(index)):
+            return False
+        settings = f"/{index}/_settings"
+        self._client.call("PUT", settings, {_ALLOWED: "0.0"})
+        try:
+            self._client.call("POST", f"/{index}/_forcemerge", parameters={"only_expunge_deletes": "true"})
+        finally:
+            self._client.call("PUT", settings, {_ALLOWED: None})
+        self._indexes.refresh(index)
+        return True
+
+    def _shards(self, index: str) -> Iterator[tuple[tuple[str, int], int, int]]:
+        """Of each copy of a shard: its name, from which change on deleted documents are kept, its newest change."""
+        held = self._client.call("GET", f"/{index}/_settings", parameters={"flat_settings": "true"})
+        more = int(held[index]["settings"].get(_KEPT, 0))
+        answer = self._client.call("GET", f"/{index}/_stats/docs", parameters={"level": "shards"})
+        for number, copies in answer["indices"].get(index, {"shards": {}})["shards"].items():
+            for copy in copies:
+                numbers = copy["seq_no"]
+                leases = [lease["retaining_seq_no"] for lease in copy["retention_leases"]["leases"]]
+                kept_from = min([numbers["global_checkpoint"] + 1 - more, *leases])
+                yield (index, int(number)), kept_from, numbers["max_seq_no"]
+
+    def _has_deletions(self, index: str) -> bool:
+        answer = self._client.call("GET", f"/{index}/_stats/docs")
+        return bool(answer["_all"]["total"]["docs"]["deleted"])
+
+    def _identity(self, table: Table, key: Mapping[str, JsonValue]) -> dict[str, str]:
+        return self._indexes.look_at(table.name).identity({name: key[name] for name in table.key})
+
+    def _document(self, index: str, identity: Mapping[str, str]) -> Mapping[str, Any] | None:
+        answer = self._client.call("POST", f"/{index}/_mget", {"docs": [identity]})
+        document: Mapping[str, Any] = answer["docs"][0]
+        return document if document.get("found") else None

@@ -1,0 +1,94 @@
+"""What every sink promises of rows that are erased: nothing is left without a word, and nothing brings them back."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from cdc.model.table import TableName
+from sinks.contract import Leftover, Sink
+from tests.builders import batch, tag
+from tests.contract.destinations import ITEMS, Destination
+from tests.contract.items import counts, gone, item, rows_of
+
+KEY = {"id": 1}
+ALL = tag(100)
+"""Everything that the tests apply is below it."""
+
+
+def erased(sink: Sink) -> Sequence[Leftover]:
+    """Erase again and again, as the command does, until all that is left is gone at a time that is known."""
+    deadline = time.monotonic() + 90
+    while True:
+        left = sink.erase(ITEMS, KEY, below=ALL)
+        if all(leftover.until_ms is not None for leftover in left):
+            return left
+        assert time.monotonic() < deadline, left
+        time.sleep(0.2)
+
+
+@pytest.mark.layouts
+def test_what_is_kept_of_a_deleted_row_goes_or_it_is_said_until_when(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "secret", 1), item(2, "stays", 1)))
+    assert [leftover.has_values for leftover in sink.leftovers(ITEMS, KEY)][:1] == [True]
+    sink.apply(batch(gone(1, 2)))
+    left = erased(sink)
+    assert [leftover.what for leftover in left] == [leftover.what for leftover in sink.leftovers(ITEMS, KEY)]
+    assert rows_of(sink) == {"(2,)": "stays"}
+
+
+@pytest.mark.layouts
+def test_no_late_event_brings_an_erased_row_back_and_newer_ones_are_applied(
+    destination: Destination, name: str
+) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1), item(2, "other", 1)))
+    sink.apply(batch(gone(1, 3)))
+    sink.erase(ITEMS, KEY, below=ALL)
+    for _ in range(2):
+        for event in (item(1, "a", 1), gone(1, 3)):
+            assert counts(sink.apply(batch(event))) == (0, 1, 0)
+    assert rows_of(sink) == {"(2,)": "other"}
+    assert counts(sink.apply(batch(item(1, "again", 4), item(2, "newer", 2)))) == (2, 0, 0)
+    assert rows_of(sink) == {"(1,)": "again", "(2,)": "newer"}
+
+
+@pytest.mark.layouts
+def test_a_row_that_was_not_deleted_stays_and_is_told(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    left = sink.erase(ITEMS, KEY, below=ALL)
+    assert left
+    assert left[0].has_values
+    assert rows_of(sink) == {"(1,)": "a"}
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize("below", [None, tag(2)])
+def test_a_deletion_stays_in_force_while_older_events_may_still_come(
+    destination: Destination, name: str, below: str | None
+) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(gone(1, 2)))
+    sink.erase(ITEMS, KEY, below=below)
+    assert counts(sink.apply(batch(item(1, "late", 1)))) == (0, 1, 0)
+    assert rows_of(sink) == {}
+
+
+def test_a_rejected_version_can_be_retried_after_its_neighbour_was_erased(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(gone(1, 5)))
+    sink.erase(ITEMS, KEY, below=ALL)
+    retried = replace(batch(item(2, "mended", 3)), overwrite_equal_tags=True)
+    assert counts(sink.apply(retried)) == (1, 0, 0)
+    assert rows_of(sink) == {"(2,)": "mended"}
+
+
+def test_nothing_is_kept_of_a_key_and_a_table_that_never_came(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    other = replace(ITEMS, name=TableName("public", "other"))
+    for table in (ITEMS, other):
+        assert list(sink.leftovers(table, KEY)) == []
+        assert list(sink.erase(table, KEY, below=ALL)) == []
