@@ -12,6 +12,7 @@ from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
 from views.sql.reader import TopRows, read_view
 from views.state.contract import State
+from views.state.memory import MemoryState
 from views.view import View
 
 _OIDS = {"int4": 23, "int8": 20, "numeric": 1700, "text": 25, "bool": 16, "timestamp": 1114, "timestamptz": 1184}
@@ -185,7 +186,7 @@ class _Writer:
 
     def source(self) -> tuple[str, list[str]]:
         """A ``from`` clause, and columns that are a key of its rows and never null."""
-        form = self.draw(st.integers(0, 7))
+        form = self.draw(st.integers(0, 8))
         if form == 0:
             self.enter("a", "a")
             return "a", ["a.id"]
@@ -222,6 +223,16 @@ class _Writer:
             return "a left join (select id, coalesce(y, 3) as e from b where y is null or y < 3) s on s.id = a.b_id", [
                 "a.id"
             ]
+        if form == 7:
+            self.enter("a", "a")
+            self.enter("b", "b")
+            self.enter("c", "c")
+            return self.one(
+                ("b join c on b.c_k = c.k join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
+                ("b join c on b.c_k = c.k left join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
+                ("c join b on b.c_k = c.k left join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
+                ("c join b on b.c_k = c.k join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
+            )
         self.enter("a", "a")
         self.enter("b", "b")
         return "(select * from a where g is not null) a join b using (t)", ["a.id", "b.id"]
@@ -281,8 +292,10 @@ class _Writer:
         return f"{self.one('asc', 'desc')} nulls {self.one('first', 'last')}"
 
     def listed(self, kind: str) -> str:
-        """An element and an order that ends with it."""
+        """An element and an order that ends with it. A literal alone has no type that jsonb_agg could take."""
         made = self.value(kind)
+        if made.startswith("'"):
+            made += "::text"
         element = f'{made} collate "C"' if kind == "text" else made
         first = f"{self.value('int')} {self.direction()}, " if self.maybe() else ""
         return f"{made} order by {first}{element} {self.direction()}"
@@ -408,6 +421,17 @@ class KeptView:
         self._lsn += 8
         self.view.step(events(step, self._lsn), epoch=1, lsn=self._lsn, offsets={("a", 0): self._lsn})
         self.deliver()
+
+    def built_anew(self, history: Sequence[Sequence[RowWrite]]) -> "KeptView":
+        """The same view after a history, built from the tables' rows as they are at its end."""
+        rows = {(table, *key.values()): (table, key, row) for step in history for table, key, row in step}
+        kept = KeptView(self.question, MemoryState())
+        kept.view.begin_building()
+        for name in ("a", "b", "c"):
+            kept.view.build(events([row for row in rows.values() if row[0] == name and row[2] is not None], 8))
+        kept.view.end_building(epoch=1, lsn=8, offsets={})
+        kept.deliver()
+        return kept
 
     def deliver(self) -> None:
         """Bring all that is pending into the sink."""

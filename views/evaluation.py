@@ -7,6 +7,7 @@ isn't here: the reader of the query refuses it.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any, Final
 
 import orjson
@@ -41,6 +42,8 @@ def compiled_all(expressions: Sequence[Expression], columns: Sequence[Ref]) -> C
         places = [positions[expression.id] for expression in expressions if isinstance(expression, Ref)]
         if places == list(range(len(columns))):
             return lambda row: row
+        if len(places) > 1:
+            return itemgetter(*places)
         return lambda row: tuple([row[place] for place in places])
     functions = [_compiled(expression, positions) for expression in expressions]
     return lambda row: tuple([function(row) for function in functions])

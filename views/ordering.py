@@ -4,7 +4,9 @@ A part begins with whether the value is null. No encoded part is the beginning o
 of several columns follow each other without a separator.
 """
 
+import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
@@ -15,6 +17,8 @@ Encoder = Callable[[Value], bytes]
 
 _NULL_FIRST, _VALUE, _NULL_LAST = b"\x00", b"\x01", b"\x02"
 _SIGN: Final = 1 << 63
+_NUMBERS: Final = frozenset((Kind.INT2, Kind.INT4, Kind.INT8, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ))
+"""Those whose values are integers."""
 _INVERTED: Final = bytes(255 - byte for byte in range(256))
 _BELOW_ZERO, _ZERO, _ABOVE_ZERO = b"\x00", b"\x01", b"\x02"
 _EXPONENT_BIAS: Final = 1 << 31
@@ -32,20 +36,66 @@ def encoder(of: SqlType, *, descending: bool = False, nulls_first: bool = False)
     return lambda value: null if value is None else _VALUE + plain(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """How one column is ordered."""
+
+    type: SqlType
+    descending: bool = False
+    nulls_first: bool = False
+
+
 def row_encoder(types: Sequence[SqlType]) -> Callable[[Sequence[Value]], bytes]:
     """The function that encodes several columns, all ascending."""
-    encoders = [encoder(of) for of in types]
-    if len(encoders) == 1:
-        only = encoders[0]
-        return lambda values: only(values[0])
-    return lambda values: b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
+    return order_encoder([Direction(of) for of in types])
+
+
+def order_encoder(directions: Sequence[Direction]) -> Callable[[Sequence[Value]], bytes]:
+    """The function that encodes several columns, each in its own direction."""
+    encoders = [encoder(of.type, descending=of.descending, nulls_first=of.nulls_first) for of in directions]
+
+    def encode(values: Sequence[Value]) -> bytes:
+        return b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
+
+    if not directions or any(of.type.kind not in _NUMBERS for of in directions):
+        return encode
+    # Tuned: most keys are integers and not null. These are the same bytes in one call.
+    pack = struct.Struct(">" + "BQ" * len(directions)).pack
+    value_mark = _VALUE[0]
+    if len(directions) == 1 and not directions[0].descending:
+
+        def encode_number(values: Sequence[Value]) -> bytes:
+            (value,) = values
+            return encode(values) if value is None else pack(value_mark, value + _SIGN)  # type: ignore[operator]  # an int
+
+        return encode_number
+    if len(directions) == 2 and not any(of.descending for of in directions):
+
+        def encode_two(values: Sequence[Value]) -> bytes:
+            one, other = values
+            if one is None or other is None:
+                return encode(values)
+            return pack(value_mark, one + _SIGN, value_mark, other + _SIGN)  # type: ignore[operator]  # both are ints
+
+        return encode_two
+    scales = [(-1, _SIGN - 1) if of.descending else (1, _SIGN) for of in directions]
+
+    def encode_numbers(values: Sequence[Value]) -> bytes:
+        if None in values:
+            return encode(values)
+        parts: list[int] = []
+        for value, (sign, added) in zip(values, scales, strict=True):
+            parts += (value_mark, sign * value + added)  # type: ignore[operator]  # an int
+        return pack(*parts)
+
+    return encode_numbers
 
 
 def _plain(of: SqlType) -> Encoder:
     match of.kind:
         case Kind.BOOL:
             return lambda value: b"\x01" if value else b"\x00"
-        case Kind.INT2 | Kind.INT4 | Kind.INT8 | Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
+        case kind if kind in _NUMBERS:
             return lambda value: (value + _SIGN).to_bytes(8, "big")  # type: ignore[operator]  # an int
         case Kind.NUMERIC:
             return lambda value: numeric_key(decimal_of(value))  # type: ignore[arg-type]  # text

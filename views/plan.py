@@ -205,6 +205,45 @@ def pruned(node: Node, needed: set[int]) -> Node:
             return replace(node, source=pruned(node.source, wanted))
 
 
+def reordered(node: Node) -> Node:
+    """The same rows, with a join that gives each row at most one partner before one that gives it many.
+
+    So the rows that have become many are kept by fewer joins.
+    """
+    match node:
+        case Scan():
+            return node
+        case Join():
+            return _reordered(replace(node, left=reordered(node.left), right=reordered(node.right)))
+        case Union():
+            return replace(node, branches=tuple((reordered(branch), values) for branch, values in node.branches))
+        case _:
+            return replace(node, source=reordered(node.source))
+
+
+def _reordered(join: Join) -> Join:
+    inner = join.left
+    if not isinstance(inner, Join) or not _is_unique(join.right, join.right_on):
+        return join
+    read = _ids(*join.left_on)
+    if read <= {column.id for column in inner.left.columns} and not _is_unique(inner.right, inner.right_on):
+        first = _reordered(replace(join, left=inner.left, key=inner.left.key))
+        return replace(inner, left=first, key=join.key)
+    if (
+        read <= {column.id for column in inner.right.columns}
+        and not inner.keeps_left
+        and not _is_unique(inner.left, inner.left_on)
+    ):
+        first = _reordered(replace(join, left=inner.right, key=inner.right.key))
+        return replace(inner, right=first, key=join.key)
+    return join
+
+
+def _is_unique(node: Node, on: tuple[Expression, ...]) -> bool:
+    """Whether at most one row has given values of these."""
+    return {column.id for column in node.key} <= {made.id for made in on if isinstance(made, Ref)}
+
+
 def renumbered(plan: T) -> T:
     """The same with columns numbered as they come, so that one that isn't read changes no number."""
     numbers: dict[int, int] = {}

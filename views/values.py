@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final
 
 import orjson
@@ -72,6 +73,11 @@ class SqlType:
         return self.kind not in (Kind.OPAQUE, Kind.UNKNOWN) and (
             self.kind is not Kind.NUMERIC or self.scale is not None
         )
+
+    @property
+    def is_same_in_events(self) -> bool:
+        """Whether a value inside a view is what an event has for it."""
+        return self.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.OPAQUE)
 
     @property
     def is_comparable(self) -> bool:
@@ -129,6 +135,9 @@ _EPOCH_DAY: Final = date(2000, 1, 1).toordinal()
 _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001  a timestamp without a time zone
 _YEARS_400_DAYS: Final = 146_097
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
+_TEXTS_MAX: Final = 10_000
+"""How many texts of instants are remembered: a row that many others join has the same one in each of them."""
+
 _INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
 _INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
 
@@ -191,6 +200,7 @@ def days_text(days: int) -> str:
     return f"{digits}-{month:02}-{day:02}{era}"
 
 
+@lru_cache(_TEXTS_MAX)
 def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
     """A timestamp as an event has it. ``zone`` is ``Z`` for one with a time zone."""
     if micros in _INFINITY_TEXTS:
@@ -252,9 +262,9 @@ def to_event(of: SqlType) -> ToEvent:
         case Kind.DATE:
             return lambda value: None if value is None else days_text(value)  # type: ignore[arg-type]  # an int
         case Kind.TIMESTAMP:
-            return lambda value: None if value is None else micros_text(value)  # type: ignore[arg-type]  # an int
+            return lambda value: None if value is None else micros_text(value)
         case Kind.TIMESTAMPTZ:
-            return lambda value: None if value is None else micros_text(value, "Z")  # type: ignore[arg-type]  # an int
+            return lambda value: None if value is None else micros_text(value, "Z")
         case Kind.OPAQUE:
             return lambda value: None if value is None else orjson.loads(value)  # type: ignore[arg-type]  # its JSON
         case _:

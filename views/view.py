@@ -3,10 +3,14 @@
 A step takes the changes of whole transactions and is kept with its output, its offsets and its LSN, or not at all. The
 output stays pending until it is acknowledged: whoever was killed between the two writes it again. Written to a guarded
 sink with the output's tag, the same output changes nothing the second time.
+
+A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
+all of them are in. Then the whole result is.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -19,14 +23,15 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from views.evaluation import compiled_all
+from views.failures import FanOutExceeded
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.state.contract import Reading, State, Step
-from views.values import Value, to_event
+from views.values import Value, from_event, to_event
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Of what the operators keep. Another number means another state, which is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
@@ -34,7 +39,13 @@ CHANGES_MAX: Final = 5_000_000
 
 TopicPartition = tuple[str, int]
 
-_POSITION, _PENDING = b"\x00position", b"p"
+_BUILD_CHANGES_MAX: Final = 200_000
+"""How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
+
+_POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
+_IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
+_GONE: Final = b"-"
+"""Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +88,16 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class ViewPosition:
-    """Up to where a view is exact, and where the log goes on: the next offset of each partition."""
+    """Up to where a view is exact, and where the log goes on: the next offset of each partition.
+
+    With ``is_building`` the state isn't usable: its building was begun, and not ended.
+    """
 
     epoch: int = 0
     lsn: int = 0
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     counters: Counters = Counters()
+    is_building: bool = False
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
@@ -116,9 +131,15 @@ class View:
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
-        self._to_event = [to_event(made.type) for _, made in plan.outputs]
+        self._converted = [
+            (place, to_event(made.type))
+            for place, (_, made) in enumerate(plan.outputs)
+            if not made.type.is_same_in_events
+        ]
         self._key_places = [self._names.index(name) for name in plan.key]
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
+        self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
+        self._build_size = sys.maxsize
 
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
@@ -141,10 +162,82 @@ class View:
 
         return self._state.update(work)
 
+    # --- building ---
+
+    def begin_building(self) -> None:
+        """Forget all that the state holds, and mark it as one that is being built."""
+        self._state.clear()
+        self._state.update(lambda state: state.put(_IS_BUILDING, orjson.dumps(asdict(Counters()))))
+
+    def build(self, events: Sequence[RowEvent]) -> None:
+        """Bring in rows as of the position that the building ends with: any number of them, in any order.
+
+        They are kept in transactions of a size that memory holds. A key that comes twice counts once, by its tag.
+
+        Raises EvaluationError, or FanOutExceeded where one row alone changes more than the view's limit. The building
+        can't go on then: it begins again.
+        """
+        done = 0
+        while done < len(events):
+            part = events[done : done + self._build_size]
+            limit = self._changes_max if len(part) == 1 else min(self._changes_max, _BUILD_CHANGES_MAX)
+            try:
+                inside = self._state.update(lambda state, part=part, limit=limit: self._build(state, part, limit))  # type: ignore[misc]  # bound now
+            except FanOutExceeded:
+                if len(part) == 1:
+                    raise
+                self._build_size = len(part) // 2
+                continue
+            done += len(part)
+            if len(part) == self._build_size and inside < limit // 4:
+                self._build_size *= 2
+
+    def _build(self, state: Step, events: Sequence[RowEvent], limit: int) -> int:
+        stored = state.get(_IS_BUILDING)
+        if stored is None:
+            raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
+        work = Work(state, limit)
+        changes, changed_in = self._dataflow.changed(events, work)
+        changed_out = self._keep_pending(state, changes, keeps_gone=False)
+        counters = _added(Counters(**orjson.loads(stored)), Counters(0, changed_in, changed_out, work.changed))
+        state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
+        return work.changed
+
+    def end_building(self, *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]) -> None:
+        """All rows are in: the result is exact at ``lsn``, and all of it is pending."""
+
+        def work(state: Step) -> None:
+            stored = state.get(_IS_BUILDING)
+            if stored is None:
+                raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
+            state.delete(_IS_BUILDING)
+            state.put(_IS_WHOLE, b"")
+            _keep_position(state, ViewPosition(epoch, lsn, offsets, Counters(**orjson.loads(stored))))
+
+        self._state.update(work)
+
+    def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
+        """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
+
+        A state knows it only while all of the result is pending: from the end of its building until the first output is
+        acknowledged. Raises LockstepError at any other time.
+        """
+
+        def look(state: Reading) -> list[Mapping[str, JsonValue]]:
+            if state.get(_IS_WHOLE) is None:
+                raise LockstepError(
+                    "the view's state no longer has all of its result's keys", hint="build the view's state anew"
+                )
+            return [key for key in keys if (state.get(_PENDING + self._stored_key(key)) or _GONE).startswith(_GONE)]
+
+        return self._state.read(look)
+
     def _step(
         self, state: Step, events: Sequence[RowEvent], epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
     ) -> Counters:
         position = _position(state)
+        if position.is_building:
+            raise LockstepError("the view's state is being built; it takes no step", hint="build the view's state anew")
         if (epoch, lsn) < (position.epoch, position.lsn):
             raise LockstepError(
                 f"the view is at {format_lsn(position.lsn)} (epoch {position.epoch}) and can't go back to"
@@ -155,78 +248,122 @@ class View:
         changes, changed_in = self._dataflow.changed(events, step_work)
         changed_out = self._keep_pending(state, changes)
         done = Counters(1, changed_in, changed_out, step_work.changed)
-        before = position.counters
-        total = Counters(
-            before.steps + 1,
-            before.changes_in + done.changes_in,
-            before.changes_out + done.changes_out,
-            before.inside + done.inside,
-        )
+        total = _added(position.counters, done)
         _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **offsets}, total))
         return done
 
-    def _keep_pending(self, state: Step, changes: Changes) -> int:
-        """The result's changes by the view's key. A key that went and came is one change."""
-        rows: dict[bytes, tuple[list[Value], bool]] = {}
+    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> int:
+        """The result's changes by the view's key. A key that went and came is one change.
+
+        Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
+        """
+        rows: dict[bytes, list[Value]] = {}
         vanished: dict[bytes, list[Value]] = {}
         for row, weight in changes.items():
             values = list(self._outputs(row))
             key = self._encode_key([values[place] for place in self._key_places])
-            if weight > 0:
-                assert key not in rows, "two rows of the result have one key"
-                rows[key] = values, True
-            else:
-                assert key not in vanished, "two rows of the result had one key"
-                vanished[key] = values
-        changed = 0
+            into = rows if weight > 0 else vanished
+            assert key not in into, "two rows of the result have one key"
+            into[key] = values
+        stored: dict[bytes, bytes] = {}
         for key, old in vanished.items():
             if key not in rows:
-                rows[key] = old, False
-            elif rows[key][0] == old:
+                if keeps_gone:
+                    own = self._as_in_events(old)
+                    stored[_PENDING + key] = _GONE + orjson.dumps([own[place] for place in self._key_places])
+                else:
+                    state.delete(_PENDING + key)
+                state.delete(_REFUSED + key)
+            elif rows[key] == old:
                 del rows[key]
-        for key, (values, is_there) in rows.items():
-            event_values = [made(value) for made, value in zip(self._to_event, values, strict=True)]
-            own = [event_values[place] for place in self._key_places]
-            state.put(_PENDING + key, orjson.dumps((own, event_values if is_there else None)))
-            changed += 1
-        return changed
+            else:
+                state.delete(_REFUSED + key)
+        for key, values in rows.items():
+            stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
+        state.put_all(stored)
+        return len(rows) + sum(key not in rows for key in vanished)
+
+    def _as_in_events(self, values: list[Value]) -> list[JsonValue]:
+        made: list[JsonValue] = [*values]
+        for place, convert in self._converted:
+            made[place] = convert(values[place])
+        return made
 
     def pending(self, limit: int | None = None) -> Output | None:
         """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
 
         def look(state: Reading) -> Output | None:
+            position = _position(state)
+            if position.is_building:
+                return None
             entries = state.scan(_PENDING)
             changes = [self._change(stored) for _, stored in islice(entries, limit)]
             if not changes:
                 return None
-            position = _position(state)
             is_last = limit is None or next(entries, None) is None
             return Output(Tag(position.epoch, position.lsn, SNAPSHOT_SEQ), changes, is_last)
 
         return self._state.read(look)
 
     def _change(self, stored: bytes) -> ViewChange:
-        own, values = orjson.loads(stored)
-        key = dict(zip(self.plan.key, own, strict=True))
-        return ViewChange(key, None if values is None else dict(zip(self._names, values, strict=True)))
+        if stored.startswith(_GONE):
+            return ViewChange(dict(zip(self.plan.key, orjson.loads(stored[len(_GONE) :]), strict=True)), None)
+        values = orjson.loads(stored)
+        key = {name: values[place] for name, place in zip(self.plan.key, self._key_places, strict=True)}
+        return ViewChange(key, dict(zip(self._names, values, strict=True)))
 
-    def acknowledge(self, output: Output) -> None:
-        """The sink has these rows durably. Raises LockstepError after a further step: then they are pending again."""
+    def acknowledge(self, output: Output, *, refused: Collection[Mapping[str, JsonValue]] = ()) -> None:
+        """The sink has these rows durably, but for those of the keys that it ``refused``.
+
+        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. Raises LockstepError
+        after a further step: then the rows are pending again.
+        """
+        aside = {_PENDING + self._stored_key(key) for key in refused}
 
         def work(state: Step) -> None:
             position = _position(state)
             if (position.epoch, position.lsn) != (output.tag.epoch, output.tag.commit_lsn):
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            for key, _ in list(islice(state.scan(_PENDING), len(output.changes))):
+            state.delete(_IS_WHOLE)
+            for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
                 state.delete(key)
+                if key in aside:
+                    state.put(_REFUSED + key[len(_PENDING) :], stored)
 
         self._state.update(work)
+
+    def make_pending(self, keys: Collection[Mapping[str, JsonValue]]) -> int:
+        """Rows that were set aside are pending again. Returns how many; a key of which no row is aside is left out."""
+        own = [self._stored_key(key) for key in keys]
+
+        def work(state: Step) -> int:
+            made = 0
+            for key in own:
+                if (stored := state.get(_REFUSED + key)) is not None:
+                    state.delete(_REFUSED + key)
+                    state.put(_PENDING + key, stored)
+                    made += 1
+            return made
+
+        return self._state.update(work)
+
+    def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
+        return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+
+
+def _added(before: Counters, done: Counters) -> Counters:
+    return Counters(
+        before.steps + done.steps,
+        before.changes_in + done.changes_in,
+        before.changes_out + done.changes_out,
+        before.inside + done.inside,
+    )
 
 
 def _position(state: Reading) -> ViewPosition:
     stored = state.get(_POSITION)
     if stored is None:
-        return ViewPosition()
+        return ViewPosition(is_building=state.get(_IS_BUILDING) is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets = {(topic, partition): offset for topic, partition, offset in parsed["offsets"]}
     return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, Counters(**parsed["counters"]))

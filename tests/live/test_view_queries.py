@@ -83,6 +83,7 @@ def test_a_view_has_the_rows_of_its_query(
             return
         view.step(step)
         assert view.rows == expected
+    assert view.built_anew(history).rows == view.rows
 
 
 _NUMERICS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**25), max_value=10**25).map(text_of)

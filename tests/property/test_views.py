@@ -71,3 +71,4 @@ def test_a_view_is_its_query(
 
         assert sorted(kept, key=order) == sorted(expected, key=order)
         event(f"rows: {min(len(expected), 3)}")
+    assert view.built_anew(history).rows == view.rows

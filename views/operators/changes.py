@@ -32,6 +32,8 @@ def add(changes: Changes, row: Row, weight: int) -> None:
 
 def retractions_first(changes: Changes) -> list[tuple[Row, int]]:
     """The changes in an order in which a key is free before it is taken again."""
+    if -1 not in changes.values():
+        return list(changes.items())
     return sorted(changes.items(), key=_weight)
 
 

@@ -31,26 +31,32 @@ class JoinOperator:
 
     def _left_changed(self, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
+        kept: dict[bytes, bytes] = {}
         partners: dict[bytes, list[Row]] = {}
+        left, right, keeps_left, nulls = self._left, self._right, self._keeps_left, self._nulls
         for row, weight in retractions_first(changes):
-            key = self._left.key(row)
+            key = left.key(row)
             if key is None:
-                if self._keeps_left:
-                    add(made, row + self._nulls, weight)
+                if keeps_left:
+                    made[row + nulls] = weight
                 continue
-            if key not in partners:
-                partners[key] = self._right.rows(work.state, key)
-            for partner in partners[key]:
-                add(made, row + partner, weight)
-            if self._keeps_left and not partners[key]:
-                add(made, row + self._nulls, weight)
-            self._left.keep(work.state, key, row, weight)
+            found = partners.get(key)
+            if found is None:
+                found = partners[key] = right.rows(work.state, key)
+            # Rows differ, and so do the partners of each: no pair is made twice.
+            for partner in found:
+                made[row + partner] = weight
+            if keeps_left and not found:
+                made[row + nulls] = weight
+            left.keep(work.state, key, row, weight, kept)
             if len(made) > work.changes_max:
                 work.count(len(made))
+        work.state.put_all(kept)
         return made
 
     def _right_changed(self, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
+        kept: dict[bytes, bytes] = {}
         by_key: dict[bytes, list[tuple[Row, int]]] = {}
         for row, weight in retractions_first(changes):
             key = self._right.key(row)
@@ -58,16 +64,20 @@ class JoinOperator:
                 by_key.setdefault(key, []).append((row, weight))
         for key, rows in by_key.items():
             partners = self._left.rows(work.state, key)
-            had_rows = self._keeps_left and self._right.has_rows(work.state, key)
+            looks_for_nulls = self._keeps_left and bool(partners)
+            had_rows = looks_for_nulls and self._right.has_rows(work.state, key)
             for row, weight in rows:
                 for partner in partners:
-                    add(made, partner + row, weight)
-                self._right.keep(work.state, key, row, weight)
-            if self._keeps_left and (has_rows := self._right.has_rows(work.state, key)) != had_rows:
-                for partner in partners:
-                    add(made, partner + self._nulls, -1 if has_rows else 1)
+                    made[partner + row] = weight
+                self._right.keep(work.state, key, row, weight, kept)
+            if looks_for_nulls:
+                has_rows = rows[-1][1] > 0 or self._right.has_rows(work.state, key)
+                if has_rows != had_rows:
+                    for partner in partners:
+                        add(made, partner + self._nulls, -1 if has_rows else 1)
             if len(made) > work.changes_max:
                 work.count(len(made))
+        work.state.put_all(kept)
         return made
 
 
@@ -93,9 +103,10 @@ class _Side:
     def has_rows(self, state: Step, key: bytes) -> bool:
         return next(state.scan(self._prefix + key), None) is not None
 
-    def keep(self, state: Step, key: bytes, row: Row, weight: int) -> None:
+    def keep(self, state: Step, key: bytes, row: Row, weight: int, kept: dict[bytes, bytes]) -> None:
+        """A row that goes is deleted at once; one that came is among ``kept``, to be put before anybody looks."""
         own = self._prefix + key + self._encode_key(self._key(row))
         if weight > 0:
-            state.put(own, pack_row(row))
+            kept[own] = pack_row(row)
         else:
             state.delete(own)

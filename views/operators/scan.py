@@ -43,6 +43,7 @@ class Mirror:
             if key not in newest or event.tag >= newest[key].tag:
                 newest[key] = event
         changes: list[RowChange] = []
+        kept: dict[bytes, bytes] = {}
         for key, event in newest.items():
             stored = work.state.get(key)
             old: Row | None = None
@@ -53,11 +54,12 @@ class Mirror:
                 old = tuple(values)
             new = None if event.row is None else self._values(event)
             if new is not None:
-                work.state.put(key, orjson.dumps((event.tag, *new)))
+                kept[key] = orjson.dumps((event.tag, *new))
             elif stored is not None:
                 work.state.delete(key)
             if new != old:
                 changes.append((old, new))
+        work.state.put_all(kept)
         work.count(len(changes))
         return changes
 

@@ -7,9 +7,9 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
-from views.evaluation import compiled, compiled_all
+from views.evaluation import compiled_all
 from views.operators.changes import Changes, Work, add, pack_row, prefix_of, retractions_first, unpack_row
-from views.ordering import encoder, row_encoder
+from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
 from views.state.contract import Step
 from views.values import Row
@@ -26,52 +26,75 @@ class TopOperator:
         self._rows_prefix, self._reach_prefix = prefix_of(ROWS, number), prefix_of(REACH, number)
         self._per = compiled_all(node.per, columns)
         self._encode_per: Callable[[Row], bytes] = row_encoder([made.type for made in node.per])
-        self._order = [
-            (
-                compiled(key.expression, columns),
-                encoder(key.expression.type, descending=key.descending, nulls_first=key.nulls_first),
-            )
-            for key in node.order
-        ]
+        self._order = compiled_all([key.expression for key in node.order], columns)
+        self._encode_order: Callable[[Row], bytes] = order_encoder(
+            [Direction(key.expression.type, key.descending, key.nulls_first) for key in node.order]
+        )
         self._limit = node.limit
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
-        for row, weight in retractions_first(changes):
-            per = self._encode_per(self._per(row))
-            part = self._rows_prefix + per
-            key = part + b"".join([encode(evaluate(row)) for evaluate, encode in self._order])
-            reach_key = self._reach_prefix + per
-            stored = work.state.get(reach_key)
-            count, last = (0, b"") if stored is None else (_COUNT.unpack_from(stored)[0], stored[_COUNT.size :])
-            change = self._came if weight > 0 else self._went
-            count, last = change(work.state, part, key, row, count, last, made)
-            if count:
-                work.state.put(reach_key, _COUNT.pack(count) + last)
-            elif stored is not None:
-                work.state.delete(reach_key)
+        by_part: dict[bytes, list[tuple[Row, int]]] = {}
+        for change in retractions_first(changes):
+            by_part.setdefault(self._encode_per(self._per(change[0])), []).append(change)
+        kept: dict[bytes, bytes] = {}
+        reaches: dict[bytes, bytes] = {}
+        for per, rows in by_part.items():
+            self._part_changed(per, rows, work.state, made, kept, reaches)
+        work.state.put_all(kept)
+        work.state.put_all(reaches)
         work.count(len(made))
         return made
 
-    def _came(
-        self, state: Step, part: bytes, key: bytes, row: Row, count: int, last: bytes, made: Changes
-    ) -> tuple[int, bytes]:
-        """How many rows are among the first N now, and the key of the last one of them."""
+    def _part_changed(
+        self,
+        per: bytes,
+        rows: list[tuple[Row, int]],
+        state: Step,
+        made: Changes,
+        kept: dict[bytes, bytes],
+        reaches: dict[bytes, bytes],
+    ) -> None:
+        """``kept`` are rows of other parts that are still to be put, and those of this one that nobody looks for."""
+        part = self._rows_prefix + per
+        reach_key = self._reach_prefix + per
+        stored = state.get(reach_key)
+        count, last = (0, b"") if stored is None else (_COUNT.unpack_from(stored)[0], stored[_COUNT.size :])
+        own: dict[bytes, bytes] = {}
+        for row, weight in rows:
+            key = part + self._encode_order(self._order(row))
+            if weight < 0:
+                count, last = self._went(state, part, key, row, count, last, made)
+            elif count < self._limit:
+                own[key] = pack_row(row)
+                add(made, row, 1)
+                count, last = count + 1, max(last, key)
+            else:
+                if own:
+                    state.put_all(own)
+                    own = {}
+                last = self._came(state, part, key, row, last, made)
+        kept |= own
+        if count:
+            reaches[reach_key] = _COUNT.pack(count) + last
+        elif stored is not None:
+            state.delete(reach_key)
+
+    def _came(self, state: Step, part: bytes, key: bytes, row: Row, last: bytes, made: Changes) -> bytes:
+        """A row more where the first N are there already. Returns the key of the last one of them now."""
         state.put(key, pack_row(row))
-        if count < self._limit:
-            add(made, row, 1)
-            return count + 1, max(last, key)
-        if key < last:
-            pushed_out = state.get(last)
-            assert pushed_out is not None, "the last of the first rows is there"
-            add(made, row, 1)
-            add(made, unpack_row(pushed_out), -1)
-            return count, next(state.scan_back(part, before=last))[0]
-        return count, last
+        if key > last:
+            return last
+        pushed_out = state.get(last)
+        assert pushed_out is not None, "the last of the first rows is there"
+        add(made, row, 1)
+        add(made, unpack_row(pushed_out), -1)
+        return next(state.scan_back(part, before=last))[0]
 
     def _went(
         self, state: Step, part: bytes, key: bytes, row: Row, count: int, last: bytes, made: Changes
     ) -> tuple[int, bytes]:
+        """A row less. Returns how many rows are among the first N now, and the key of the last one of them."""
         state.delete(key)
         if key > last:
             return count, last

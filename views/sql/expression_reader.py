@@ -400,6 +400,8 @@ class ExpressionReader:
             argument_tree = argument_tree.expressions[0]
         argument = self.read(argument_tree)
         if argument.type.kind is Kind.UNKNOWN:
+            if function == "jsonb_agg":
+                refuse(tree, "the type of its element isn't known", "write `::text` after it")
             argument = _known(argument_tree, argument, TEXT)
         if is_distinct and function != "count":
             refuse(tree, f"distinct isn't kept for {function}", "select distinct rows in a subquery first")

@@ -11,7 +11,7 @@ from sqlglot.expressions import Expr as Tree
 from cdc.model.table import Table, TableName
 from views.expressions import Expression, SortKey, refs
 from views.failures import Refusal, Refused
-from views.plan import Node, Top, ViewPlan, pruned, renumbered
+from views.plan import Node, Top, ViewPlan, pruned, renumbered, reordered
 from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse, refuse
@@ -72,7 +72,7 @@ def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusal
         raise Refused(refusals)
     outputs = tuple(relation.names.items())
     needed = {ref.id for _, made in outputs for ref in refs(made)}
-    return renumbered(ViewPlan(pruned(node, needed), outputs, key))
+    return renumbered(ViewPlan(pruned(reordered(node), needed), outputs, key))
 
 
 def _check_key(relation: Relation, key: tuple[str, ...], refusals: list[Refusal]) -> None:

@@ -1,6 +1,6 @@
 """The contract of a view's state: bytes by bytes, in the order of the keys, changed by whole steps or not at all."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -37,6 +37,9 @@ class Step(Reading, Protocol):
     def put(self, key: bytes, value: bytes) -> None:
         """Set a key's value."""
 
+    def put_all(self, entries: Mapping[bytes, bytes]) -> None:
+        """Set the values of many keys."""
+
     def delete(self, key: bytes) -> None:
         """Remove a key, which may be missing."""
 
@@ -51,6 +54,9 @@ class State(Protocol):
     def update(self, work: Callable[[Step], T]) -> T:
         """Do the work and keep all of its changes; none of them where it raises. The work may be done more than once:
         it must do the same each time."""
+
+    def clear(self) -> None:
+        """Forget everything, in one step."""
 
     def read(self, work: Callable[[Reading], T]) -> T:
         """Look at what is kept."""

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -45,6 +45,7 @@ class FileState:
         """Open or create it. Raises LockstepError for the state of another view, version or program."""
         self._directory = directory
         self._map_bytes = map_bytes
+        self._identity = identity.encode()
         self._writer = os.urandom(16)
         self._environment: lmdb.Environment | None = None
         try:
@@ -60,7 +61,7 @@ class FileState:
             )
             self._environment.reader_check()
             self._map_bytes = self._environment.info()["map_size"]
-            self._take(identity.encode())
+            self._take(self._identity)
         except (lmdb.Error, OSError) as error:
             self._refused("opened", error)
         except LockstepError:
@@ -76,17 +77,30 @@ class FileState:
                 self._foreign("was written by another version of Lockstep")
             if on_disk is not None and transaction.get(_IS_IDENTITY) != identity:
                 self._foreign("belongs to another query, or to columns of other types")
-            transaction.put(_IS_FORMAT, FORMAT)
-            transaction.put(_IS_IDENTITY, identity)
-            transaction.put(_IS_WRITER, self._writer)
+            self._mark(transaction)
+
+    def _mark(self, transaction: "lmdb.Transaction[bytes]") -> None:
+        transaction.put(_IS_FORMAT, FORMAT)
+        transaction.put(_IS_IDENTITY, self._identity)
+        transaction.put(_IS_WRITER, self._writer)
 
     def update(self, work: Callable[[Step], T]) -> T:
+        return self._changed(lambda transaction: work(_Transaction(transaction)))
+
+    def clear(self) -> None:
+        def emptied(transaction: "lmdb.Transaction[bytes]") -> None:
+            transaction.drop(self._opened().open_db(None, txn=transaction), delete=False)
+            self._mark(transaction)
+
+        self._changed(emptied)
+
+    def _changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
         while True:
             try:
                 with self._opened().begin(write=True) as transaction:
                     if transaction.get(_IS_WRITER) != self._writer:
                         raise _fenced()
-                    return work(_Transaction(transaction))
+                    return work(transaction)
             except lmdb.MapFullError:
                 self._grow()
             except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
@@ -155,6 +169,16 @@ class _Transaction:
             self._transaction.put(_DATA + key, value)
         else:
             self._transaction.put(_cut(key), _LENGTH.pack(len(key)) + key + value)
+
+    def put_all(self, entries: Mapping[bytes, bytes]) -> None:
+        # Tuned: neighbours in the tree follow each other, and one call takes them all.
+        stored = [
+            (_DATA + key, value) if len(key) <= _PLAIN_MAX else (_cut(key), _LENGTH.pack(len(key)) + key + value)
+            for key, value in sorted(entries.items())
+        ]
+        cursor = self._transaction.cursor()
+        with contextlib.closing(cursor):
+            cursor.putmulti(stored)
 
     def delete(self, key: bytes) -> None:
         self._transaction.delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))

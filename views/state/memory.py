@@ -1,7 +1,7 @@
 """The state in memory: the contract's plain form, for tests and for views that are checked and not kept."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from views.state.contract import Entry, Reading, Size, Step
@@ -26,6 +26,9 @@ class MemoryState:
                 else:
                     self._entries.put(key, value)
             raise
+
+    def clear(self) -> None:
+        self._entries = _Entries()
 
     def read(self, work: Callable[[Reading], T]) -> T:
         return work(self._entries)
@@ -52,6 +55,10 @@ class _Entries:
         if key not in self.values:
             insort(self._keys, key)
         self.values[key] = value
+
+    def put_all(self, entries: Mapping[bytes, bytes]) -> None:
+        for key, value in entries.items():
+            self.put(key, value)
 
     def delete(self, key: bytes) -> None:
         if key in self.values:

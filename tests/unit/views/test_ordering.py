@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from views.numerics import text_of
-from views.ordering import encoder, row_encoder
-from views.values import BOOL, INT8, NUMERIC, TEXT, SqlType
+from views.ordering import Direction, encoder, order_encoder, row_encoder
+from views.values import BOOL, DATE, INT4, INT8, NUMERIC, TEXT, SqlType
 
 _DECIMALS = st.decimals(allow_nan=False, allow_infinity=False, places=None, min_value=-(10**30), max_value=10**30)
 _TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
@@ -51,6 +51,18 @@ def test_rows_are_in_the_order_of_their_columns(rows: list[tuple[str, int | None
         return row[0].encode(), row[1] is None, row[1] or 0, Decimal(row[2])
 
     assert [rank(row) for row in sorted(rows, key=encode)] == [rank(row) for row in sorted(rows, key=rank)]
+
+
+_DIRECTIONS = st.builds(Direction, st.sampled_from([INT4, INT8, DATE, TEXT]), st.booleans(), st.booleans())
+
+
+@given(st.data(), st.lists(_DIRECTIONS, max_size=4))
+def test_columns_together_are_the_bytes_of_each(data: st.DataObject, directions: list[Direction]) -> None:
+    numbers = st.none() | st.integers(-(2**63), 2**63 - 1)
+    row = [data.draw(st.none() | _TEXTS if of.type is TEXT else numbers) for of in directions]
+    encoders = [encoder(of.type, descending=of.descending, nulls_first=of.nulls_first) for of in directions]
+    expected = b"".join(encode(value) for encode, value in zip(encoders, row, strict=True))
+    assert order_encoder(directions)(row) == expected
 
 
 @pytest.mark.parametrize("forms", [("1", "1.0", "1.00"), ("0", "0.00"), ("-120", "-120.0"), ("0.05", "0.0500")])

@@ -135,6 +135,7 @@ def test_types_that_are_passed_on_or_cast(select: str) -> None:
         ("select id from a where count(*) > 1", "aggregate can't stand here"),
         ("select coalesce(g, 1) as id, array_agg(t) as n from a group by 1", "order of its elements"),
         ("select coalesce(g, 1) as id, array_agg(t order by n) as n from a group by 1", "order of its elements"),
+        ("select coalesce(g, 1) as id, jsonb_agg('x' order by t collate \"C\") as n from a group by 1", "isn't known"),
         ("select coalesce(g, 1) as id, max(t) as n from a group by 1", "collation"),
         ("select coalesce(g, 1) as id, sum(distinct g) as n from a group by 1", "distinct isn't kept for sum"),
         ("select id, sum(x) as n from odd group by id", "depends on the order of its rows"),
@@ -214,6 +215,23 @@ def test_a_joins_key_is_as_small_as_the_tables_keys_make_it() -> None:
     plan = kept("select a.id, c.l from a join b on a.b_id = b.id join c on c.k = b.c_k", ["id", "l"])
     (outer, _) = [node for node in nodes(plan.root) if isinstance(node, Join)]
     assert len(outer.key) == 2
+
+
+@pytest.mark.parametrize(
+    ("from_", "order"),
+    [
+        ("b join c on c.k = b.c_k join a on a.id = b.y", ["b", "a", "c"]),
+        ("b join c on c.k = b.c_k left join a on a.id = b.y", ["b", "a", "c"]),
+        ("b left join c on c.k = b.c_k join a on a.id = b.y", ["b", "a", "c"]),
+        ("c join b on c.k = b.c_k left join a on a.id = b.y", ["c", "b", "a"]),
+        ("c left join b on c.k = b.c_k join a on a.id = b.y", ["c", "b", "a"]),
+        ("b join a on a.id = b.y join c on c.k = b.c_k", ["b", "a", "c"]),
+        ("b join c on c.k = b.c_k join a x on x.g = b.y", ["b", "c", "a"]),
+    ],
+)
+def test_joins_that_multiply_rows_come_last(from_: str, order: list[str]) -> None:
+    plan = kept(f"select coalesce(b.id, 0) as id, count(*) as n from {from_} group by 1")
+    assert [node.table.name for node in nodes(plan.root) if isinstance(node, Scan)] == order
 
 
 def test_names_are_in_lower_case_unless_they_are_quoted() -> None:

@@ -52,6 +52,21 @@ def test_a_step_sees_its_own_changes(state: State) -> None:
     assert state.update(work) == (b"2", None, [(b"a", b"2")], [(b"a", b"2")])
 
 
+def test_many_keys_are_put_at_once(state: State) -> None:
+    state.update(put((b"b", b"old"), (b"c", b"1")))
+    many = {b"b": b"2", b"l" * 900: b"4", b"a": b"3", b"": b""}
+    state.update(lambda step: step.put_all(many))
+    assert entries(state) == [(b"", b""), (b"a", b"3"), (b"b", b"2"), (b"c", b"1"), (b"l" * 900, b"4")]
+
+
+def test_a_state_that_was_cleared_is_empty_and_goes_on(state: State) -> None:
+    state.update(put((b"a", b"1"), (b"b" * 600, b"2")))
+    state.clear()
+    assert (entries(state), state.size().entries) == ([], 0)
+    state.update(put((b"c", b"3")))
+    assert entries(state) == [(b"c", b"3")]
+
+
 def test_a_step_that_raises_changes_nothing(state: State) -> None:
     state.update(put((b"a", b"1"), (b"b", b"2")))
 
@@ -131,7 +146,8 @@ def test_the_map_grows_in_the_middle_of_a_step(tmp_path: Path) -> None:
     numbers = random.Random(1)
     values = [(b"%06d" % index, numbers.randbytes(5000)) for index in range(200)]
     state.update(put((b"first", b"1")))
-    state.update(put(*values))
+    state.update(put(*values[:100]))
+    state.update(lambda step: step.put_all(dict(values[100:])))
     assert entries(state) == [*values, (b"first", b"1")]
 
 

@@ -307,3 +307,161 @@ def test_a_step_that_is_killed_anywhere_is_done_again_with_the_same_end(kind: st
     assert killed > 100
     assert everything(state) == everything(plain.view._state)
     state.close()
+
+
+# --- building ---
+
+
+def built(view: View, pieces: list[list[RowEvent]], lsn: int) -> None:
+    view.begin_building()
+    for piece in pieces:
+        view.build(piece)
+    view.end_building(epoch=1, lsn=lsn, offsets={("a", 0): lsn})
+
+
+def all_events() -> list[RowEvent]:
+    return [event for number, writes in enumerate(HISTORY, start=1) for event in events(writes, number * 8)]
+
+
+def as_of_the_end() -> list[RowEvent]:
+    """The rows of the tables after all of the history, table by table."""
+    newest = {(event.table, *event.key.values()): event for event in all_events()}
+    return sorted((event for event in newest.values() if event.row is not None), key=lambda event: str(event.table))
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_state_that_was_built_goes_on_as_one_that_was_stepped(size: int) -> None:
+    stepped, view = KeptView(NEWEST, MemoryState()), KeptView(NEWEST, MemoryState())
+    for writes in HISTORY:
+        stepped.step(writes)
+    rows = as_of_the_end()
+    built(view.view, [rows[at : at + size] for at in range(0, len(rows), size)], 8 * len(HISTORY))
+    assert view.view.position() == ViewPosition(1, 32, {("a", 0): 32}, view.view.position().counters)
+    view.deliver()
+    assert view.rows == stepped.rows
+    further = [a(9, b_id=1, t="z"), without(a(4)), c(8, "z")]
+    for kept in (stepped, view):
+        kept.view.step(events(further, 40), epoch=1, lsn=40, offsets={})
+        kept.deliver()
+    assert view.rows == stepped.rows
+    states = [[entry for entry in everything(kept.view._state) if entry[0] > b"\1"] for kept in (stepped, view)]
+    assert states[0] == states[1]
+
+
+def test_nothing_is_pending_before_all_rows_are_in_and_then_the_whole_result_is() -> None:
+    view = opened(COUNTS, MemoryState())
+    view.begin_building()
+    view.build(events([a(1, g=1), a(2, g=2)], 8))
+    assert (view.pending(), view.position()) == (None, ViewPosition(is_building=True))
+    with pytest.raises(LockstepError, match="takes no step"):
+        step(view, [a(3, g=1)], 16)
+    # A row of the result that goes again meanwhile is none that anybody has seen.
+    view.build(events([without(a(2)), a(3, g=1)], 16))
+    view.end_building(epoch=1, lsn=16, offsets={})
+    output = view.pending()
+    assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 1}, {"g": 1, "n": 2})])
+    counters = view.position().counters
+    assert (counters.steps, counters.changes_in, counters.changes_out) == (0, 4, 4)
+
+
+def test_a_building_begins_anew_with_nothing_of_what_was_there(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="v")
+    view = opened(COUNTS, state)
+    step(view, [a(1, g=1)], 8)
+    view.begin_building()
+    view.build(events([a(1, g=2)], 8))
+    state.close()
+    state = FileState(tmp_path, identity="v")
+    view = opened(COUNTS, state)
+    assert view.position().is_building
+    built(view, [events([a(1, g=3)], 8)], 8)
+    assert [change.row for change in view.pending().changes] == [{"g": 3, "n": 1}]
+    state.close()
+
+
+def test_what_isnt_being_built_takes_no_rows() -> None:
+    view = opened(COUNTS, MemoryState())
+    with pytest.raises(LockstepError, match="isn't being built"):
+        view.build(events([a(1, g=1)], 8))
+    with pytest.raises(LockstepError, match="isn't being built"):
+        view.end_building(epoch=1, lsn=8, offsets={})
+
+
+def test_rows_that_change_many_are_built_in_smaller_pieces() -> None:
+    kept = KeptView(NEWEST, MemoryState())
+    kept.view = opened(NEWEST, kept.view._state, changes_max=20)
+    rows = as_of_the_end()
+    built(kept.view, [rows], 32)
+    kept.deliver()
+    plain = KeptView(NEWEST, MemoryState())
+    built(plain.view, [rows], 32)
+    plain.deliver()
+    assert kept.rows == plain.rows
+    tight = opened(NEWEST, MemoryState(), changes_max=2)
+    with pytest.raises(FanOutExceeded):
+        built(tight, [rows], 32)
+    assert tight.position().is_building
+
+
+def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -> None:
+    plain = KeptView(NEWEST, MemoryState())
+    rows = as_of_the_end()
+    built(plain.view, [rows[:4], rows[4:]], 32)
+    killing = KillingState(FileState(tmp_path, identity="v"))
+    killed = 0
+    for point in count():
+        view = opened(NEWEST, killing)
+        killing.accesses_left = point
+        try:
+            built(view, [rows[:4], rows[4:]], 32)
+        except Killed:
+            killed += 1
+            killing.accesses_left = -1
+            position = opened(NEWEST, killing).position()
+            assert position.is_building or position == ViewPosition()
+        else:
+            break
+    assert killed > 50
+    assert everything(killing) == everything(plain.view._state)
+    killing.close()
+
+
+def test_right_after_its_building_a_view_says_which_keys_it_has_no_row_for() -> None:
+    view = opened(COUNTS, MemoryState())
+    built(view, [events([a(1, g=1), a(2, g=2)], 8)], 8)
+    asked = [{"g": 1}, {"g": 2}, {"g": 7}]
+    assert view.absent(asked) == [{"g": 7}]
+    step(view, [without(a(2))], 16)
+    assert view.absent(asked) == [{"g": 2}, {"g": 7}]
+    view.acknowledge(view.pending(1))
+    with pytest.raises(LockstepError, match="no longer has"):
+        view.absent(asked)
+
+
+# --- rows that a sink refuses ---
+
+
+def test_a_refused_row_is_pending_again_when_it_is_asked_for() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=2)], 8)
+    view.acknowledge(view.pending(), refused=[{"g": 2}])
+    assert view.pending() is None
+    step(view, [a(3, g=1)], 16)
+    view.acknowledge(view.pending())
+    assert view.make_pending([{"g": 1}, {"g": 2}, {"g": 9}]) == 1
+    output = view.pending()
+    assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 2}, {"g": 2, "n": 1})])
+    view.acknowledge(output)
+    assert view.make_pending([{"g": 2}]) == 0
+
+
+@pytest.mark.parametrize("change", [a(3, g=2), without(a(2))])
+def test_a_refused_row_that_changes_is_pending_by_itself_and_only_as_it_is_now(change: RowWrite) -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(2, g=2)], 8)
+    view.acknowledge(view.pending(), refused=[{"g": 2}])
+    step(view, [change], 16)
+    newest = view.pending()
+    assert len(newest.changes) == 1
+    assert view.make_pending([{"g": 2}]) == 0
+    assert view.pending() == newest
