@@ -26,7 +26,6 @@ from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
 from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
-from jobs.generations.asides import AsideState
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
@@ -527,8 +526,9 @@ class LagCollector:
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
             asides = {} if job is None else job.asides
-            out = {self._pipeline.topics().get(table) for table, it in asides.items() if it.state is AsideState.OUT}
-            topics = [topic for topic in self._topics(name, generation) if topic not in out]
+            unread = {self._pipeline.topics().get(name): aside for name, aside in asides.items() if not aside.is_read}
+            topics = [topic for topic in self._topics(name, generation) if topic not in unread or unread[topic].awaited]
+            held = [topic for topic in topics if topic in unread]
             yield SinkFacts(
                 name,
                 generation.number,
@@ -538,6 +538,7 @@ class LagCollector:
                 _records_behind(topics, read, ends),
                 0 if progress is None else progress.rejected,
                 job,
+                records_held=_records_behind(held, read, ends) or 0,
             )
 
     def _changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:

@@ -80,7 +80,8 @@ class SinkFacts:
     """What the progress of one generation of a sink says.
 
     ``watermark_lsn`` is 0 before anything is known to be complete. ``records_behind`` counts the records between the
-    sink's next offsets and the topics' ends, transaction markers included. ``job`` says whether anybody applies to it,
+    sink's next offsets and the topics' ends, transaction markers included, ``records_held`` those among them that wait
+    for tables which are set aside. ``job`` says whether anybody applies to it,
     None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
     """
 
@@ -93,6 +94,7 @@ class SinkFacts:
     rejected: int
     job: JobStatus | None = None
     complete_ms: int = 0
+    records_held: int = 0
 
     @property
     def label(self) -> str:

@@ -187,15 +187,16 @@ class Stalls:
         held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
-        # Nobody is at work on the rows of a table that is set aside, and they can't be told from others.
-        has_rows_left = bool(stage.events_behind) and sink.label not in look.left_out and not held
+        # Nobody is at work on the rows of a table that is set aside.
+        rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
+        has_rows_left = rows_left > 0 and sink.label not in look.left_out
         # A watermark alone may wait for a copy, or for rows from before that get a new column.
         lacks = has_rows_left or (
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
         still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
         blocker = self._seen[stage.name].blocker
-        rows = min(stage.events_behind or 0, _ROWS_MAX)
+        rows = min(rows_left, _ROWS_MAX)
         patience_s = STALLED_S + (0 if blocker or silent_s >= STALLED_S else rows / _ROWS_PER_S)
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)

@@ -11,6 +11,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
+from jobs.generations.asides import Aside, AsideState
 from lockstep.dashboard.model import (
     BuildState,
     CaptureState,
@@ -43,7 +44,7 @@ from monitor.verification import VerifyOutcome
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
-STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "unanswered"})
+STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "failed", "unanswered"})
 """States of what doesn't go on, and nobody has wanted it so."""
 
 _NOT_WELL: Final = STANDS_STILL | {"paused"}
@@ -151,6 +152,26 @@ def label_of(sink: SinkState) -> str:
     return sink.name if sink.live else f"{sink.name} g{sink.generation}"
 
 
+def _failed_tables(lag: Known) -> Iterator[tuple[str, list[Problem]]]:
+    """The tables that a generation can't take, by its label: the others go on, and its watermark doesn't."""
+    for stage in lag.get("stages", ()):
+        job = stage.get("job") or {}
+        problems = [
+            Problem(
+                where=f"{table} in {stage['stage'].removeprefix(APPLIED)}",
+                state=AsideState.FAILED.value,
+                since_ms=known["since_ms"],
+                reason=aside.why(table),
+                next_step=aside.next_step(stage["sink"], table),
+            )
+            for table, known in job.get("tables", {}).items()
+            if known["state"] == AsideState.FAILED
+            and (aside := Aside(AsideState.FAILED, known["since_ms"], reason=known["reason"], hint=known["hint"]))
+        ]
+        if problems:
+            yield stage["stage"].removeprefix(APPLIED), problems
+
+
 def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], trouble: str | None) -> Iterator[Problem]:
     """What isn't well; what stops most comes first."""
     if trouble is not None:
@@ -159,9 +180,13 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
         yield Problem(where=server, state="unanswered", reason=why, next_step=_DOCTOR)
     if capture.state in _NOT_WELL:
         yield _problem("capture", capture)
+    failed = {label: tuple(tables) for label, tables in _failed_tables(lag)}
     for sink in sinks:
-        if sink.state in _NOT_WELL and (sink.live or sink.state == "stopped"):
-            yield _problem(label_of(sink), sink)
+        label = label_of(sink)
+        yield from failed.get(label, ())
+        is_told = sink.state == "paused" and label in failed  # its reason is the table that has failed
+        if sink.state in _NOT_WELL and (sink.live or sink.state == "stopped") and not is_told:
+            yield _problem(label, sink)
     asked = {sink.name for sink in sinks}
     for name, why in lag.get("unanswered", {}).items():
         if name not in asked:

@@ -88,6 +88,7 @@ _ALL: Final = (
     _dashboard("slot_full_seconds", "s", "Time until the slot is lost, at the present rate and if nobody reads it."),
     _dashboard("wal_bytes_per_second", "By/s", "WAL that the source writes."),
     _dashboard("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
+    _dashboard("failed_tables", "1", "Tables that can't be applied; the sink goes on without them.", _SINK),
     _dashboard("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
     _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
     _dashboard("paused_copies", "1", "Copies of tables that somebody has paused."),

@@ -1,5 +1,6 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
+from jobs.generations.asides import AsideState
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
@@ -24,6 +25,9 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             generation = str(sink.generation)
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
+            if sink.job is not None:
+                failed = sum(aside.state is AsideState.FAILED for aside in sink.job.asides.values())
+                gauges.set("lockstep_failed_tables", failed, sink.name, generation)
             if sink.name not in report.unanswered:
                 is_needed = float(sink.label in report.rebuild_needed)
                 gauges.set("lockstep_rebuild_needed", is_needed, sink.name, generation)

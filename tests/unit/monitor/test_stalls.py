@@ -301,15 +301,27 @@ def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still
 
 @pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED])
 def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(state: AsideState) -> None:
-    """The rows that come are those of the table, for all that anybody knows."""
+    """The rows that come are those of the table."""
     asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room")}
     job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, asides=asides)
     watching = Watching()
     for rows in range(1, 20):
-        sink = _sink(records_behind=rows, watermark_lsn=500, job=replace(job, last_sign_ms=NOW_MS + rows))
+        job = replace(job, last_sign_ms=NOW_MS + rows)
+        sink = _sink(records_behind=rows, records_held=rows, watermark_lsn=500, job=job)
         lag = watching.look(_source(), sink)
     stage = lag.stages[-1]
     assert (stage.state, stage.since_ms) == (StageState.PAUSED, 60_000)
     assert stage.reason is not None
     assert "public.t" in stage.reason
     assert "lockstep resume" in (stage.hint or "")
+
+
+def test_a_paused_table_hides_no_hang_of_the_others() -> None:
+    asides = {TableName("public", "t"): Aside(AsideState.PAUSED, 60_000)}
+    watching, states = Watching(), []
+    for second in range(60):
+        job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS + second, asides=asides)
+        sink = _sink(records_behind=7 + second, records_held=second, watermark_lsn=500, job=job)
+        states.append(watching.look(_source(), sink).stages[-1].state)
+    assert states[-1] is StageState.STALLED
+    assert set(states) == {StageState.PAUSED, StageState.STALLED}

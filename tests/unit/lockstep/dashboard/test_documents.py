@@ -9,6 +9,7 @@ import pytest
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from lockstep.dashboard.documents import (
     Rates,
@@ -119,6 +120,20 @@ def test_a_job_that_has_stopped_is_a_problem_with_its_reason() -> None:
     (problem,) = state_of(looked(source(), sink(job=job))).problems
     assert (problem.where, problem.state, problem.since_ms) == ("search", "stopped", 1_234)
     assert (problem.reason, (problem.next_step or "").partition(";")[0]) == ("the disk is full", "make room")
+
+
+def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_ready() -> None:
+    asides = {TableName("public", "t"): Aside(AsideState.FAILED, 1_234, reason="no room", hint="make some")}
+    state = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=asides))))
+    (problem,) = state.problems
+    assert (problem.where, problem.state, problem.since_ms) == ("public.t in search", "failed", 1_234)
+    assert problem.reason.endswith("it can't be applied: no room")
+    assert problem.next_step == "make some; then `lockstep resume search public.t`"
+    assert not health_of(state, 2_000).ready
+    paused = {TableName("public", "t"): Aside(AsideState.PAUSED, 1_234)}
+    wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=paused))))
+    assert [(problem.where, problem.state) for problem in wanted.problems] == [("search", "paused")]
+    assert health_of(wanted, 2_000).ready, "somebody has wanted it so"
 
 
 def test_another_generation_without_a_job_is_none() -> None:

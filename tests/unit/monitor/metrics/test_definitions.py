@@ -95,6 +95,7 @@ def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
             f'lockstep_stage_state{{{_SEARCH},state="current"}}': "1x8 0x40",
             "lockstep_slot_full_seconds": "7200x8 600x40",
             'lockstep_open_rejections{sink="search",generation="1"}': "0x48",
+            'lockstep_failed_tables{sink="search",generation="1"}': "0x8 1x40",
         },
         _fired("LockstepStageNeedsSomebody", "2m"),
         _fired("LockstepStageNeedsSomebody", "4m", stalled, summary="applied search is stalled"),
@@ -105,6 +106,13 @@ def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
             summary="The replication slot is lost in 10m 0s",
         ),
         _fired("LockstepRejections", "8m"),
+        _fired("LockstepTableFailed", "2m"),
+        _fired(
+            "LockstepTableFailed",
+            "8m",
+            {"severity": "critical", "sink": "search", "generation": "1"},
+            summary="Sink search goes on without 1 of its tables, which cannot be applied",
+        ),
     )
 
 

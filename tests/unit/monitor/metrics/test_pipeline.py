@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 from cdc.model.errors import Unavailable
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState
+from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.metrics.pipeline import gauges_of
 
@@ -37,6 +40,19 @@ def test_a_stage_of_which_nobody_knows_isn_t_said_not_to_be_stalled() -> None:
     assert [(state, value) for name, state, value in shown if name == "stage_state"] == [("unknown", 1.0)]
     assert ("sink_answers", "", 0.0) in shown
     assert "rebuild_needed" not in {name for name, *_ in shown}, "it couldn't be asked what it was built with"
+
+
+def test_tables_that_a_sink_cannot_take_are_counted() -> None:
+    asides = {
+        TableName("public", "a"): Aside(AsideState.FAILED, 5, reason="no room"),
+        TableName("public", "b"): Aside(AsideState.PAUSED, 5),
+    }
+    job = JobStatus(JobState.RUNNING, asides=asides)
+    for known, failed in ((job, 1.0), (JobStatus(JobState.RUNNING), 0.0)):
+        stage = Stage("applied: cache", 10, 0, 0.0, 0, replace(_SINK, job=known), StageState.CURRENT)
+        assert ("failed_tables", "", failed) in _samples(LagReport((stage,), True, 0, {}))
+    unasked = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.CURRENT)
+    assert "failed_tables" not in {name for name, *_ in _samples(LagReport((unasked,), True, 0, {}))}
 
 
 def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
