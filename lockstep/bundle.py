@@ -11,6 +11,7 @@ import platform
 import tarfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +24,7 @@ from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import LockstepError
 from cdc.postgres.connection import connection_error
 from cdc.secret import address_holds_secret, is_secret_name, read_secret_file
-from lockstep.config import Config
+from lockstep.config import Config, captured, resolved
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
@@ -63,12 +64,18 @@ def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> N
         "topics": lambda: _topics(config),
     }
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as output, tarfile.open(fileobj=output, mode="w:gz") as archive:
+    with (
+        os.fdopen(descriptor, "wb") as output,
+        tarfile.open(fileobj=output, mode="w:gz") as archive,
+        # Side by side: several may have to wait for a server that is away.
+        ThreadPoolExecutor(max_workers=len(parts), thread_name_prefix="bundle") as threads,
+    ):
         _add(archive, "README.txt", _README)
-        for name, part in parts.items():
+        answers = {name: threads.submit(_answer, part) for name, part in parts.items()}
+        for name, answer in answers.items():
             say(f"{name} ...")
             # Should a server quote what it was sent: none of the secrets that were read comes through.
-            document = _without(_answer(part), secrets)
+            document = _without(answer.result(), secrets)
             _add(archive, f"{name}.json", json.dumps(document, indent=2) + "\n")
 
 
@@ -106,7 +113,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _lag(config: Config) -> dict[str, Any]:
-    with LagCollector(config.as_pipeline(), config.sinks) as collector:
+    with LagCollector(config.as_pipeline(), config.sinks, resolve=resolved) as collector:
         return collector.collect().to_json()
 
 
@@ -114,7 +121,7 @@ def _topics(config: Config) -> dict[str, Any]:
     cluster = TopicAdmin(config.kafka.client())
     counts = cluster.partition_counts()
     control = [plan.name for plan in control_topic_plans(config.pipeline.name, config.kafka.topics)]
-    names = [*config.topics().values(), *control]
+    names = [*captured(config).topics().values(), *control]
     settings = cluster.configs([name for name in names if name in counts])
     return {name: {"partitions": counts.get(name), "settings": settings.get(name)} for name in names}
 

@@ -253,12 +253,21 @@ def load(path: Path) -> Config:
     Raises as ``read``. Where source.tables has patterns, Kafka is asked what they take in, and the source before
     capture has begun: raises Unavailable and LockstepError as ``resolved_pipeline``.
     """
-    config = read(path)
-    if config.source.is_resolved:
-        return config
+    return captured(read(path))
+
+
+def captured(config: Config) -> Config:
+    """The configuration with the tables that are captured. Raises as ``load``."""
+    return config if config.source.is_resolved else config.capturing(resolved(config.as_pipeline()).source)
+
+
+def resolved(pipeline: Pipeline) -> Pipeline:
+    """The same of a pipeline alone. Raises as ``load``, but for what sinks name."""
+    if pipeline.source.is_resolved:
+        return pipeline
     from lockstep.captured_tables import resolved_pipeline  # most configurations need neither server for that
 
-    return config.capturing(resolved_pipeline(config.as_pipeline()).source)
+    return resolved_pipeline(pipeline)
 
 
 def read(path: Path) -> Config:

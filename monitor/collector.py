@@ -4,7 +4,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -73,6 +73,9 @@ _SILENT_S = 25.0
 _STATE_EVERY_S = 3.0
 """How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
 
+_TABLES_EVERY_S = 10.0
+"""How often it is asked which tables patterns take in: capture's state has to be read for that."""
+
 _NOT_BEGUN = Generation(1, True, None)
 
 _Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None]]
@@ -108,11 +111,23 @@ class LagCollector:
     earlier reports have seen of it.
     """
 
-    def __init__(self, pipeline: Pipeline, sinks: Mapping[str, SinkSettings]) -> None:
-        """``sinks`` are the settings of the sinks that reports are about, by their names."""
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        sinks: Mapping[str, SinkSettings],
+        *,
+        resolve: Callable[[Pipeline], Pipeline] = lambda pipeline: pipeline,
+    ) -> None:
+        """``sinks`` are the settings of the sinks that reports are about, by their names.
+
+        ``resolve`` asks which tables the patterns of the pipeline take in, and raises LockstepError as ``collect``. It
+        is needed where there are patterns that nobody has resolved yet, and called again and again: tables may join.
+        """
+        self._configured = pipeline
+        self._resolve = resolve
+        self._resolved_at = -math.inf
         self._pipeline = pipeline
         self._settings = sinks
-        self._closing = contextlib.ExitStack()
         self._connection: psycopg.Connection[Any] | None = None
         self._cluster = TopicAdmin(pipeline.kafka.client())
         self._progress: ProgressReader | None = None
@@ -138,6 +153,11 @@ class LagCollector:
         self._answered: dict[str, bool] = {}
         self._ends: dict[tuple[str, int], int] = {}
         self._heartbeat_at = -math.inf
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The pipeline with the tables of the last report. Before one has found them, its patterns are unresolved."""
+        return self._pipeline
 
     def collect(self, *, with_jobs: bool = True) -> LagReport:
         """The lag now. Raises LockstepError when the source or Kafka refuses.
@@ -194,6 +214,7 @@ class LagCollector:
         self._asking = "source"
         complete_lsn = self._complete_lsn()
         self._asking = "kafka"
+        self._look_for_tables()
         published = self._newest_progress()
         epoch = 0 if published is None else published.epoch
         ends = self._topic_ends(answers)
@@ -330,7 +351,8 @@ class LagCollector:
             if name not in self._questions:  # A connection that a thread waits on ends with the process.
                 opened.sink.close()
         if self._whole is None:  # the same
-            self._closing.close()
+            if self._progress is not None:
+                self._progress.close()
             if self._connection is not None:
                 self._connection.close()
 
@@ -478,6 +500,19 @@ class LagCollector:
         assert row is not None
         return tuple(row)
 
+    def _look_for_tables(self) -> None:
+        """See which tables are captured, now and then. Raises as ``resolve``."""
+        if self._configured.source.is_resolved or time.monotonic() - self._resolved_at < _TABLES_EVERY_S:
+            return
+        found = self._resolve(self._configured)
+        self._resolved_at = time.monotonic()
+        if self._pipeline.source.is_resolved and found.source.table_names == self._pipeline.source.table_names:
+            return
+        self._pipeline = found
+        if self._progress is not None:  # it follows the progress of the tables that there were
+            self._progress.close()
+            self._progress = None
+
     def _newest_progress(self) -> ProgressRecord | None:
         if self._progress is None:
             name = self._pipeline.name
@@ -485,7 +520,6 @@ class LagCollector:
             if not set(topics) <= self._cluster.partition_counts().keys():
                 return None  # Capture has never run.
             self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
-            self._closing.callback(self._progress.close)
         for record in self._progress.new_records():
             self._published = record
         return self._published

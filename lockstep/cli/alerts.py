@@ -135,14 +135,17 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     """
     from cdc.model.errors import LockstepError
     from lockstep.attendant import open_attendant
-    from lockstep.config import load
+    from lockstep.config import read, resolved
     from lockstep.console import StopOnSignals, log_to_stderr
     from monitor.collector import LagCollector
     from monitor.lag import LagReport
 
     log_to_stderr(config)
-    loaded, stopping = load(config), StopOnSignals()
-    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector, open_attendant(loaded, config) as attendant:
+    loaded, stopping = read(config), StopOnSignals()
+    with (
+        LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=resolved) as collector,
+        open_attendant(loaded, config) as attendant,
+    ):
         while not stopping():
             report: LagReport | LockstepError
             try:

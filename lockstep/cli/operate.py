@@ -62,15 +62,15 @@ def lag(
     The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
     is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy.
     """
-    from lockstep.config import load
+    from lockstep.config import read, resolved
     from lockstep.terminal import out
     from monitor.collector import LagCollector
     from monitor.settled import settled_report
     from monitor.table import lag_table
     from monitor.watch_lines import WatchLines
 
-    loaded = load(config)
-    with LagCollector(loaded.as_pipeline(), loaded.sinks) as collector:
+    loaded = read(config)
+    with LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=resolved) as collector:
         if watch:
             _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
@@ -236,15 +236,15 @@ def state(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) ->
     That is what they keep in Kafka and in the sinks. Works where nothing runs, and shows no row's values. Exit code 1
     when something couldn't be read.
     """
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.state import read_pipeline_state
 
-    read = read_pipeline_state(load(config))
+    found = read_pipeline_state(read(config))
     if as_json:
-        print_json(read.to_json())
+        print_json(found.to_json())
     else:
-        _write_at_once("".join(f"{line}\n" for line in read.lines()))
-    raise typer.Exit(0 if read.is_whole else 1)
+        _write_at_once("".join(f"{line}\n" for line in found.lines()))
+    raise typer.Exit(0 if found.is_whole else 1)
 
 
 def bundle(
@@ -257,10 +257,10 @@ def bundle(
     before you send it.
     """
     from lockstep.bundle import write_bundle
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import say
 
-    write_bundle(load(config), file, say=say)
+    write_bundle(read(config), file, say=say)
     say(f"wrote {file}")
 
 

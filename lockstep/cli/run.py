@@ -84,11 +84,11 @@ def dashboard(
     Looks at every server once a second, however many pages look. Listens where dashboard.listen says, by default only
     for this machine.
     """
-    from lockstep.config import load
+    from lockstep.config import read
     from lockstep.console import log_to_stderr, say
     from lockstep.dashboard.server import look_once, serve
 
-    loaded = load(config)
+    loaded = read(config)
     if once:
         print_json(look_once(loaded).model_dump())
         return

@@ -54,14 +54,17 @@ _DOCTOR: Final = "`lockstep doctor` looks at every server and says what to do"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Which pipeline it is, all from the configuration. ``kinds`` are the sinks' types by their names."""
+    """Which pipeline it is. ``kinds`` are the sinks' types by their names.
+
+    ``topics`` counts those of captured tables: None while nobody knows what the patterns of the configuration take in.
+    """
 
     pipeline: str
     version: str
     server: str
     database: str | None
     slot: str
-    topics: int
+    topics: int | None
     kinds: Mapping[str, str]
 
 

@@ -73,9 +73,12 @@ class SinkState(StageDocument):
 
 
 class TopicsState(Document):
-    """The topics of all captured tables together; ``events_per_s`` counts records, markers of transactions included."""
+    """The topics of all captured tables together; ``events_per_s`` counts records, markers of transactions included.
 
-    count: int
+    ``count`` isn't known while nobody could say which tables patterns take in.
+    """
+
+    count: int | None
     events_per_s: float | None = None
 
 

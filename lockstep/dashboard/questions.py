@@ -14,6 +14,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
 from lockstep.config import Config
@@ -60,10 +61,11 @@ class Questions:
         self._config = config
         self._path = path
         self._sampler = sampler
-        self._collector = CopyStatusCollector(config.as_pipeline())
-        self._book: RejectionBook | None = None
+        self._tables = sampler.tables
+        self._collector: tuple[Pipeline, CopyStatusCollector] | None = None
+        self._book: tuple[Config, RejectionBook] | None = None
         self.findings = Remembered(self._ask_findings, seconds=_FINDINGS_S)
-        self._copies: Remembered[CopyReport] = Remembered(self._collector.collect, seconds=_COPIES_S)
+        self._copies: Remembered[CopyReport] = Remembered(self._ask_copies, seconds=_COPIES_S)
         self._open = Remembered(self._ask_rejections, seconds=_REJECTIONS_S)
         self._partitions = Remembered(lambda: TopicAdmin(config.kafka.client()).partition_counts(), seconds=_SHAPES_S)
         self._shapes = Remembered(
@@ -82,7 +84,7 @@ class Questions:
         partitions = self._partitions()
         # Before capture has run for the first time there are none.
         records = self._shapes() if control_topic(self._config.pipeline.name, SCHEMA) in partitions else []
-        return documents.tables(self._config.topics(), self._sampler.rates, stages, partitions, records)
+        return documents.tables(self._tables.config().topics(), self._sampler.rates, stages, partitions, records)
 
     def schemas(self, text: str) -> Schemas:
         """The shapes of a captured table. Raises ConfigurationError for any other."""
@@ -90,7 +92,8 @@ class Questions:
 
     def table(self, text: str) -> TableName:
         """The name of a captured table. Raises ConfigurationError for any other: nothing else gets into a command."""
-        name = next((name for name in self._config.source.table_names if str(name) == text), None)
+        names = self._tables.config().source.table_names
+        name = next((name for name in names if str(name) == text), None)
         if name is None:
             raise ConfigurationError("no such table is captured", hint="`lockstep.toml` names those that are")
         return name
@@ -103,7 +106,8 @@ class Questions:
 
     def sinks_of(self, table: TableName) -> list[str]:
         """The sinks that have a captured table. Raises ConfigurationError where none has."""
-        having = [name for name, settings in self._config.sinks.items() if table in self._config.sink_tables(settings)]
+        config = self._tables.config()
+        having = [name for name, settings in config.sinks.items() if table in config.sink_tables(settings)]
         if not having:
             raise ConfigurationError("no sink has this table")
         return having
@@ -118,7 +122,7 @@ class Questions:
 
     def rejections(self) -> Rejections:
         """The open ones."""
-        named = {topic: name for name, topic in self._config.topics().items()}
+        named = {topic: name for name, topic in self._tables.config().topics().items()}
         return documents.rejections(self._open(), named)
 
     def check_reason(self, sink: str, reason: str) -> None:
@@ -134,7 +138,15 @@ class Questions:
             )
 
     def close(self) -> None:
-        self._collector.close()
+        if self._collector is not None:
+            self._collector[1].close()
+
+    def _ask_copies(self) -> CopyReport:
+        pipeline = self._tables.config().as_pipeline()
+        if self._collector is None or self._collector[0] != pipeline:  # tables have joined
+            self.close()
+            self._collector = pipeline, CopyStatusCollector(pipeline)
+        return self._collector[1].collect()
 
     def _ask_findings(self) -> Findings:
         """By a process of its own: what doctor needs would stay in our memory."""
@@ -152,8 +164,9 @@ class Questions:
             raise LockstepError(f"doctor couldn't look: {said}", hint="run `lockstep doctor`") from None
 
     def _ask_rejections(self) -> list[DeadLetter]:
-        if self._book is None:
+        config = self._tables.config()
+        if self._book is None or self._book[0] is not config:  # tables have joined
             from lockstep.rejections.book import RejectionBook  # takes memory, and few ask
 
-            self._book = RejectionBook(self._config)
-        return self._book.read(None)[0]
+            self._book = config, RejectionBook(config)
+        return self._book[1].read(None)[0]

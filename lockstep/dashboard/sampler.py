@@ -8,11 +8,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
-from lockstep.config import Config
+from lockstep.captured_tables import CapturedTables
+from lockstep.config import Config, resolved
 from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
@@ -58,8 +60,12 @@ class Sampler:
     def __init__(
         self, config: Config, subject: Subject, log: Log, *, open_alerts: Callable[[], int] = lambda: 0
     ) -> None:
-        """Nothing is looked at before ``start``. ``open_alerts`` counts them."""
+        """Nothing is looked at before ``start``. ``open_alerts`` counts them.
+
+        ``config`` may have patterns that nobody has resolved: each look finds out what they take in by now.
+        """
         self._config = config
+        self.tables = CapturedTables(config)
         self._subject = subject
         self._log = log
         self._open_alerts = open_alerts
@@ -111,13 +117,14 @@ class Sampler:
     @property
     def ends(self) -> Ends:
         """How many records each sink's topics have, by the sink's name."""
-        if not self._looks:
+        config = self.tables.known
+        if not self._looks or config is None:
             return {}
         ends = self._looks[-1][1]
-        topics = self._config.topics()
+        topics = config.topics()
         return {
-            name: sum(ends.get(topics[table], 0) for table in self._config.sink_tables(settings) if table in topics)
-            for name, settings in self._config.sinks.items()
+            name: sum(ends.get(topics[table], 0) for table in config.sink_tables(settings) if table in topics)
+            for name, settings in config.sinks.items()
         }
 
     def _run(self) -> None:
@@ -136,7 +143,8 @@ class Sampler:
         """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""
         if self._opened is None:
             cluster = TopicAdmin(self._config.kafka.client())
-            self._opened = LagCollector(self._config.as_pipeline(), self._config.sinks), cluster
+            collector = LagCollector(self._config.as_pipeline(), self._config.sinks, resolve=resolved)
+            self._opened = collector, cluster
         return self._opened
 
     def _close(self) -> None:
@@ -151,7 +159,9 @@ class Sampler:
         try:
             collector, cluster = self._open()
             seen = report = collector.collect()
-            self._measure(cluster, report)
+            if collector.pipeline.source.is_resolved:
+                self.tables.found(collector.pipeline)
+                self._measure(cluster, self.tables.config(), report)
         except LockstepError as error:
             trouble = error.message
             seen = seen or error
@@ -165,7 +175,7 @@ class Sampler:
         if trouble is not None:
             self._forget_rates()
         state = pipeline_state(
-            self._subject,
+            replace(self._subject, topics=self._count_topics()),
             self.lag,
             self.rates,
             sampled_ms=now_ms(),
@@ -198,7 +208,11 @@ class Sampler:
         self._looks.clear()
         self.rates = Rates()
 
-    def _measure(self, cluster: TopicAdmin, report: LagReport) -> None:
+    def _count_topics(self) -> int | None:
+        config = self.tables.known
+        return None if config is None else len(config.topics())
+
+    def _measure(self, cluster: TopicAdmin, config: Config, report: LagReport) -> None:
         """Of topics by their ends; of a sink by how much less it is behind than they have grown."""
         if "kafka" in report.silent_servers:
             self._forget_rates()
@@ -208,25 +222,13 @@ class Sampler:
             return
         counts = cluster.partition_counts()
         # Before capture has run for the first time there are none.
-        partitions = partitions_of(set(self._config.topics().values()) & counts.keys(), counts)
+        partitions = partitions_of(set(config.topics().values()) & counts.keys(), counts)
         ends: dict[str, int] = collections.Counter()
         for (topic, _), end in cluster.end_offsets(partitions).items():
             ends[topic] += end
         behind = {stage.name.removeprefix(APPLIED): stage.events_behind for stage in report.stages if stage.sink}
         self._looks.append((now, ends, behind))
-        self.rates = rates_of(self._looks[0], self._looks[-1], self._topics_by_label(report))
-
-    def _topics_by_label(self, report: LagReport) -> Mapping[str, Sequence[str]]:
-        topics = self._config.topics()
-        return {
-            stage.sink.label: [
-                topics[table]
-                for table in self._config.sink_tables(self._config.sinks[stage.sink.name])
-                if table in topics
-            ]
-            for stage in report.stages
-            if stage.sink is not None
-        }
+        self.rates = rates_of(self._looks[0], self._looks[-1], _topics_by_label(config, report))
 
     def _keep_point(self, state: PipelineState) -> None:
         now_s = state.sampled_ms / 1000
@@ -237,6 +239,17 @@ class Sampler:
         for name in self._config.sinks:
             points = self._points.setdefault(name, collections.deque(maxlen=_POINTS))
             points.append((int(now_s), behind.get(name)))
+
+
+def _topics_by_label(config: Config, report: LagReport) -> Mapping[str, Sequence[str]]:
+    topics = config.topics()
+    return {
+        stage.sink.label: [
+            topics[table] for table in config.sink_tables(config.sinks[stage.sink.name]) if table in topics
+        ]
+        for stage in report.stages
+        if stage.sink is not None
+    }
 
 
 def changes(before: PipelineState | None, after: PipelineState) -> Iterator[str]:

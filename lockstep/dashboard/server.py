@@ -28,7 +28,8 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
 from lockstep.attendant import Attendant, open_attendant
-from lockstep.config import Config, load
+from lockstep.captured_tables import CapturedTables
+from lockstep.config import Config, read
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
@@ -37,6 +38,7 @@ from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
+from monitor.line import Line
 from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.meters import Gauges
@@ -147,7 +149,7 @@ def subject_of(config: Config) -> Subject:
         server=f"{host}:{port}",
         database=source.get("dbname") or source.get("user"),
         slot=config.slot,
-        topics=len(config.topics()),
+        topics=len(config.topics()) if config.source.is_resolved else None,
         kinds={name: sink.type for name, sink in config.sinks.items()},
     )
 
@@ -170,7 +172,8 @@ def dashboard_app(
     sampler = Sampler(config, subject_of(config), log, open_alerts=lambda: len(attendant.open))
     questions = Questions(config, path, sampler)
     running = Actions(path, log)
-    waits = Waits(config.as_pipeline(), config.sinks)
+    tables = sampler.tables
+    waits = Waits(config.as_pipeline(), config.sinks, line=lambda: Line(tables.config().as_pipeline()))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -198,9 +201,9 @@ def dashboard_app(
     _tell_errors(app)
     _add_page(app)
     _add_looks(app, sampler, questions, streams)
-    _add_answers(app, config, sampler, questions, running, log, attendant)
+    _add_answers(app, sampler, questions, running, log, attendant)
     _add_wait(app, waits)
-    _add_tail(app, config, questions, streams)
+    _add_tail(app, tables, questions, streams)
     _add_actions(app, questions, running)
     return Guard(app, access)
 
@@ -217,19 +220,19 @@ class ConfigurationFile:
     """The file that a server was started with."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        """``config`` is what was loaded from there."""
+        """``config`` is what was read from there."""
         self._path = path
         self._config = config
         self._seen: tuple[int, ...] = ()
         self._is_other = False
 
     def has_changed(self) -> bool:
-        """Whether it says something else now, and a server could start with that."""
+        """Whether it says something else now, and a server could start with that. Asks no other server."""
         seen = self._signs()
         if seen != self._seen:
             self._seen = seen
             try:
-                config = load(self._path)
+                config = read(self._path)
                 access_of(config, os.environ.get(TOKEN_VARIABLE))
                 self._is_other = config != self._config
             except LockstepError as error:  # it may be half written: who has finished it writes it again
@@ -344,7 +347,6 @@ def _add_wait(app: FastAPI, waits: Waits) -> None:
 
 def _add_answers(
     app: FastAPI,
-    config: Config,
     sampler: Sampler,
     questions: Questions,
     running: Actions,
@@ -384,7 +386,7 @@ def _add_answers(
         # What compares rows takes memory, and few ask.
         from lockstep.dashboard.follow_key import follow_key
 
-        return follow_key(config, questions.table(table), key)
+        return follow_key(sampler.tables.config(), questions.table(table), key)
 
     @app.get("/api/rejections")
     def rejections() -> model.Rejections:
@@ -408,7 +410,7 @@ def _add_answers(
         return model.Alerts(open=open_now, log=log.newest())
 
 
-def _add_tail(app: FastAPI, config: Config, questions: Questions, streams: EventStreams) -> None:
+def _add_tail(app: FastAPI, tables: CapturedTables, questions: Questions, streams: EventStreams) -> None:
     places = Places()
 
     @app.get("/api/tail", response_class=StreamingResponse, responses=_EVENTS)
@@ -424,11 +426,13 @@ def _add_tail(app: FastAPI, config: Config, questions: Questions, streams: Event
         wanted = Wanted(questions.table(table) if table else None, key, op)
         if not places.take():
             raise Unavailable(f"{FOLLOWERS_MAX} pages follow events already")
-        frames = _tailed(config, wanted, streams, places)
+        frames = _tailed(tables, wanted, streams, places)
         return StreamingResponse(frames, media_type="text/event-stream")
 
 
-async def _tailed(config: Config, wanted: Wanted, streams: EventStreams, places: Places) -> AsyncIterator[bytes]:
+async def _tailed(
+    tables: CapturedTables, wanted: Wanted, streams: EventStreams, places: Places
+) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     waiting: asyncio.Queue[bytes | None] = asyncio.Queue(_TAIL_QUEUE)
     gone = threading.Event()
@@ -445,7 +449,7 @@ async def _tailed(config: Config, wanted: Wanted, streams: EventStreams, places:
 
     def work() -> None:
         try:
-            for event in follow(config, wanted, lambda: gone.is_set() or streams.is_closed):
+            for event in follow(tables.config(), wanted, lambda: gone.is_set() or streams.is_closed):
                 send(b"event", event)
         except LockstepError as error:
             logger.info("tail ended: %s", error.message)

@@ -8,7 +8,12 @@ from typing import Any, cast
 import pytest
 from pydantic import SecretStr
 
+from cdc.capture.settings import CaptureSettings
+from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
+from cdc.pipeline import Pipeline
+from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import ProgressRecord, SnapshotPhase
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Generation
@@ -22,6 +27,7 @@ from tests.builders import ORDERS
 from tests.generations import prepared_store
 from tests.history import state
 
+_ITEMS = TableName("public", "items")
 _TOPIC = "shop.public.orders"
 _PAUSED = replace(state(), phase=SnapshotPhase.COPYING, first_copy_paused=True)
 
@@ -97,6 +103,38 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
         [(_, _, job, _)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
+
+
+def test_tables_that_patterns_take_in_are_asked_for_until_they_are_known_and_then_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    source = SourceSettings(dsn="dbname=d", tables=("public.*",))
+    kafka = KafkaSettings(bootstrap_servers="k:9092")
+    answers: list[list[TableName] | Unavailable] = [Unavailable("it is away"), [ORDERS], [ORDERS, _ITEMS]]
+
+    def resolve(pipeline: Pipeline) -> Pipeline:
+        assert not pipeline.source.is_resolved
+        answer = answers.pop(0)
+        if isinstance(answer, Unavailable):
+            raise answer
+        return pipeline.capturing(answer)
+
+    with LagCollector(Pipeline("shop", source, kafka, CaptureSettings()), {}, resolve=resolve) as collector:
+        with pytest.raises(Unavailable):
+            collector._look_for_tables()
+        assert not collector.pipeline.source.is_resolved
+        for _ in range(3):
+            collector._look_for_tables()
+        assert collector.pipeline.source.table_names == (ORDERS,)
+        closed: list[object] = []
+        collector._progress = cast("Any", SimpleNamespace(close=lambda: closed.append(1)))
+        now[0] += 60
+        collector._look_for_tables()
+        assert collector.pipeline.source.table_names == (ORDERS, _ITEMS)
+        assert closed == [1], "it follows the progress of another set of tables"
+        assert collector._progress is None
 
 
 def _complete_ms(collector: LagCollector, *, watermark: int, behind: int, now_ms: int, epoch: int = 1) -> int:

@@ -60,6 +60,8 @@ function spoken(sink) {
 
 function sourceParts(state) {
   const { source, capture, topics } = state;
+  // Nobody can say which tables patterns take in before Kafka has answered once.
+  const counted = topics.count === null ? "topics" : format.plural(topics.count, "topic");
   return {
     source: {
       name: source.database ?? "source",
@@ -70,10 +72,10 @@ function sourceParts(state) {
     slot: { name: source.slot, note: `holds ${format.bytes(source.retained_bytes)}`, state: source.wal_status },
     capture: { name: "capture", note: format.rate(capture.events_per_s, "events"), state: capture.state },
     topics: {
-      name: format.plural(topics.count, "topic"),
+      name: counted,
       note: format.rate(topics.events_per_s, "events"),
       href: "#/tables",
-      label: `${format.plural(topics.count, "topic")}, ${format.rate(topics.events_per_s, "events")}`,
+      label: `${counted}, ${format.rate(topics.events_per_s, "events")}`,
     },
   };
 }

@@ -180,7 +180,7 @@ class Rounds:
 class Collecting:
     """A collector to which the second question has no answer."""
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         self.asked = 0
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import ConfigurationError
-from lockstep.config import load
+from lockstep.config import load, read
 from lockstep.dashboard.server import ConfigurationFile, serve
 
 TEXT = (
@@ -38,6 +38,17 @@ def test_a_file_has_changed_when_a_server_could_start_with_another_configuration
     assert file.has_changed(), "until somebody has done something about it"
     path.write_text(TEXT)
     assert not file.has_changed()
+
+
+def test_a_file_with_patterns_is_compared_without_asking_any_server(tmp_path: Path) -> None:
+    """A change that came while Kafka was away would be lost, and everybody who is served would wait meanwhile."""
+    path = tmp_path / "lockstep.toml"
+    text = TEXT.replace("public.t", "public.*").replace("k:9092", "127.0.0.1:1")
+    path.write_text(text)
+    file = ConfigurationFile(path, read(path))
+    assert not file.has_changed()
+    path.write_text(text.replace("public.*", "public.t*"))
+    assert file.has_changed()
 
 
 def test_an_address_that_another_server_has_is_refused_before_anything_is_said(tmp_path: Path) -> None:
