@@ -3,7 +3,7 @@
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args
 from urllib.parse import parse_qsl, quote, urlencode
@@ -22,11 +22,13 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
+from lockstep.view_sections import with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
+from sinks.view_settings import ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 
 DEFAULT_PATH = Path("lockstep.toml")
@@ -57,7 +59,7 @@ class LogSettings(Settings):
 
 
 class Config(Settings):
-    """The whole configuration."""
+    """The whole configuration. A view is one of the ``sinks``, under its own name."""
 
     pipeline: PipelineSettings
     source: SourceSettings
@@ -72,6 +74,16 @@ class Config(Settings):
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _views_are_sinks(cls, document: Any) -> Any:
+        if not isinstance(document, dict):
+            return document
+        expanded, problems = with_views(document)
+        if problems:
+            raise ValueError("; ".join(problems))
+        return expanded
+
     @field_validator("sinks")
     @classmethod
     def _sink_names(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
@@ -79,6 +91,13 @@ class Config(Settings):
         if wrong:
             raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
         return sinks
+
+    @model_validator(mode="after")
+    def _views_have_their_names(self) -> "Config":
+        for name, sink in self.sinks.items():
+            if sink.view is not None and sink.view.name != name:
+                raise ValueError(f"sinks.{name}.view: write it as a section [views.{name}]")
+        return self
 
     @model_validator(mode="after")
     def _verified_sinks_are_there(self) -> "Config":
@@ -100,7 +119,8 @@ class Config(Settings):
         names: dict[tuple[str, ...], list[str]] = {}
         for name, sink in self.sinks.items():
             for place in sink.places(name):
-                names.setdefault((sink.type, *place), []).append(f"sinks.{name}")
+                section = "sinks" if sink.view is None else "views"
+                names.setdefault((sink.type, *place), []).append(f"{section}.{name}")
         problems = [
             f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
             for sharing in names.values()
@@ -155,6 +175,11 @@ class Config(Settings):
             )
         return {name: self.sinks[name] for name in names or self.sinks}
 
+    @property
+    def views(self) -> dict[str, ViewSettings]:
+        """The views, by name."""
+        return {name: settings.view for name, settings in self.sinks.items() if settings.view is not None}
+
     def topics(self) -> dict[TableName, str]:
         """Captured table -> its topic."""
         return self.as_pipeline().topics()
@@ -171,6 +196,9 @@ def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings
     append_only = frozenset(name for name in source.append_only if may_have(name))
     problems = []
     for name, sink in sinks.items():
+        if sink.view is not None:
+            problems += _problems_of_view(name, sink, may_have)
+            continue
         tables = set(map(TableName.parse, sink.tables))
         # Where no tables are named, a sink gets those with a key; append-only ones have to be asked for.
         refused = sorted(append_only & tables) if not sink.TAKES_APPEND_ONLY else []
@@ -194,6 +222,18 @@ def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings
         clashing = sink.clashing_columns(append_only)
         if clashing:
             problems.append(f"sinks.{name} names columns that append-only tables need in a sink: {', '.join(clashing)}")
+    return problems
+
+
+def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableName], bool]) -> list[str]:
+    unknown = [text for text in sink.tables if not may_have(TableName.parse(text))]
+    astray = sorted(str(table) for table in sink.named_tables() if table not in sink.held_tables)
+    problems = []
+    if unknown:
+        problems.append(f"views.{name}.sql reads tables that aren't captured: {', '.join(unknown)}")
+    if astray:
+        result = " ".join(map(str, sink.held_tables))
+        problems.append(f"views.{name} names tables, and its result is called {result}: {', '.join(astray)}")
     return problems
 
 
@@ -224,14 +264,20 @@ def read(path: Path) -> Config:
         raise ConfigurationError(
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
+    expanded, problems = with_views(_with_sink_secrets(document))
+    views = document.get("views", {})
+    config = None
     try:
-        config = Config.model_validate(_with_sink_secrets(document))
+        config = Config.model_validate(expanded)
     except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        problems += [_problem(details, views) for details in found]
+    if problems or config is None:
         raise ConfigurationError(
-            f"{path} has {error.error_count()} problem{'s' if error.error_count() > 1 else ''}",
-            problems=[_problem(details) for details in error.errors(include_url=False, include_input=False)],
+            f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
+            problems=problems,
             hint="every setting with its meaning is in the file that `lockstep init` writes",
-        ) from None
+        )
     return _below(path.absolute().parent, config)
 
 
@@ -261,8 +307,8 @@ def sink_salt_variable(name: str) -> str:
     return f"LOCKSTEP_SINK_{name.upper()}_SALT"
 
 
-def _sink_sections(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    sinks = document.get("sinks")
+def _sink_sections(document: dict[str, Any], of: str = "sinks") -> dict[str, dict[str, Any]]:
+    sinks = document.get(of)
     if not isinstance(sinks, dict):
         return {}
     return {name: section for name, section in sinks.items() if isinstance(section, dict)}
@@ -270,6 +316,10 @@ def _sink_sections(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _secrets_in_file(document: dict[str, Any]) -> list[str]:
     problems = []
+    for name, section in _sink_sections(document, "views").items():
+        login = section.get("login")
+        if isinstance(login, dict) and "password" in login:
+            problems.append(f"views.{name}.login.password: use login.password_file, or the sink's own login")
     for name, section in _sink_sections(document).items():
         login = section.get("login")
         if isinstance(login, dict) and "password" in login:
@@ -349,10 +399,13 @@ _SINK_TYPES: Final = ", ".join(
 )
 
 
-def _problem(details: Any) -> str:
+def _problem(details: Any, views: Collection[str]) -> str:
     location, kind = list(details["loc"]), details["type"]
     if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
+    if location[:1] == ["sinks"] and len(location) > 1 and location[1] in views:
+        location[0] = "views"
+        location[2:3] = [part for part in location[2:3] if part != "view"]
     message = details["msg"].removeprefix("Value error, ")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         location.append("type")

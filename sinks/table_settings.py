@@ -11,6 +11,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
 from sinks.append_only import named
+from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
 from sinks.wrappers.renaming import Renaming
@@ -66,8 +67,16 @@ def _are_tables(by_table: Mapping[str, str]) -> Mapping[str, str]:
     return by_table
 
 
-PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed", "where"})
+PROJECTING: Final = frozenset({"tables", "exclude", "rename", "mask", "computed", "where", "view"})
 """These shape the data of a generation of any sink."""
+
+NOT_OF_A_VIEW: Final = "a view has no such setting; its query says which rows and columns it has"
+
+CHANGES_MAX: Final = 5_000_000
+
+_NOT_OF_VIEWS: Final = (
+    "exclude", "rename", "mask", "mask_salt", "mask_salt_file", "computed", "where", "schema_changes", "events_per_s",
+)  # fmt: skip
 
 
 class TableSettings(BaseModel):
@@ -85,6 +94,9 @@ class TableSettings(BaseModel):
     limit.
 
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
+
+    With ``view`` it holds the result of a query over ``tables``, and not their rows. ``changes_max`` is how many rows
+    of all its operators one step may change.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -96,6 +108,12 @@ class TableSettings(BaseModel):
 
     What was written with another value wouldn't be found again.
     """
+
+    OWN: ClassVar[frozenset[str]] = frozenset({"tables", *_NOT_OF_VIEWS})
+    """Those that say where a sink's rows are and what it does with which table: no other one takes them over."""
+
+    NOT_OF_VIEWS: ClassVar[frozenset[str]] = frozenset(_NOT_OF_VIEWS)
+    """Those that mean nothing for a view's result."""
 
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``sinks.append_only``)."""
@@ -111,6 +129,13 @@ class TableSettings(BaseModel):
     schema_changes: Literal["stop", "keep"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
     events_per_s: int = Field(0, ge=0)
+    view: ViewSettings | None = None
+    changes_max: int = Field(CHANGES_MAX, ge=1)
+
+    @property
+    def held_tables(self) -> tuple[TableName, ...]:
+        """The tables that the settings say it holds: those of ``tables``, or a view's result."""
+        return tuple(map(TableName.parse, self.tables)) if self.view is None else (self.view.table,)
 
     @property
     def likes_large_batches(self) -> bool:
@@ -170,9 +195,18 @@ class TableSettings(BaseModel):
             )
         if self.mask_salt is not None and self.mask_salt_file is not None:
             problems.append("mask_salt and mask_salt_file exclude each other")
+        if self.view is None and self.changes_max != CHANGES_MAX:
+            problems.append("changes_max: it is a view's")
+        if self.view is not None:
+            problems += [f"{name}: {NOT_OF_A_VIEW}" for name in sorted(self.NOT_OF_VIEWS & self._given())]
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _given(self) -> set[str]:
+        """The settings that aren't as they are by default."""
+        fields = type(self).model_fields
+        return {name for name in fields if getattr(self, name) != fields[name].get_default(call_default_factory=True)}
 
     def clashing_columns(self, tables: Set[TableName]) -> list[str]:
         """What settings say of columns that append-only tables, which these are, have in a sink besides their own."""

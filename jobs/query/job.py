@@ -114,6 +114,8 @@ class SinkJob:
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        if self._plan.settings.view is not None:
+            raise ConfigurationError("no job keeps views yet", hint=f"remove [views.{self._plan.name}]")
         over = threading.Event()
         beats = threading.Thread(target=self._keep_lease, args=(over,), name=f"lease-{self._plan.name}", daemon=True)
         beats.start()

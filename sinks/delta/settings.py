@@ -54,6 +54,7 @@ class DeltaSettings(TableSettings):
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     type: Literal["delta"] = "delta"

@@ -59,6 +59,7 @@ class OpenSearchSettings(TableSettings):
         "shards",
         "deletes",
     }
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields"}
 
     type: Literal["opensearch"] = "opensearch"
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
@@ -159,7 +160,7 @@ class OpenSearchSettings(TableSettings):
     @model_validator(mode="after")
     def _are_here(self) -> Self:
         excluded = parse_columns(self.exclude)
-        known = frozenset(map(TableName.parse, self.tables))
+        known = frozenset(self.held_tables)
         problems = []
         if not self.tls.is_used(encrypted=all(url.startswith("https:") for url in self.urls)):
             problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")

@@ -46,6 +46,8 @@ class RedisSettings(TableSettings):
 
     PLACING: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
+    NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
@@ -84,7 +86,7 @@ class RedisSettings(TableSettings):
         problems += layout.problems()
         if not self.tls.is_used(encrypted=self.url.get_secret_value().startswith("rediss:")):
             problems.append("tls is set, and the address doesn't begin with rediss: let it, or remove tls")
-        held = {TableName.parse(text) for text in self.tables if _is_table(text)}
+        held = set(self.held_tables)
         problems += [f"this sink has no table {name}" for name in sorted(layout.named()) if held and name not in held]
         if self.mode == "invalidate" and self.sets:
             problems.append("sets can't be kept with mode = 'invalidate': the rows aren't here")
@@ -142,14 +144,6 @@ class RedisSettings(TableSettings):
         names = {TableName.parse(name): chosen for name, chosen in self.names.items()}
         ttl_s = {TableName.parse(name): seconds for name, seconds in self.ttl_s.items()}
         return Layout(names, keys, sets, ttl_s, has_fields=self.values == "fields"), problems
-
-
-def _is_table(text: str) -> bool:
-    try:
-        TableName.parse(text)
-    except ValueError:
-        return False
-    return True
 
 
 def settings_text(settings: RedisSettings) -> str:

@@ -92,6 +92,15 @@ class WarehouseSettings(TableSettings):
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history", "synced_at"}
     PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {
+        "schema",
+        "names",
+        "history",
+        "keep_history_days",
+        "indexes",
+        "purge_deleted_after_days",
+    }
+    NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -166,7 +175,7 @@ class WarehouseSettings(TableSettings):
     @model_validator(mode="after")
     def _is_of_this_sinks_tables(self) -> "WarehouseSettings":
         """What can be told without the source; ``prepare`` knows the tables."""
-        tables = set(_parse_tables(self.tables).values())
+        tables = set(self.held_tables)
         problems = []
         if tables:
             settings = (("names", self.names), ("history", self._history), ("indexes", self.indexes))

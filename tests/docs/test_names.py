@@ -29,6 +29,7 @@ from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.table_settings import TableSettings
+from sinks.view_settings import ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 from tests.docs.generated import DOCS, ROOT
 from tests.docs.pages import PAGES, blocks, commands, name_of, spans, tables, text_of
@@ -213,7 +214,7 @@ def test_a_page_has_every_setting(name: str) -> None:
 
 def test_the_page_about_projections_has_what_every_sink_has() -> None:
     named = {setting for setting, _ in setting_rows(DOCS / "projections.md")}
-    assert sorted(set(TableSettings.model_fields) - named) == ["mask_salt"]
+    assert sorted(set(TableSettings.model_fields) - named) == ["changes_max", "mask_salt", "view"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
@@ -237,7 +238,10 @@ def test_every_piece_of_configuration_is_toml_with_settings_that_exist(page: Pat
             if section == "sinks":
                 kinds = (OpenSearchSettings, RedisSettings, WarehouseSettings, DeltaSettings)
                 names = {name for sink in value.values() for name in sink}
-                wrong += sorted(names - fields(kinds).keys())
+                wrong += sorted(names - fields(kinds).keys() - {"apply"})
+            elif section == "views":
+                names = {name for view in value.values() for name in view}
+                wrong += sorted(names - {"sink", "changes_max", *ViewSettings.model_fields})
             elif section in SECTIONS:
                 wrong += sorted(value.keys() - SECTIONS[section].model_fields.keys())
             elif section not in fields((OpenSearchSettings, RedisSettings, WarehouseSettings, DeltaSettings)):

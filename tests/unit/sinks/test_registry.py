@@ -119,7 +119,7 @@ SHAPED: dict[str, dict[str, object]] = {
 def test_a_definition_makes_the_round_trip_through_json(values: dict[str, object], _kind: type) -> None:
     shaped = ADAPTER.validate_python({**values, **SHAPED[str(values["type"])]})
     kept = json.loads(json.dumps(definition(shaped)))
-    assert kept == SHAPED[str(values["type"])]
+    assert kept == {**SHAPED[str(values["type"])], "view": None}
     plain = ADAPTER.validate_python(values)
     assert with_definition(plain, kept) == shaped
     assert with_definition(shaped, definition(plain)) == plain

@@ -1,0 +1,98 @@
+"""``[views.NAME]`` -> one more sink of that name, before anything is validated.
+
+A view says of which sink it takes the store, the address and the login. So everything that knows sinks knows views.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, get_args
+
+from sinks.registry import SinkSettings
+from sinks.table_settings import NOT_OF_A_VIEW, TableSettings
+from views.failures import Refused
+from views.sql.tables_read import tables_read
+
+_OWN: Final = ("sink", "sql", "key", "top")
+"""What a view's section has besides settings of its kind of sink."""
+
+_MODELS: Final[Mapping[str, type[TableSettings]]] = {
+    model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])
+}
+
+
+def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The document with views among its sinks, and without sinks of which only views take the address.
+
+    And the problems of views that the models won't find. Such a view isn't among the sinks.
+    """
+    rest = {name: value for name, value in document.items() if name != "views"}
+    sinks = document.get("sinks", {})
+    views = document.get("views", {})
+    if not isinstance(views, dict):
+        return rest, ["views: must be a section, or a table in { }"]
+    if not isinstance(sinks, dict):
+        return rest, []
+    problems = list[str]()
+    lends, made = dict[str, Any](), dict[str, Any]()
+    for name, section in sinks.items():
+        if isinstance(section, dict) and "apply" in section:
+            if not isinstance(section["apply"], bool):
+                problems.append(f"sinks.{name}.apply: true or false")
+            lends[name] = section["apply"]
+    used = set[str]()
+    for name, section in views.items():
+        if isinstance(section, dict) and isinstance(section.get("sink"), str):
+            used.add(section["sink"])
+        try:
+            made[name] = _as_sink(name, section, sinks)
+        except _Unfit as unfit:
+            problems += unfit.problems
+    problems += [
+        f"sinks.{name}.apply is false, and no view names the sink: name it in a view, or remove it"
+        for name, applies in lends.items()
+        if applies is False and name not in used
+    ]
+    plain = {
+        name: {key: value for key, value in section.items() if key != "apply"} if name in lends else section
+        for name, section in sinks.items()
+        if lends.get(name) is not False
+    }
+    return rest | ({"sinks": plain | made} if "sinks" in document else {}), problems
+
+
+class _Unfit(Exception):
+    """A section from which no sink can be made."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises _Unfit."""
+    at = f"views.{name}"
+    if not isinstance(section, dict):
+        raise _Unfit(f"{at}: must be a section, or a table in {{ }}")
+    missing = [f"{at}.{setting}: is missing" for setting in ("sink", "sql", "key") if setting not in section]
+    if missing:
+        raise _Unfit(*missing)
+    lender = section["sink"]
+    if name in sinks:
+        raise _Unfit(f"views.{name} and sinks.{name} have one name: give the view another one")
+    if not isinstance(lender, str) or not isinstance(sinks.get(lender), dict):
+        raise _Unfit(f"{at}.sink: there is no section [sinks.{lender}], whose store it would take")
+    kind = _MODELS.get(sinks[lender].get("type", ""))
+    if kind is None:  # which is told of the sink itself
+        raise _Unfit
+    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view"}]
+    if not_its_own:
+        raise _Unfit(*(f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in not_its_own))
+    if not isinstance(section["sql"], str):
+        raise _Unfit(f"{at}.sql: must be a text")
+    try:
+        tables = list(map(str, tables_read(section["sql"])))
+    except Refused as refused:
+        raise _Unfit(*(f"{at}.{refusal}" for refusal in refused.refusals)) from None
+    taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
+    own = {key: value for key, value in section.items() if key not in _OWN}
+    view = {"name": name} | {key: section[key] for key in ("sql", "key", "top") if key in section}
+    return taken_over | own | {"tables": tables, "view": view}

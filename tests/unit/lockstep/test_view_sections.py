@@ -1,0 +1,146 @@
+"""``[views.NAME]`` of ``lockstep.toml``: one more sink, with every error at once."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
+from lockstep.config import Config, read
+from sinks.redis.settings import RedisSettings
+from sinks.registry import definition, with_definition
+from sinks.view_settings import TopSettings
+from views.sql.tables_read import tables_read
+
+VALID = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db dbname=shop user=lockstep"
+tables = ["public.orders", "public.items", "crm.people"]
+[kafka]
+bootstrap_servers = "kafka:9092"
+[sinks.cache]
+type = "redis"
+url = "redis://cache:6379/3"
+login = { password_file = "cache" }
+tables = ["public.orders"]
+prefix = "shop"
+keys = { "public.orders" = "o:{id}" }
+events_per_s = 100
+[views.totals]
+sink = "cache"
+key = ["person"]
+sql = "select p.id as person, count(*) as n from orders o join crm.people p on p.id = o.person group by p.id"
+top = { per = ["person"], order = "n desc", n = 3 }
+"""
+
+
+def written(directory: Path, text: str = VALID) -> Path:
+    path = directory / "lockstep.toml"
+    path.write_text(text)
+    return path
+
+
+def problems(directory: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigurationError) as refused:
+        read(written(directory, text))
+    return list(refused.value.problems)
+
+
+def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
+    config = read(written(tmp_path))
+    cache, view = config.sinks["cache"], config.sinks["totals"]
+    assert isinstance(cache, RedisSettings)
+    assert isinstance(view, RedisSettings)
+    assert (view.url, view.login) == (cache.url, cache.login)
+    assert view.login.password_file == tmp_path / "cache"
+    assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert view.view is not None
+    assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
+    assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
+    assert config.views == {"totals": view.view}
+    assert view.held_tables == (TableName("views", "totals"),)
+
+
+def test_a_configuration_is_read_again_as_it_was_dumped(tmp_path: Path) -> None:
+    config = read(written(tmp_path))
+    assert Config.model_validate(config.model_dump()) == config
+
+
+def test_a_view_has_settings_of_its_kind_of_sink(tmp_path: Path) -> None:
+    more = 'keys = { "views.totals" = "t:{person}" }\nprefix = "t"\nvalues = "fields"\nchanges_max = 10\n'
+    view = read(written(tmp_path, VALID + more)).sinks["totals"]
+    assert isinstance(view, RedisSettings)
+    assert (view.keys, view.prefix, view.values, view.changes_max) == (
+        {"views.totals": "t:{person}"}, "t", "fields", 10,
+    )  # fmt: skip
+
+
+def test_a_sink_may_only_lend_its_address(tmp_path: Path) -> None:
+    config = read(written(tmp_path, VALID.replace("prefix", "apply = false\nprefix")))
+    assert list(config.sinks) == ["totals"]
+
+
+def test_a_sink_of_which_nobody_takes_the_address_is_applied_or_removed(tmp_path: Path) -> None:
+    assert problems(tmp_path, VALID.split("[views.totals]", maxsplit=1)[0] + "apply = false\n") == [
+        "sinks.cache.apply is false, and no view names the sink: name it in a view, or remove it"
+    ]
+
+
+def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
+    view = read(written(tmp_path)).sinks["totals"]
+    other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]
+    assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
+    rebuilt = with_definition(other, definition(view))
+    assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('sink = "cache"', 'sink = "nowhere"', "views.totals.sink: there is no section [sinks.nowhere]"),
+        ('sink = "cache"\n', "", "views.totals.sink: is missing"),
+        ("[views.totals]", "[views.cache]", "views.cache and sinks.cache have one name"),
+        ("[views.totals]", "[views.Totals]", "names are lower-case letters"),
+        ("crm.people", "crm.persons", "views.totals.sql reads tables that aren't captured: crm.persons"),
+        ("from orders", "form orders", "views.totals.sql: it can't be parsed"),
+        ('key = ["person"]', "key = []", "views.totals.key: "),
+        ("n = 3", "n = 0", "views.totals.top.n: "),
+        ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
+        ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
+        ("top = {", 'tables = ["public.orders"]\ntop = {', "views.totals.tables: a view has no such setting"),
+        ("top = {", "sort = 1\ntop = {", "views.totals.sort: unknown setting"),
+        ("top = {", 'keys = { "public.orders" = "x:{id}" }\ntop = {', "views.totals: this sink has no table"),
+        ("top = {", 'prefix = "shop"\ntop = {', "sinks.cache and views.totals write to the same place"),
+        ("events_per_s", "changes_max = 3\nevents_per_s", "changes_max: it is a view's"),
+        ("events_per_s", "apply = 1\nevents_per_s", "sinks.cache.apply: true or false"),
+    ],
+)
+def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, problem: str) -> None:
+    text = VALID.replace(old, new) if old != "crm.people" else VALID.replace("join crm.people", f"join {new}")
+    told = problems(tmp_path, text)
+    assert len(told) == 1
+    assert problem in told[0]
+
+
+def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:
+    text = VALID.replace('key = ["person"]\n', "").replace("redis://cache:6379/3", "http://cache")
+    told = problems(tmp_path, text)
+    assert [problem.split(":")[0] for problem in told] == ["views.totals.key", "sinks.cache.url"]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select * from a", "public.a"),
+        ('select * from A join "B"."C" on true', 'public.a "B"."C"'),
+        ("with a as (select * from b) select * from a", "public.b"),
+        ("with a as (select * from a) select * from a", "public.a"),
+        ("with a as (select 1 from x), b as (select 1 from a) select * from b join s.a on true", "public.x s.a"),
+        ("select * from (select * from a union all select * from b) q where x in (select y from c)",
+         "public.a public.b public.c"),
+    ],
+)  # fmt: skip
+def test_the_tables_of_a_query_are_known_from_its_text(sql: str, expected: str) -> None:
+    assert sorted(map(str, tables_read(sql))) == sorted(expected.split())

@@ -1,0 +1,57 @@
+"""Which tables a query names, before anything is known of them."""
+
+from collections.abc import Iterator
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+from sqlglot.expressions import Expr as Tree
+
+from cdc.model.table import TableName
+from views.failures import Refusal, Refused
+
+
+def tables_read(sql: str) -> tuple[TableName, ...]:
+    """The tables that a query reads, each once, in the order of its text. One without a schema is in ``public``.
+
+    Raises Refused for what can't be parsed. What else stands against keeping it, ``read_view`` says.
+    """
+    try:
+        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
+    except SqlglotError as error:
+        first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
+        raise Refused([Refusal("sql", f"it can't be parsed: {first}", "try it in psql")]) from None
+    named = {name for tree in trees for table in tree.find_all(exp.Table) for name in _names(table)}
+    if not named:
+        raise Refused([Refusal("sql", "it reads no table", "write `from`")])
+    return tuple(sorted(named))
+
+
+def _names(table: exp.Table) -> Iterator[TableName]:
+    if not isinstance(table.this, exp.Identifier):
+        return  # a function in `from`, which is refused with its reason
+    schema, name = table.args.get("db"), _text(table.this)
+    if schema is not None:
+        yield TableName(_text(schema), name)
+    elif not _is_part_of_with(table, name):
+        yield TableName("public", name)
+
+
+def _is_part_of_with(table: exp.Table, name: str) -> bool:
+    """Whether the name is that of a part of a ``with`` around it. A part sees those before it alone."""
+    below: Tree = table
+    above = table.parent
+    while above is not None:
+        parts: list[Tree] = []
+        if isinstance(above, exp.With):
+            parts = list(above.expressions[: above.expressions.index(below)])
+        elif not isinstance(below, exp.With) and (with_ := above.args.get("with_")) is not None:
+            parts = list(with_.expressions)
+        if any(_text(part.args["alias"].this) == name for part in parts):
+            return True
+        below, above = above, above.parent
+    return False
+
+
+def _text(identifier: Tree) -> str:
+    return identifier.name if identifier.args.get("quoted") else identifier.name.lower()
