@@ -1,14 +1,18 @@
-"""Which tables the patterns of a configuration stand for: as capture has recorded it, else as it would begin."""
+"""Which tables the patterns of a configuration stand for, and the captured tables' shapes at the source."""
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import psycopg
 
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
+from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
+from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.table_selection import is_first_start, recorded_tables, select_tables
@@ -78,3 +82,12 @@ class CapturedTables:
             config = self._configured.capturing(pipeline.source)
             with self._lock:
                 self._known = config
+
+
+def captured_shapes(connection: psycopg.Connection[Any], pipeline: Pipeline) -> dict[TableName, Table]:
+    """The captured tables as they are at the source; those that don't exist aren't in it."""
+    is_published = connection.execute(
+        "select 1 from pg_publication where pubname = %s", (pipeline.publication,)
+    ).fetchone()
+    publication = pipeline.publication if is_published else None
+    return load_tables(connection, pipeline.source.table_names, publication, pipeline.source.keys)

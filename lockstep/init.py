@@ -274,17 +274,9 @@ def write_config(
             raise ConfigurationError(f"--name: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
     new_sinks = [NewSink.parse(text) for text in sinks]
     _check_names(new_sinks)
-    try:
-        parameters = parse_dsn(dsn)
-    except ValueError as error:
-        raise ConfigurationError(f"--dsn {error}") from None
-    if holds_secret(parameters):
-        raise ConfigurationError(
-            "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
-        )
-    # "x.y" is any table, so that the settings are valid before the tables are known.
-    with _connect(SourceSettings(dsn=dsn, tables=("x.y",))) as connection:
-        shapes, skipped, partitions = _tables(connection, schemas)
+    source = source_of(dsn)
+    with connect_to(source) as connection:
+        shapes, skipped, partitions = tables_of(connection, schemas)
         tables = list(shapes)
         database = connection.info.dbname
         user = connection.info.user
@@ -298,7 +290,7 @@ def write_config(
         )
     chosen = name or re.sub(r"[^a-z0-9_]", "_", database.lower()).lstrip("_0123456789") or "pipeline"
     # In the file they would count from the file, and here they count from where the command is run.
-    here = files_below(Path.cwd(), make_conninfo("", **parameters))
+    here = files_below(Path.cwd(), make_conninfo("", **parse_dsn(dsn)))
     keyless = [table for table, why in skipped if why == _NO_KEY]
     hidden = secret_columns(shapes.values())
     text = config_text(
@@ -377,10 +369,24 @@ def config_text(
     )
 
 
-def _connect(source: SourceSettings) -> psycopg.Connection[Any]:
+def source_of(dsn: str) -> SourceSettings:
+    """The database that ``--dsn`` names. Raises ConfigurationError for what can't be one, and for a password in it."""
+    try:
+        parameters = parse_dsn(dsn)
+    except ValueError as error:
+        raise ConfigurationError(f"--dsn {error}") from None
+    if holds_secret(parameters):
+        raise ConfigurationError(
+            "--dsn holds a password", hint="put it into $LOCKSTEP_SOURCE_PASSWORD: arguments show in process lists"
+        )
+    # "x.y" is any table, so that the settings are valid before the tables are known.
+    return SourceSettings(dsn=dsn, tables=("x.y",))
+
+
+def connect_to(source: SourceSettings, *, application: str = "lockstep init") -> psycopg.Connection[Any]:
     """A connection. Raises LockstepError with what to do: without a file, ``lockstep doctor`` can't look."""
     try:
-        return connect(source, application="lockstep init")
+        return connect(source, application=application)
     except LockstepError as refused:
         way_out = refusal(refused.message, source).fix.replace("source.dsn", "--dsn")
         raise LockstepError(refused.message, hint=way_out) from refused
@@ -394,7 +400,7 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
     return bool(row and row[0])
 
 
-def _tables(
+def tables_of(
     connection: psycopg.Connection[Any], schemas: tuple[str, ...]
 ) -> tuple[dict[TableName, Table], list[tuple[TableName, str]], dict[TableName, int]]:
     """Tables that can be captured, those that can't with the reason, and how many partitions tables have."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import alerts, operate, rejections, run, servers, setup
+from lockstep.cli import alerts, operate, rejections, run, servers, setup, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
@@ -96,6 +96,11 @@ def _alerts(context: typer.Context) -> None:
     _help_without_a_command(context)
 
 
+def _views(context: typer.Context) -> None:
+    """Queries over captured tables whose results are kept up to date."""
+    _help_without_a_command(context)
+
+
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -140,6 +145,9 @@ def _app() -> typer.Typer:
     told.command()(alerts.silence)
     told.command()(alerts.watch)
     root.add_typer(told, name="alerts", rich_help_panel="Operate")
+    kept = _group(_views)
+    kept.command()(views.check)
+    root.add_typer(kept, name="views", rich_help_panel="Operate")
     return root
 
 

@@ -6,10 +6,10 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
-from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import list_generations
+from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
 from sinks.registry import (
@@ -65,11 +65,7 @@ def source_shapes(config: Config) -> dict[TableName, Table]:
     """The captured tables as they are at the source; those that don't exist aren't in it. Raises LockstepError."""
     with connect(config.source, application="lockstep doctor") as connection:
         connection.execute("set default_transaction_read_only = on")
-        is_published = connection.execute(
-            "select 1 from pg_publication where pubname = %s", (config.publication,)
-        ).fetchone()
-        publication = config.publication if is_published else None
-        return load_tables(connection, config.source.table_names, publication, config.source.keys)
+        return captured_shapes(connection, config.as_pipeline())
 
 
 def _of_sink(config: Config, settings: SinkSettings, shapes: Mapping[TableName, Table]) -> list[Table]:

@@ -34,7 +34,20 @@ from sinks.warehouse.settings import WarehouseSettings
 from tests.docs.generated import DOCS, ROOT
 from tests.docs.pages import PAGES, blocks, commands, name_of, spans, tables, text_of
 
-PACKAGES = ("cdc", "jobs", "sinks", "snapshot", "monitor", "lockstep", "stack", "migrations", "bench", "tests", "docs")
+PACKAGES = (
+    "cdc",
+    "jobs",
+    "sinks",
+    "snapshot",
+    "views",
+    "monitor",
+    "lockstep",
+    "stack",
+    "migrations",
+    "bench",
+    "tests",
+    "docs",
+)
 GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 

@@ -21,7 +21,7 @@ GROUPS = {
     "Operate": [
         *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover"),
-        *("snapshot", "rejections", "alerts"),
+        *("snapshot", "rejections", "alerts", "views"),
     ],
 }
 

@@ -1,0 +1,84 @@
+"""Commands of views: ``check``."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
+
+
+def check(
+    config: ConfigOption = DEFAULT_CONFIG,
+    sql: Annotated[str | None, typer.Option(help="The query.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the query; - is standard input.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Columns that tell the result's rows apart, as a,b; default the fewest.")
+    ] = None,
+    top_per: Annotated[str | None, typer.Option(help="Only the first rows per these columns, as a,b.")] = None,
+    top_order: Annotated[str | None, typer.Option(help="Which come first, as after `order by`.")] = None,
+    top_n: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
+    dsn: Annotated[
+        str | None, typer.Option(help="libpq connection string of a database instead of the configuration's source.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a query can be kept as a view, and what it would cost.
+
+    Reads the database's catalogue and statistics, no rows, and changes nothing. With --dsn no configuration is needed,
+    and every table with a key counts as captured. Exit code 1 when the query can't be kept.
+    """
+    from contextlib import closing
+
+    from cdc.postgres.connection import connect
+    from lockstep.captured_tables import captured_shapes
+    from lockstep.config import read
+    from lockstep.doctor.patterns import choose_tables
+    from lockstep.init import connect_to, source_of, tables_of
+    from lockstep.terminal import out
+    from lockstep.views.check import Question
+    from lockstep.views.check import check as check_query
+    from lockstep.views.output import checked_json, checked_text
+    from views.sql.reader import TopRows
+
+    if (sql is None) == (file is None):
+        raise typer.BadParameter("name the query with one of --sql and --file")
+    given = (top_per, top_order, top_n)
+    if any(part is not None for part in given) and None in given:
+        raise typer.BadParameter("--top-per, --top-order and --top-n belong together")
+    text = sql if sql is not None else _text_of(file or Path("-"))
+    top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
+    question = Question(text, _names(key), top)
+    application = "lockstep views check"
+    if dsn is not None:
+        with closing(connect_to(source_of(dsn), application=application)) as connection:
+            connection.execute("set default_transaction_read_only = on")
+            tables, _, _ = tables_of(connection, ())
+            checked = check_query(connection, question, tables)
+    else:
+        chosen = choose_tables(read(config)).config
+        with closing(connect(chosen.source, application=application)) as connection:
+            connection.execute("set default_transaction_read_only = on")
+            checked = check_query(connection, question, captured_shapes(connection, chosen.as_pipeline()))
+    if as_json:
+        print_json(checked_json(checked))
+    else:
+        out.print(checked_text(checked))
+    raise typer.Exit(0 if checked.plan is not None else 1)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(name for part in (text or "").split(",") if (name := part.strip()))
+
+
+def _text_of(file: Path) -> str:
+    """Raises ConfigurationError for a file that can't be read."""
+    from cdc.model.errors import ConfigurationError
+
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"--file {file} can't be read: {error.strerror}", hint="check its path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--file {file} is not UTF-8", hint="save it as UTF-8") from error

@@ -1,0 +1,72 @@
+"""``lockstep views check``: whether a query can be kept over the tables of a database, and what that would cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from cdc.model.table import Table, TableName
+from cdc.postgres.statistics import table_statistics
+from views.estimate import Estimate, estimate
+from views.failures import Refusal, Refused
+from views.plan import ViewPlan
+from views.sql.keys import shortest_key
+from views.sql.reader import TopRows, read_view
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A view's query. Without a ``key`` the shortest one is taken."""
+
+    sql: str
+    key: tuple[str, ...] = ()
+    top: TopRows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is known of a query.
+
+    ``plan`` is None where it can't be kept: ``refusals`` say why. ``key`` is the one that was asked with, or found.
+    ``estimate`` is None where tables lack statistics: ``not_analysed`` are those.
+    """
+
+    key: tuple[str, ...]
+    refusals: tuple[Refusal, ...] = ()
+    plan: ViewPlan | None = None
+    estimate: Estimate | None = None
+    not_analysed: tuple[TableName, ...] = ()
+
+
+def check(connection: psycopg.Connection[Any], question: Question, tables: Mapping[TableName, Table]) -> Checked:
+    """Look at a query over these tables of the database. Nothing is changed, and no row is read.
+
+    Raises psycopg.Error where the server can't be asked.
+    """
+    key = question.key or shortest_key(question.sql, tables) or ()
+    try:
+        plan = read_view(question.sql, tables, key=key, top=question.top)
+    except Refused as refused:
+        return Checked(key, refused.refusals)
+    if (refusal := _refused_by_postgres(connection, question.sql)) is not None:
+        return Checked(key, (refusal,))
+    known = table_statistics(connection, plan.tables)
+    not_analysed = tuple(table for table in plan.tables if table not in known)
+    return Checked(key, (), plan, None if not_analysed else estimate(plan, known), not_analysed)
+
+
+def _refused_by_postgres(connection: psycopg.Connection[Any], sql: str) -> Refusal | None:
+    """What the server says of the query, which it plans and doesn't run."""
+    try:
+        with connection.transaction():
+            connection.execute("set transaction read only")
+            # As views read names. Nobody's functions are called: of those that could be, the reader refuses all.
+            connection.execute("set local search_path = pg_catalog, public")
+            connection.execute(f"explain (verbose false) {sql}".encode())
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        reason = f"PostgreSQL refuses it: {error.diag.message_primary or type(error).__name__}"
+        return Refusal("sql", reason, error.diag.message_hint or "try it in psql")
+    return None

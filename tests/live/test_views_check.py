@@ -1,0 +1,184 @@
+"""What `lockstep views check` says of a query: every reason against it, its plan, and what it would cost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.cli.main import exit_code
+from stack.stack import Endpoints
+from tests.databases import Database
+
+pytestmark = pytest.mark.live
+
+LIKES_PER_POST = (
+    "select p.id, p.body, count(l.user_id) as likes from posts p left join likes l on l.post_id = p.id"
+    " group by p.id, p.body"
+)
+
+
+@pytest.fixture(scope="module")
+def shop(shared_database: Database) -> Database:
+    shared_database.execute(
+        "create table users (id bigint primary key, name text not null)",
+        "create table posts (id bigint primary key, user_id bigint not null, body text not null, at timestamptz)",
+        "create table likes (post_id bigint, user_id bigint, primary key (post_id, user_id))",
+        "create table notes (line text)",
+        "create table parted (id int, day date, primary key (id, day)) partition by range (day)",
+        "create table parted_1 partition of parted default",
+        "insert into users select n, 'user ' || n from generate_series(1, 100) n",
+        "insert into posts select n, n % 100 + 1, repeat('x', 40), now() from generate_series(1, 1000) n",
+        "insert into likes select p.id, u.id from posts p join users u on (p.id + u.id) % 20 = 0",
+        "insert into parted select n, date '2024-01-01' + n % 10 from generate_series(1, 50) n",
+        "analyze users, posts, likes, parted, parted_1",
+    )
+    return shared_database
+
+
+def check(shop: Database, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = exit_code(["views", "check", "--dsn", shop.dsn, "--json", *arguments])
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, document
+
+
+def test_a_query_that_can_be_kept_has_a_plan_and_costs(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    code, document = check(shop, capsys, "--sql", LIKES_PER_POST)
+    assert (code, document["can_be_kept"], document["refusals"]) == (0, True, [])
+    assert document["key"] == ["id"]
+    assert document["tables"] == ["public.posts", "public.likes"]
+    assert document["plan"]["operator"] == "group"
+    assert document["plan"]["sources"][0]["operator"] == "left join"
+    changes = {change["table"]: change for change in document["estimate"]["changes"]}
+    assert changes["public.posts"] == {"table": "public.posts", "rows": 1000, "average": 1.0, "largest": 1}
+    assert changes["public.likes"]["rows"] == 5000
+    assert changes["public.likes"]["largest"] == 1
+    assert document["estimate"]["rows"] == pytest.approx(1000, rel=0.1)
+    assert document["estimate"]["assumed"] == []
+
+
+def test_the_costs_are_those_of_the_most_frequent_value_too(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select p.id, u.name from posts p join users u on u.id = p.user_id"
+    _, document = check(shop, capsys, "--sql", sql, "--key", "id")
+    changes = {change["table"]: change for change in document["estimate"]["changes"]}
+    assert changes["public.users"]["average"] == pytest.approx(10, rel=0.1)
+    assert changes["public.users"]["largest"] >= 10
+    assert changes["public.posts"]["average"] == pytest.approx(1, rel=0.1)
+
+
+def test_every_reason_comes_with_clause_and_remedy(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "select id, lower(body) as b, now() as n from posts order by id"
+    code, document = check(shop, capsys, "--sql", sql)
+    assert (code, document["can_be_kept"], document["plan"]) == (1, False, None)
+    assert [refusal["clause"] for refusal in document["refusals"]] == [
+        "ORDER BY id",
+        "LOWER(body)",
+        "CURRENT_TIMESTAMP",
+    ]
+    assert all(refusal["reason"] and refusal["remedy"] for refusal in document["refusals"])
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("select line from notes", "isn't captured"),
+        ("select id from missing", "isn't captured"),
+        ("select id from posts; select id from users", "2 statements"),
+        ("explain select id from posts", "isn't a query"),
+    ],
+)
+def test_what_no_view_can_be_of(shop: Database, capsys: pytest.CaptureFixture[str], sql: str, reason: str) -> None:
+    code, document = check(shop, capsys, "--sql", sql)
+    assert code == 1
+    assert reason in " ".join(refusal["reason"] for refusal in document["refusals"]), document
+
+
+def test_a_table_without_statistics_is_named(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    shop.execute("create table fresh (id int primary key, n int)")
+    code, document = check(shop, capsys, "--sql", "select n, count(*) as c from fresh where n > 0 group by n")
+    assert (code, document["estimate"], document["not_analysed"]) == (0, None, ["public.fresh"])
+    exit_code(["views", "check", "--dsn", shop.dsn, "--sql", "select id, n from fresh"])
+    assert 'run: analyze "public"."fresh"' in capsys.readouterr().out
+
+
+def test_a_partitioned_table_has_the_rows_of_its_partitions(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = check(shop, capsys, "--sql", "select day, count(*) as n from parted group by day")
+    assert document["estimate"]["changes"][0]["rows"] == 50
+    assert document["estimate"]["rows"] == 10
+
+
+def test_a_column_that_the_role_may_not_read_is_named(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
+    role = shop.role()
+    shop.execute(f"grant select (id) on posts to {role}")
+    code = exit_code(
+        ["views", "check", "--dsn", shop.source(user=role).dsn, "--json", "--sql", "select id, body from posts"]
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert "permission denied" in document["refusals"][0]["reason"]
+
+
+def test_the_query_may_come_from_a_file_and_top_from_options(
+    shop: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "newest.sql"
+    file.write_text("select user_id, id, body from posts where user_id is not null\n")
+    top = ("--top-per", "user_id", "--top-order", "id desc", "--top-n", "3")
+    code, document = check(shop, capsys, "--file", str(file), "--key", "user_id,id", *top)
+    assert (code, document["refusals"]) == (0, [])
+    assert document["plan"]["operator"] == "top"
+    assert document["estimate"]["rows"] == 300
+
+
+def test_people_see_the_plan_as_a_tree_of_80_columns(
+    shop: Database, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = exit_code(["views", "check", "--dsn", shop.dsn, "--sql", LIKES_PER_POST])
+    text = capsys.readouterr().out
+    assert code == 0
+    lines = text.splitlines()
+    assert lines[:2] == ["this query can be kept", "key: id"]
+    assert any(line.startswith("└── left join on posts.id = likes.post_id") for line in lines)
+    assert "keeps the rows of both sides" in text
+    assert any(line.split()[:2] == ["public.likes", "5,000"] for line in lines)
+    assert "estimates" in text
+
+
+def test_only_the_tables_of_the_configuration_count_as_captured(
+    shop: Database, endpoints: Endpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "lockstep.toml"
+    config.write_text(
+        f"""
+        [pipeline]
+        name = "shop"
+        [source]
+        dsn = "{shop.dsn}"
+        tables = ["public.posts"]
+        [kafka]
+        bootstrap_servers = "{endpoints.kafka_bootstrap}"
+        """
+    )
+    code = exit_code(["views", "check", "--config", str(config), "--json", "--sql", LIKES_PER_POST])
+    document = json.loads(capsys.readouterr().out)
+    assert code == 1
+    assert [refusal["clause"] for refusal in document["refusals"]] == ["likes AS l"]
+    code = exit_code(["views", "check", "--config", str(config), "--json", "--sql", "select id, body from posts"])
+    assert (code, json.loads(capsys.readouterr().out)["key"]) == (0, ["id"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "one of --sql and --file"),
+        (("--sql", "select 1", "--file", "x"), "one of --sql and --file"),
+        (("--sql", "select 1", "--top-n", "3"), "belong together"),
+        (("--sql", "select 1", "--dsn", "host=x password=y"), "holds a password"),
+        (("--file", "/nowhere/q.sql", "--dsn", "host=x"), "can't be read"),
+    ],
+)
+def test_a_call_that_means_nothing(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["views", "check", *arguments]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,32 @@
+"""Columns of a query's result by which its rows can be told apart, for who hasn't named any."""
+
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Final
+
+import sqlglot
+from sqlglot.errors import SqlglotError
+
+from cdc.model.table import Table, TableName
+from views.sql.query_reader import QueryReader
+from views.sql.refusals import Refuse
+
+_COLUMNS_MAX: Final = 5
+
+
+def shortest_key(sql: str, tables: Mapping[TableName, Table]) -> tuple[str, ...] | None:
+    """The fewest columns that are a key of the result, the first ones of the select list where several would do.
+
+    None where there is no such key of at most five columns, or the query can't be read.
+    """
+    reader = QueryReader(tables)
+    try:
+        relation = reader.read(sqlglot.parse_one(sql, dialect="postgres"))
+    except (SqlglotError, Refuse):
+        return None
+    fit = [name for name, made in relation.names.items() if made.type.has_one_form and relation.is_never_null(made)]
+    for count in range(1, min(len(fit), _COLUMNS_MAX) + 1):
+        for names in combinations(fit, count):
+            if relation.is_unique(names):
+                return names
+    return None
