@@ -298,7 +298,9 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
     opened = pipeline.opened()
     try:
         with pytest.raises(LockstepError, match="can't be switched to"):
-            check_nothing_aside(opened.records, pipeline.sink, 1, live=None, to="switched to")
+            check_nothing_aside(
+                opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None, to="switched to"
+            )
     finally:
         opened.sink.close()
 
