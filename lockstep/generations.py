@@ -4,15 +4,16 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
@@ -91,7 +92,7 @@ def describe(config: Config, name: str) -> list[Description]:
     """All generations of a sink, oldest first. Raises as ``list_of``."""
     settings = settings_of(config, name)
     today = definition(settings)
-    descriptions = []
+    descriptions, epoch = list[Description](), cache(partial(_epoch, config))
     generations = list_of(config, name)
     if not generations:
         return []
@@ -102,8 +103,8 @@ def describe(config: Config, name: str) -> list[Description]:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
-            if verification is not None and progress is not None:
-                verification = verification.in_epoch(progress.epoch)
+            if verification is not None and verification.through_lsn:
+                verification = verification.in_epoch(epoch())
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
@@ -112,6 +113,15 @@ def describe(config: Config, name: str) -> list[Description]:
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
         descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number], verification))
     return descriptions
+
+
+def _epoch(config: Config) -> int | None:
+    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't answer."""
+    try:
+        state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
+    except Unavailable:
+        return None
+    return 0 if state is None else state.epoch
 
 
 def _jobs(name: str, settings: SinkSettings, numbers: Collection[int]) -> Mapping[int, JobStatus]:
@@ -194,7 +204,10 @@ def switch_to(
             )
         wanted = config.sink_tables(settings_of_generation(config, name, generation))
         tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
-        check_nothing_aside(opened.records, name, number, live=opened.generations.live(), to="switched to")
+        live = opened.generations.live()
+        check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
+        # Nobody waits for what both lack.
+        tables = [table for table in tables if table not in load_asides(opened.records, number)]
         live_before = switch(
             partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables), say=say
         )
@@ -203,14 +216,19 @@ def switch_to(
     return live_before, number
 
 
-def check_nothing_aside(records: CoordinationRecords, name: str, number: int, *, live: int | None, to: str) -> None:
-    """Raise LockstepError where a generation lacks changes of a table that is set aside.
+def check_nothing_aside(
+    records: CoordinationRecords, name: str, number: int, tables: Collection[TableName], *, live: int | None, to: str
+) -> None:
+    """Raise LockstepError where a generation lacks changes of one of these ``tables``, which is set aside.
+
+    ``tables`` are those that it is to have. What is asked of others, or was, is no matter.
 
     ``to`` is what can't be done then. What was taken out of the ``live`` generation too is no matter.
     """
     asides, orders = load_asides(records, number), load_orders(records, number)
     live_asides = {} if live is None or live == number else load_asides(records, live)
-    for table in sorted({*asides, *(table for table, order in orders.items() if order.wish is not Wish.APPLY)}):
+    ordered = {table for table, order in orders.items() if order.wish is not Wish.APPLY}
+    for table in sorted((ordered | asides.keys()).intersection(tables)):
         states = [each[table].state for each in (asides, live_asides) if table in each]
         if states == [AsideState.OUT, AsideState.OUT]:
             continue

@@ -117,8 +117,11 @@ class Verification:
     through_epoch: int = 0
     but_for: tuple[str, ...] = ()
 
-    def in_epoch(self, epoch: int) -> "Verification":
-        """What is known of it in an epoch of capture: an LSN from before a recovery is of another line of WAL."""
+    def in_epoch(self, epoch: int | None) -> "Verification":
+        """What is known of it in an epoch of capture: an LSN from before a recovery is of another line of WAL.
+
+        None where nobody knows the epoch, and so nothing of the LSN.
+        """
         return self if self.through_epoch == epoch else replace(self, through_lsn=0, through_ms=0)
 
     def after(self, before: "Verification | None") -> "Verification":

@@ -83,7 +83,7 @@ def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
 
 
 def missing_records(progress: Progress | None, wanted_offsets: Offsets) -> int:
-    """How many records a generation has still to apply to reach these offsets, of the topics that it reads."""
+    """How many records a generation has still to apply to reach these offsets, of the topics that it has ever read."""
     if progress is None:
         return sum(wanted_offsets.values())
     return sum(

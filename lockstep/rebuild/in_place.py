@@ -52,7 +52,8 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
     check_owner(name, live.number, record, config.pipeline.name)
     with open_generation(name, settings, live.number) as opened:
         check_in_place(settings, with_definition(settings, record.definition))
-        check_nothing_aside(opened.records, name, live.number, live=None, to="written again")
+        tables = config.sink_tables(settings)
+        check_nothing_aside(opened.records, name, live.number, tables, live=None, to="written again")
         is_begun = (
             record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
         )

@@ -15,6 +15,7 @@ from lockstep.verify.progress import Step
 from lockstep.verify.report import VerifyReport, verify_table
 from lockstep.verify.result import failure_of, is_of_everything, keep, only_one, result_of
 from lockstep.verify.verify import verify
+from monitor.verification import VerifyOutcome
 
 logger = logging.getLogger("lockstep.verify")
 
@@ -22,7 +23,7 @@ _LINE_EVERY_S = 5.0
 
 
 def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
-    """Compare and show it; returns the exit code: 0 equal, 1 not.
+    """Compare and show it; returns the exit code: 0 where all of it is equal, else 1.
 
     Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
     """
@@ -59,7 +60,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
             if is_of_everything(options):
                 result = result_of(report, began_ms=began_ms, ended_ms=ended_ms)
                 keep(config, report.sink, report.generation, result)
-    return 0 if report.is_equal else EXIT_FAILED
+    return 0 if report.outcome is VerifyOutcome.EQUAL else EXIT_FAILED
 
 
 def _show(report: VerifyReport, *, as_json: bool) -> None:

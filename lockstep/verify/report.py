@@ -130,6 +130,7 @@ class VerifyReport:
 
     @property
     def is_equal(self) -> bool:
+        """Whether nothing was found in what was compared; ``outcome`` says of everything."""
         return all(table.is_equal for table in self.tables)
 
     @property
@@ -146,7 +147,7 @@ class VerifyReport:
             "generation": self.generation,
             "against": self.against,
             "lsn": None if self.lsn is None else format_lsn(self.lsn),
-            "equal": self.is_equal,
+            "equal": self.outcome is VerifyOutcome.EQUAL,
             "outcome": self.outcome.value,
             "tables": [table.to_json() for table in self.tables],
         }

@@ -4,14 +4,22 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
-from sinks.contract import Generations, Progress, TopicPartition
+from sinks.contract import Progress, TopicPartition
 
 _SLICE_S: Final = 0.05
 _SAY_AFTER_S: Final = 5.0
+
+
+class LoadsProgress(Protocol):
+    """How far a generation is, as ``sinks.contract.Generations`` tells it."""
+
+    def load_progress(self) -> Progress | None:
+        """None where no job has ever applied to it. Raises what the destination raises."""
+        ...
 
 
 class Stalled(LockstepError):
@@ -74,19 +82,24 @@ class SyncPoint:
 
 
 class Applied:
-    """Waits for one generation of a sink. A sink that doesn't get any further raises Stalled."""
+    """Waits for one generation of a sink. A sink that doesn't get any further raises Stalled.
+
+    ``check`` raises LockstepError where waiting, or what is found afterwards, is in vain. It is asked at each slice.
+    """
 
     def __init__(
         self,
-        generations: Generations,
+        progress: LoadsProgress,
         *,
         name: str,
         generation: int,
         waiting: Waiting,
         stall_s: float,
         say: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        self._generations = generations
+        self._progress = progress
+        self._check = check
         self._name = name
         self._generation = generation
         self._waiting = waiting
@@ -96,7 +109,8 @@ class Applied:
     def wait(self, point: SyncPoint, while_waiting: Callable[[], None] | None = None) -> None:
         """Return once everything up to the point is applied.
 
-        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, LockstepError when a stop is asked for.
+        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, LockstepError when a stop is asked for and as
+        ``check`` does.
         """
         began = moved = self._waiting.now_s()
         last: Progress | None = None
@@ -104,7 +118,8 @@ class Applied:
         while True:
             progress = last
             with suppress(Unavailable):
-                progress = self._generations.load_progress()
+                progress = self._progress.load_progress()
+                self._check()  # afterwards: whoever sets a table aside says so before the watermark goes on without it
             if point.is_applied(progress):
                 return
             now = self._waiting.now_s()

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pyspark.sql import SparkSession
 
@@ -298,7 +299,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
     opened = pipeline.opened()
     try:
         with pytest.raises(LockstepError, match="can't be switched to"):
-            check_nothing_aside(opened.records, pipeline.sink, 1, live=None, to="switched to")
+            check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None, to="switched to")
     finally:
         opened.sink.close()
 
@@ -373,6 +374,55 @@ def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
         code, said = run("resume", "public.items")
         assert (code, "deletes may be missing" in said) == (1, True), "the job refuses it after a moment"
         assert job.stop() == 0
+
+
+def test_a_comparison_says_which_tables_are_aside_and_compares_the_others(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"aside{uuid.uuid4().hex[:8]}"
+    pipeline = Captures(endpoints, tmp_path, name, sinks=True)
+    sink, account = f"{name}_cache", f"{name}.account"
+    options = ["--config", str(pipeline.path)]
+
+    def compared(*more: str) -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = exit_code(["verify", sink, "--json", *more, *options])
+        return code, orjson.loads(capsys.readouterr().out)
+
+    def reasons(document: dict[str, Any]) -> dict[str, str | None]:
+        return {table["table"]: table["not_compared"] for table in document["tables"]}
+
+    try:
+        with pipeline.sql() as sql:
+            sql.execute(f"insert into {account} (id, owner) select i, 'o' from generate_series(1, 20) i")
+            sql.execute(f"insert into {name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 20) i")
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        job = pipeline.apply(spark, sink)
+        code, document = compared()
+        assert (code, document["outcome"]) == (0, "equal")
+        for command, state in (("pause", "is paused"), ("take-out", "was taken out")):
+            assert exit_code([command, sink, account, *options]) == 0
+            with pipeline.sql() as sql:
+                sql.execute(f"update {account} set owner = '{command}'")
+                sql.execute(f"update {name}.entry set note = '{command}'")
+            for against in ("source", "topic"):
+                code, document = compared("--against", against)
+                assert (code, document["outcome"], document["equal"]) == (1, "incomplete", False)
+                told = reasons(document)
+                assert told.pop(f"{name}.entry") is None
+                reason = told.pop(account) or ""
+                assert state in reason
+                assert f"lockstep resume {sink} {account}" in reason
+        code, document = compared("--table", f"{name}.entry")
+        assert (code, document["outcome"]) == (0, "equal")
+        assert exit_code(["resume", sink, account, *options]) == 0
+        code, document = compared()
+        assert (code, document["outcome"]) == (0, "equal"), "it waits until the table has caught up"
+        assert job.stop() == 0
+    finally:
+        pipeline.close()
 
 
 def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from cdc.kafka.control_topics import read_schema_records, read_state
+from cdc.kafka.control_topics import ProgressReader, read_schema_records, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
@@ -14,11 +14,12 @@ from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_num
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
 from lockstep.verify.sides.expected import Expected
 from lockstep.verify.sides.generation import GenerationSide
+from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
 from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.sides.sink_view import RowComputer, SinkView
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.topic import TopicSide
-from lockstep.verify.waiting import Applied, SyncPoint, Waiting
+from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting
 from sinks.append_only import stored_table
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
@@ -77,10 +78,6 @@ def open_sides(
     cluster = TopicAdmin(client)
     topics = config.topics()
 
-    def log_ends() -> Mapping[TopicPartition, int]:
-        partitions = partitions_of([topics[name] for name in names], cluster.partition_counts())
-        return cluster.end_offsets(partitions, while_waiting=waiting.check)
-
     def epoch_now() -> int:
         state = read_state(client, config.pipeline.name, config.slot)
         return 0 if state is None else state.epoch
@@ -88,7 +85,25 @@ def open_sides(
     with ExitStack() as closing:
         generations = _Generations(options, closing, waiting=waiting, say=say)
         generation = generations.live(settings) if options.generation is None else options.generation
-        sink, applied = generations.open(settings, generation)
+        opened = [generations.open(settings, generation)]
+        other_settings = settings
+        if options.against not in (SOURCE, TOPIC):
+            other_settings = options.other_settings or settings
+            opened.append(generations.open(other_settings, generation_number(options.against)))
+        set_aside = {name: "; ".join(filter(None, (each.set_aside.reason(name) for each in opened))) for name in names}
+        read = {name: topics[name] for name in names if not set_aside[name]}
+
+        def log_ends() -> Mapping[TopicPartition, int]:
+            partitions = partitions_of(list(read.values()), cluster.partition_counts())
+            return cluster.end_offsets(partitions, while_waiting=waiting.check)
+
+        def published() -> ProgressReader:
+            reader = ProgressReader(client, config.pipeline.name, list(read.values()))
+            closing.callback(reader.close)
+            return reader
+
+        sink, *others = (SinkSide(each.opened.sink, waiting) for each in opened)
+        applied, *others_applied = (generations.applied(each, read, published) for each in opened)
         records = read_schema_records(client, config.pipeline.name)
         shapes = _logged_shapes(newest_shapes(records), names, config.pipeline.name)
         earlier_shapes = histories(records)
@@ -117,19 +132,14 @@ def open_sides(
             return TopicSide(client, topics, earlier_shapes, keys_max=options.keys_max, waiting=waiting, view=view)
 
         expected: Expected
-        generations_read = [sink]
-        origins, other_settings = shapes, settings
+        origins = shapes
         if options.against == SOURCE:
             expected = source
             origins = _source_tables(source, names, shapes, view)
         elif options.against == TOPIC:
             expected = new_topic_side()
         else:
-            number = generation_number(options.against)
-            other_settings = options.other_settings or settings
-            other_sink, other_applied = generations.open(other_settings, number)
-            expected = GenerationSide(number, other_sink, other_applied, log_ends)
-            generations_read.append(other_sink)
+            expected = GenerationSide(opened[1].number, others[0], others_applied[0], log_ends)
         tables = tuple(
             compared_table(
                 stored_table(origins[name]),
@@ -145,10 +155,14 @@ def open_sides(
             tables = tuple(
                 replace(compared, not_comparable=expected.what_is_lost(compared.table)) for compared in tables
             )
+        tables = tuple(
+            replace(compared, not_comparable=set_aside[compared.table.name] or compared.not_comparable)
+            for compared in tables
+        )
         if not options.keys:
-            for read in generations_read:
+            for side in (sink, *others):
                 # What is stored later is looked up by its key, as everything that seems to be missing.
-                read.plan_scans([compared.table for compared in tables])
+                side.plan_scans([compared.table for compared in tables if not compared.not_comparable])
         yield Sides(
             generation,
             settings,
@@ -162,6 +176,15 @@ def open_sides(
             tables,
             epoch_now,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedGeneration:
+    """A generation, and the tables that its job doesn't read."""
+
+    number: int
+    opened: OpenedSink
+    set_aside: SetAside
 
 
 class _Generations:
@@ -186,8 +209,8 @@ class _Generations:
             )
         return live
 
-    def open(self, settings: SinkSettings, generation: int) -> tuple[SinkSide, Applied]:
-        """A generation's rows, and what waits for it. Raises LockstepError when there is no such generation."""
+    def open(self, settings: SinkSettings, generation: int) -> _OpenedGeneration:
+        """Raises LockstepError when there is no such generation."""
         opened = self._open(settings, generation)
         existing = opened.generations.numbers()
         if generation not in existing:
@@ -195,15 +218,27 @@ class _Generations:
                 f"sink {self._name!r} has no generation {generation}",
                 hint=f"it has: {', '.join(map(str, existing)) or 'none'}",
             )
-        applied = Applied(
-            opened.generations,
+        return _OpenedGeneration(generation, opened, SetAside(opened.records, self._name, generation))
+
+    def applied(
+        self, each: _OpenedGeneration, read: Mapping[TableName, str], published: Callable[[], ProgressReader]
+    ) -> Applied:
+        """What waits for a generation to apply what is in the topics of these tables.
+
+        Where others hold up its watermark, what these have is known by what is ``published``.
+        """
+        progress: LoadsProgress = each.opened.generations
+        if each.set_aside.hold_watermark:
+            progress = ProgressOfTables(progress, each.opened.records, each.number, topics=read, published=published())
+        return Applied(
+            progress,
             name=self._name,
-            generation=generation,
+            generation=each.number,
             waiting=self._waiting,
             stall_s=self._stall_s,
             say=self._say,
+            check=each.set_aside.check,
         )
-        return SinkSide(opened.sink, self._waiting), applied
 
     def _open(self, settings: SinkSettings, generation: int) -> OpenedSink:
         opened = open_sink(self._name, settings, generation)

@@ -72,6 +72,7 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     save_verification(records, 1, equal)
     assert load_verification(records, 1) == equal
     assert equal.in_epoch(3) is equal
+    assert equal.in_epoch(None).through_lsn == 0
     after = equal.in_epoch(4)
     assert (after.through_lsn, after.to_json()["verified_through"], after.outcome) == (0, None, VerifyOutcome.EQUAL)
     assert "verified through" not in after.sentence("cache")

@@ -42,6 +42,11 @@ def test_only_a_complete_comparison_without_findings_is_equal():
     assert not report(replace(EQUAL, is_complete=False)).is_equal
 
 
+def test_a_table_that_was_not_compared_makes_it_incomplete_for_programs_too():
+    document = report(EQUAL, TableReport(ORDERS, not_compared="it is paused")).to_json()
+    assert (document["outcome"], document["equal"]) == ("incomplete", False)
+
+
 def test_row_counts_alone_make_no_difference():
     """Each side was counted at its own time."""
     assert replace(EQUAL, sink_rows=12).is_equal

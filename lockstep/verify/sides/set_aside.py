@@ -1,0 +1,99 @@
+"""Tables that a generation's job doesn't read: they can't be compared, and may hold up the watermark of all others."""
+
+from collections.abc import Mapping, Set
+from dataclasses import replace
+from typing import Protocol
+
+from cdc.model.errors import LockstepError
+from cdc.model.table import TableName
+from cdc.protocol.control_records import ProgressRecord
+from jobs.generations.asides import Aside, load_asides
+from jobs.generations.columns import load_columns
+from jobs.query.watermark import Watermark
+from lockstep.verify.waiting import LoadsProgress
+from sinks.contract import CoordinationRecords, Progress
+
+
+class NewRecords(Protocol):
+    """The progress topic, as ``cdc.kafka.control_topics.ProgressReader`` reads it."""
+
+    def new_records(self) -> list[ProgressRecord]:
+        """Those since the last call; the first one bounds all topics. Raises Unavailable."""
+        ...
+
+
+class SetAside:
+    """The tables that a generation's job doesn't read, as they are when this is made.
+
+    Every method that asks the destination raises what it raises.
+    """
+
+    def __init__(self, records: CoordinationRecords, sink: str, generation: int) -> None:
+        self._records, self._sink, self._generation = records, sink, generation
+        self._unread = self._load()
+
+    @property
+    def tables(self) -> Set[TableName]:
+        return self._unread.keys()
+
+    @property
+    def hold_watermark(self) -> bool:
+        return any(aside.holds_watermark for aside in self._unread.values())
+
+    def reason(self, table: TableName) -> str:
+        """Why this table can't be compared, and the command that ends it; "" where it can be."""
+        aside = self._unread.get(table)
+        if aside is None:
+            return ""
+        step = aside.next_step(self._sink, str(table))
+        return f"generation {self._generation}: {aside.why(str(table))}" + ("" if step is None else f"; {step}")
+
+    def check(self) -> None:
+        """Raise LockstepError where another table was set aside since: the sink won't get further, or lacks rows."""
+        for table, aside in self._load().items():
+            if table not in self._unread:
+                raise LockstepError(
+                    f"generation {self._generation} of sink {self._sink!r} was being compared, and"
+                    f" {aside.why(str(table))}",
+                    hint="compare again: what the sink still gets is compared without that table",
+                )
+
+    def _load(self) -> Mapping[TableName, Aside]:
+        asides = load_asides(self._records, self._generation)
+        return {table: aside for table, aside in asides.items() if not aside.is_read}
+
+
+class ProgressOfTables:
+    """A generation's progress, with the watermark that it would have if it had these tables alone.
+
+    ``topics`` are theirs, by table. ``published`` has what capture has told since. ``generation`` is the number under
+    which ``records`` say which columns rows still lack: until they have them nothing counts as applied.
+    """
+
+    def __init__(
+        self,
+        progress: LoadsProgress,
+        records: CoordinationRecords,
+        generation: int,
+        *,
+        topics: Mapping[TableName, str],
+        published: NewRecords,
+    ) -> None:
+        self._progress, self._records, self._generation = progress, records, generation
+        self._tables = topics.keys()
+        self._published = published
+        self._watermark = Watermark(topics.values())
+
+    def load_progress(self) -> Progress | None:
+        """Raises what the destination raises, and Unavailable when Kafka doesn't answer."""
+        for record in self._published.new_records():
+            self._watermark.add(record, learned_at_ms=0)
+        progress = self._progress.load_progress()
+        if progress is None:
+            return None
+        mark = self._watermark
+        mark.advance(progress.next_offsets)
+        columns = load_columns(self._records, self._generation)
+        if columns is not None and columns.lacking.keys() & self._tables:
+            return replace(progress, watermark_lsn=0, commit_time_ms=0)
+        return replace(progress, epoch=mark.epoch, watermark_lsn=mark.lsn, commit_time_ms=mark.commit_time_ms)
