@@ -2,9 +2,10 @@
 
 import contextlib
 
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import STATE, control_topic
+from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
+from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState
@@ -17,6 +18,14 @@ def recorded_state(pipeline: Pipeline) -> CaptureState | None:
     if control_topic(pipeline.name, STATE) not in TopicAdmin(client).partition_counts():
         return None
     return read_state(client, pipeline.name, pipeline.slot)
+
+
+def recorded_shapes(pipeline: Pipeline) -> dict[TableName, Table]:
+    """The newest shape of every table of which anything was ever published. Raises Unavailable."""
+    client = pipeline.kafka.client()
+    if control_topic(pipeline.name, SCHEMA) not in TopicAdmin(client).partition_counts():
+        return {}
+    return read_tables(client, pipeline.name)
 
 
 def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
@@ -33,6 +42,6 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
     if state is not None and not is_first_start(state):
         return pipeline.capturing(recorded_tables(state))
     with contextlib.closing(connect(source, application="lockstep")) as sql:
-        selection = select_tables(sql, pipeline, state)
+        selection = select_tables(sql, pipeline, state, {})
     selection.require_any(source)
     return pipeline.capturing(selection.taken_in)
