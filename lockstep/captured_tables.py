@@ -1,24 +1,19 @@
 """Which tables the patterns of a configuration stand for, and the captured tables' shapes at the source."""
 
 import contextlib
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import STATE, control_topic
-from cdc.model.errors import Unavailable
+from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.table_selection import is_first_start, recorded_tables, select_tables
-
-if TYPE_CHECKING:
-    from lockstep.config import Config
 
 
 def recorded_state(pipeline: Pipeline) -> CaptureState | None:
@@ -27,6 +22,14 @@ def recorded_state(pipeline: Pipeline) -> CaptureState | None:
     if control_topic(pipeline.name, STATE) not in TopicAdmin(client).partition_counts():
         return None
     return read_state(client, pipeline.name, pipeline.slot)
+
+
+def recorded_shapes(pipeline: Pipeline) -> dict[TableName, Table]:
+    """The newest shape of every table of which anything was ever published. Raises Unavailable."""
+    client = pipeline.kafka.client()
+    if control_topic(pipeline.name, SCHEMA) not in TopicAdmin(client).partition_counts():
+        return {}
+    return read_tables(client, pipeline.name)
 
 
 def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
@@ -43,45 +46,9 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
     if state is not None and not is_first_start(state):
         return pipeline.capturing(recorded_tables(state))
     with contextlib.closing(connect(source, application="lockstep")) as sql:
-        selection = select_tables(sql, pipeline, state)
+        selection = select_tables(sql, pipeline, state, {})
     selection.require_any(source)
     return pipeline.capturing(selection.taken_in)
-
-
-class CapturedTables:
-    """A configuration with the tables that are captured, for several threads. One of them looks, and tells the others.
-
-    Without patterns they are known from the beginning.
-    """
-
-    def __init__(self, configured: "Config") -> None:
-        self._configured = configured
-        self._lock = threading.Lock()
-        self._known = configured if configured.source.is_resolved else None
-
-    @property
-    def known(self) -> "Config | None":
-        """The configuration as of the last look; None before one has found the tables."""
-        with self._lock:
-            return self._known
-
-    def config(self) -> "Config":
-        """The same. Raises Unavailable before a look has found the tables."""
-        known = self.known
-        if known is None:
-            raise Unavailable(
-                "which tables the patterns of source.tables take in isn't known yet",
-                hint="Kafka says so, before capture has begun the source does: `lockstep doctor` looks at both",
-            )
-        return known
-
-    def found(self, pipeline: Pipeline) -> None:
-        """A look has found these. Raises ConfigurationError where sinks name other ones."""
-        known = self.known
-        if known is None or known.source.table_names != pipeline.source.table_names:
-            config = self._configured.capturing(pipeline.source)
-            with self._lock:
-                self._known = config
 
 
 def captured_shapes(connection: psycopg.Connection[Any], pipeline: Pipeline) -> dict[TableName, Table]:

@@ -37,6 +37,11 @@ def table_topic(prefix: str, table: TableName) -> str:
     return topic
 
 
+def like_metrics(topic: str) -> str:
+    """How Kafka's metrics name a topic. It refuses a topic for which they would have the name of another one."""
+    return topic.replace(".", "_")
+
+
 def control_topic(prefix: str, name: str) -> str:
     """``<prefix>.__state`` and its like; tables' topics have two dots, so they never meet."""
     return f"{prefix}.{name}"

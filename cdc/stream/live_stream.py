@@ -139,7 +139,7 @@ class StreamOpener:
         of_today = {0, *(table.oid for table in recorded.values())}
         former = {oid: tables.only_counted(table) for oid, table in relations.items() if oid not in of_today}
         self.was_published.update(recorded)  # a table has its shape recorded with its copy, which only begins then
-        watch = TableWatch(pipeline, sql, self.say, was_published=self.was_published)
+        watch = TableWatch(pipeline, sql, self.say, shapes=recorded, was_published=self.was_published)
         topics = TopicWatch(pipeline, self.keep_alive)
         state = watch.inspect(state)
         stream, confirmed = self._stream(state)

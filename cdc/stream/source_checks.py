@@ -9,6 +9,7 @@ import psycopg
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName, sql_identifier
+from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
 from cdc.postgres.preflight.server import standby_findings
 from cdc.postgres.replication import SystemIdentity
@@ -104,5 +105,13 @@ def not_published(pipeline: Pipeline, sql: psycopg.Connection[Any], names: Seque
             statements.append(f"alter publication {publication} add table {', '.join(added)}")
     return LockstepError(
         f"{', '.join(map(str, names))}: not in publication {pipeline.publication}, or not there at all",
-        hint="; ".join([*statements, "or take it out of source.tables"]),
+        hint="; ".join([*statements, *_ways_out(pipeline, names)]),
     )
+
+
+def _ways_out(pipeline: Pipeline, names: Sequence[TableName]) -> list[str]:
+    """How to do without these tables: a pattern can't be taken out for one of them."""
+    named = set(pipeline.source.named)
+    matched = [toml_text(str(name)) for name in names if name not in named and name != pipeline.source.outbox_name]
+    ways = ["or take it out of source.tables"] if len(matched) < len(names) else []
+    return [*ways, *([f"or leave it out: exclude_tables = [{', '.join(matched)}]"] if matched else [])]

@@ -7,15 +7,18 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.errors import ConfigurationError
-from cdc.model.table import TableName, sql_identifier
+from cdc.model.table import Table, TableName
+from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
-from cdc.postgres.memberships import memberships
-from cdc.postgres.preflight.catalogue_facts import load_relations
-from cdc.postgres.preflight.finding import Severity
+from cdc.postgres.preflight.catalogue_facts import Relation, load_relations
+from cdc.postgres.preflight.finding import Finding, Severity, error
+from cdc.postgres.preflight.privileges import readable, row_security
+from cdc.postgres.preflight.publication import Publication, entry_findings, load_publication
 from cdc.postgres.preflight.tables import table_findings
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from cdc.protocol.membership import Recorded
+from cdc.stream.topics import why_no_topic
 
 # A warehouse may be in the captured database: what Lockstep writes there would come round again without end.
 _TABLES: Final = """
@@ -28,8 +31,8 @@ order by n.nspname, c.relname
 """
 
 
-class TablesJoined(Exception):
-    """Tables match, and can be captured from now on: a new session takes them in."""
+class SelectionChanged(Exception):
+    """Tables that match can be captured from now on, or others can't any more: a new session goes on with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,29 +57,58 @@ class Selection:
             )
 
 
-def select_tables(sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState | None) -> Selection:
-    """What a capture that goes on from ``state`` takes in.
+def select_tables(
+    sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState | None, shapes: Mapping[TableName, Table]
+) -> Selection:
+    """What a capture that goes on from ``state`` takes in. ``shapes`` are those that Kafka has of tables.
 
-    Before anything is published these are all tables that match. Later a table that was captured stays, also where it
-    is gone, has left the publication or has another name: ``TableWatch`` says what becomes of it. Another one joins
-    once it is published and can be captured. Until then it is waiting: nothing was ever promised of it.
+    Before anything is published these are all tables that match. Later a table of which something was published stays,
+    also where it is gone, has left the publication or has another name: ``TableWatch`` says what becomes of it. Another
+    one joins once it is published and can be captured. Until then it is waiting, also where it had joined and its copy
+    hadn't begun: nothing was ever promised of it.
+
+    Raises Unavailable where Kafka doesn't say which topics there are, and as psycopg.
     """
     source = pipeline.source
+    named = set(source.named)
     found = _matching(sql, source)
     if is_first_start(state):
-        return Selection(tuple(found), {}, _idle(source, [*found, *source.named]))
+        return Selection(tuple(found), {}, _idle(source, [*found, *named]))
     assert state is not None
     kept = [
         name
         for name in recorded_tables(state)
-        if name not in source.named and source.matches(name) and (name in state.memberships or name in found)
+        if name not in named and source.matches(name) and _was_published(name, state, shapes)
     ]
-    captured = {*kept, *source.named}
-    ours = {record.oid for name in captured if (record := Recorded.from_text(state.memberships.get(name, "")))}
-    new = [name for name, oid in found.items() if name not in kept and oid not in ours]
-    waiting = _why_waiting(sql, pipeline, new)
-    joined = [name for name in new if name not in waiting]
+    captured = {*kept, *named}
+    ours = {oid for name in captured for oid in _known_oids(name, state, shapes)}
+    new = [name for name, oid in found.items() if name not in captured and oid not in ours]
+    joined, waiting = _judged(sql, pipeline, state, new)
     return Selection(tuple(sorted([*kept, *joined])), waiting, _idle(source, [*found, *captured]))
+
+
+def _was_published(name: TableName, state: CaptureState, shapes: Mapping[TableName, Table]) -> bool:
+    """Whether there may be anything of a table on its topic. A copy begins with the table's shape."""
+    return name in state.memberships or name in shapes or (name in state.copying and state.copying[name].has_begun)
+
+
+def _known_oids(name: TableName, state: CaptureState, shapes: Mapping[TableName, Table]) -> list[int]:
+    """Which table of the source a captured one is, as far as that was recorded: it may have another name by now.
+
+    The newest that was recorded counts. A copy that begins again has nothing but the shape.
+    """
+    copy = state.copying.get(name)
+    for text in (copy.membership if copy is not None else "", state.memberships.get(name, "")):
+        recorded = Recorded.from_text(text)
+        if recorded is not None:
+            return [recorded.oid]
+    return [shapes[name].oid] if name in shapes else []
+
+
+def why_left(name: TableName, selection: Selection) -> str:
+    """Why a table of which nothing was published isn't taken in any more."""
+    reason = selection.waiting.get(name)
+    return "there is no table of its name any more" if reason is None else f"it waits: {reason}"
 
 
 def is_first_start(state: CaptureState | None) -> bool:
@@ -101,23 +133,51 @@ def _idle(source: SourceSettings, names: Sequence[TableName]) -> tuple[str, ...]
     return tuple(pattern.text for pattern in source.patterns if not any(map(pattern.matches, names)))
 
 
-def _why_waiting(sql: psycopg.Connection[Any], pipeline: Pipeline, names: Sequence[TableName]) -> dict[TableName, str]:
+def _judged(
+    sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState, names: Sequence[TableName]
+) -> tuple[list[TableName], dict[TableName, str]]:
+    """Those of these tables that can be captured, and why others can't. One that is dropped meanwhile is neither."""
     if not names:
-        return {}
-    source = pipeline.source
-    published = memberships(sql, pipeline.publication, names)
+        return [], {}
     relations = load_relations(sql, names)
-    reasons = {}
-    for name in names:
-        if name not in relations:
-            continue  # dropped in between
-        findings = table_findings([name], relations, keys=source.keys, append_only=source.append_only, similar={})
-        wrong = next((finding for finding in findings if finding.severity is Severity.ERROR), None)
-        if wrong is not None:
-            reasons[name] = f"it {wrong.what}; {wrong.fix}"
-        elif name not in published:
-            publication = sql_identifier(pipeline.publication)
-            reasons[name] = (
-                f"it isn't in publication {pipeline.publication}; alter publication {publication} add table {name.sql}"
-            )
-    return reasons
+    publication = load_publication(sql, pipeline.publication, relations)
+    there = [name for name in names if name in relations]
+    wrong = {name: _error_of(sql, pipeline, relations[name], publication) for name in there}
+    reasons = {name: _told(name, finding) for name, finding in wrong.items() if finding is not None}
+    topics = why_no_topic(pipeline, state, [name for name in there if name not in reasons])
+    reasons |= {name: _with_way_out(name, reason) for name, reason in topics.items()}
+    return [name for name in there if name not in reasons], reasons
+
+
+def _error_of(
+    sql: psycopg.Connection[Any], pipeline: Pipeline, relation: Relation, publication: Publication
+) -> Finding | None:
+    """The first of what would stop capture if it took this table in."""
+    name, source = relation.name, pipeline.source
+    findings = table_findings([name], {name: relation}, keys=source.keys, append_only=source.append_only, similar={})
+    if not publication.exists:
+        findings.append(
+            error(publication.subject, "doesn't exist", "nothing is sent", "`lockstep doctor` says how it is created")
+        )
+    findings += entry_findings(
+        publication, relation, configured_key=source.keys.get(name), version=sql.info.server_version
+    )
+    user = sql.info.user
+    findings += readable([relation], {name: publication.published(relation)}, user=user)
+    findings += row_security(relation, user=user)
+    return next((finding for finding in findings if finding.severity is Severity.ERROR), None)
+
+
+def _told(name: TableName, finding: Finding) -> str:
+    """A finding as a reason to wait, and below it what to do, a line each."""
+    is_of_table = finding.subject == f"table {name}"
+    subject = finding.subject if not is_of_table else "it" if finding.what.startswith(_PREDICATES) else ""
+    return _with_way_out(name, f"{subject} {finding.what}\n{finding.fix}".strip())
+
+
+_PREDICATES: Final = ("has ", "is ", "belongs ")
+"""How findings begin whose subject is the table. The others are sentences by themselves."""
+
+
+def _with_way_out(name: TableName, reason: str) -> str:
+    return f"{reason}\nor leave it out: exclude_tables = [{toml_text(str(name))}]"

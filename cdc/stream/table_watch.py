@@ -11,7 +11,8 @@ import psycopg
 from cdc.capture.assembler import Assembler
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
-from cdc.model.table import TableName, sql_identifier
+from cdc.model.table import Table, TableName, sql_identifier
+from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
@@ -21,7 +22,7 @@ from cdc.protocol.control_records import CaptureState
 from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
-from cdc.stream.table_selection import TablesJoined, select_tables
+from cdc.stream.table_selection import SelectionChanged, select_tables, why_left
 
 
 class _Altered(NamedTuple):
@@ -40,10 +41,17 @@ class TableWatch:
         sql: psycopg.Connection[Any],
         say: Callable[[str], None],
         *,
+        shapes: Mapping[TableName, Table],
         was_published: set[TableName],
     ) -> None:
-        """``was_published`` are tables that were published once, as far as is known; those that are join them."""
+        """``shapes`` are those that Kafka had of tables when the stream began.
+
+        ``was_published`` are tables that were published once, as far as is known; those that are join them.
+        """
         self._pipeline = pipeline
+        self._captured = frozenset(pipeline.source.table_names)
+        self._named = frozenset(pipeline.source.named)
+        self._shapes = shapes
         self._sql = sql
         self._say = say
         self._absent: set[TableName] = set()
@@ -62,7 +70,7 @@ class TableWatch:
         """Compare tables and publication with what was copied; tables that differ are to be copied again.
 
         ``cdc.protocol.membership`` has what is compared. Raises LockstepError when the publication no longer sends all
-        changes, and TablesJoined when there are tables that a pattern takes in from now on.
+        changes, and SelectionChanged when patterns take in other tables from now on.
 
         Before there is a stream, there are no ``assembler`` and ``shapes``.
         """
@@ -74,7 +82,7 @@ class TableWatch:
         changed = set()
         refreshed = dict(state.memberships)
         for name, recorded in state.memberships.items():
-            if not state.has_copy(name) or name not in self._pipeline.topics():
+            if not state.has_copy(name) or name not in self._captured:
                 continue
             if name not in now:
                 self._say_absent(name)
@@ -107,16 +115,28 @@ class TableWatch:
     def missing(self, name: TableName) -> None:
         """A table that is to be copied isn't published. Its copy waits, and that is said once.
 
-        Raises LockstepError where it never was published, as far as is known: somebody forgot it.
+        Raises LockstepError where it is named and never was published, as far as is known: somebody forgot it.
         """
-        if name not in self._was_published:
+        if name not in self._was_published and name in self._named:
             raise not_published(self._pipeline, self._sql, [name])
         self._say_absent(name)
 
     def _say_absent(self, name: TableName) -> None:
         if name not in self._absent:
-            error = not_published(self._pipeline, self._sql, [name])
-            self._say(f"warning: {error}. Until then its changes aren't seen; it is copied again afterwards")
+            called = self._renamed_to.get(name)
+            if called is None:
+                error = not_published(self._pipeline, self._sql, [name])
+                self._say(f"warning: {error}. Until then its changes aren't seen; it is copied again afterwards")
+            else:
+                way_out = (
+                    "take it out of source.tables"
+                    if name in self._named
+                    else f"leave it out: exclude_tables = [{toml_text(str(name))}]"
+                )
+                self._say(
+                    f"warning: {name} is named {called} now, and its copy waits until it has its name again\n"
+                    f"or {way_out}; then {called} can be captured by its own name"
+                )
         self._absent.add(name)
 
     def _changed_copies(
@@ -125,7 +145,7 @@ class TableWatch:
         """The tables whose copies have to begin again: what is on their topics may be of before a change."""
         changed = set()
         for name, copy in state.copying.items():
-            if not copy.has_begun or name not in self._pipeline.topics():
+            if not copy.has_begun or name not in self._captured:
                 continue
             change = now[name].since(copy.membership) if name in now else None
             if change is None or change.whole or change.altered:
@@ -153,26 +173,33 @@ class TableWatch:
                 raise not_published(pipeline, sql, [outbox])  # it is never copied, so its rows would be lost
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
-            if pipeline.source.has_patterns:
-                self._look_for_more(state)
+            self.require_selection(state)
             return now, wal_end(sql)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
             return None  # there will be another look
         except psycopg.OperationalError as error:
             raise connection_error(error) from error
 
-    def _look_for_more(self, state: CaptureState) -> None:
-        """Say which tables match and aren't captured, once for each reason. Raises TablesJoined for those that can be.
+    def require_selection(self, state: CaptureState) -> None:
+        """Say which tables match and aren't captured, once for each reason.
 
-        What a new session takes in it copies whole, at a place of the stream: nothing of before is lost.
+        Raises SelectionChanged for those that can be, and for captured ones that can't any more and of which nothing
+        was published. What a new session takes in it copies whole, at a place of the stream: nothing of before is lost.
         """
-        selection = select_tables(self._sql, self._pipeline, state)
-        joined = [str(name) for name in selection.taken_in if name not in self._pipeline.topics()]
-        if joined:
-            raise TablesJoined(
-                f"{', '.join(joined)}: matches source.tables, and is captured from now on; sinks without tables of"
-                " their own take it when `lockstep apply` is started again"
-            )
+        if not self._pipeline.source.has_patterns:
+            return
+        selection = select_tables(self._sql, self._pipeline, state, self._shapes)
+        changes = [
+            f"{name}: matches source.tables, and is captured from now on"
+            for name in selection.taken_in
+            if name not in self._captured
+        ]
+        changes += [
+            f"{name}: isn't captured any more, and nothing of it was copied; {why_left(name, selection)}"
+            for name in self._captured - self._named - set(selection.taken_in)
+        ]
+        if changes:
+            raise SelectionChanged("\n".join(sorted(changes)))
         for name, reason in selection.waiting.items():
             if self._waiting.get(name) != reason:
                 self._say(f"warning: {name} matches source.tables and isn't captured: {reason}")
@@ -217,8 +244,10 @@ class TableWatch:
     def _renamed(self, state: CaptureState, present: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
         """Captured tables that have another name now, under the one that they are captured by."""
         renamed = {}
-        for name, recorded in state.memberships.items():
-            if name in present or not state.has_copy(name) or name not in self._pipeline.topics():
+        followed = {name: copy.membership for name, copy in state.copying.items() if copy.has_begun}
+        followed |= {name: recorded for name, recorded in state.memberships.items() if state.has_copy(name)}
+        for name, recorded in followed.items():
+            if name in present or name not in self._captured:
                 continue
             before = Recorded.from_text(recorded)
             called = name_of_oid(self._sql, before.oid) if before is not None else None

@@ -1,12 +1,12 @@
 """The topics of a pipeline: created where they are missing, and compared with those that the state speaks of."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, message_topic_plans, table_topic_plan
-from cdc.kafka.topic_names import SCHEMA, control_topic
+from cdc.kafka.topic_names import SCHEMA, control_topic, like_metrics, table_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState, TopicIdentity
@@ -50,15 +50,7 @@ def require_empty_topics(pipeline: Pipeline, state: CaptureState | None) -> None
     unknown = [topic for topic in pipeline.topics().values() if topic not in known_topics]
     if not unknown:
         return
-    admin = TopicAdmin(pipeline.kafka.client())
-    identities = admin.identities(unknown)
-    partitions = [(topic, p) for topic, identity in identities.items() for p in range(identity.partitions)]
-    begins, ends = admin.begin_offsets(partitions), admin.end_offsets(partitions)
-    written = sorted({topic for topic, partition in partitions if begins[topic, partition] < ends[topic, partition]})
-    # Offsets alone don't show an event: an aborted transaction takes some. Its markers go to a topic by name, so they
-    # reach even one that was deleted and created again while the transaction was open.
-    reader = TopicReader(pipeline.kafka.client())
-    topics = [topic for topic in written if reader.has_records(topic)]
+    topics = _that_hold_events(pipeline, unknown)
     if topics and state is None:
         raise PositionMismatch(
             f"Kafka holds no state of slot {pipeline.slot}, but these topics hold events already: {', '.join(topics)}."
@@ -74,6 +66,63 @@ def require_empty_topics(pipeline: Pipeline, state: CaptureState | None) -> None
             hint="delete these topics and start again, which creates them and copies the tables; then rebuild the"
             " sinks that read them (lockstep rebuild SINK --switch)",
         )
+
+
+def _that_hold_events(pipeline: Pipeline, topics: Sequence[str]) -> list[str]:
+    admin = TopicAdmin(pipeline.kafka.client())
+    identities = admin.identities(topics)
+    partitions = [(topic, p) for topic, identity in identities.items() for p in range(identity.partitions)]
+    begins, ends = admin.begin_offsets(partitions), admin.end_offsets(partitions)
+    written = sorted({topic for topic, partition in partitions if begins[topic, partition] < ends[topic, partition]})
+    # Offsets alone don't show an event: an aborted transaction takes some. Its markers go to a topic by name, so they
+    # reach even one that was deleted and created again while the transaction was open.
+    reader = TopicReader(pipeline.kafka.client())
+    return [topic for topic in written if reader.has_records(topic)]
+
+
+def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableName]) -> dict[TableName, str]:
+    """Why tables that aren't captured yet can't have their topics, and what to do; empty for those that can.
+
+    Raises Unavailable.
+    """
+    if not names:
+        return {}
+    admin = TopicAdmin(pipeline.kafka.client())
+    existing = admin.partition_counts()
+    alike = {like_metrics(topic): topic for topic in existing}
+    reasons: dict[TableName, str] = {}
+    unknown: dict[str, TableName] = {}
+    for name in names:
+        try:
+            topic = table_topic(pipeline.name, name)
+        except ConfigurationError as error:
+            reasons[name] = str(error)
+            continue
+        if topic in existing and topic not in state.topics:
+            unknown[topic] = name
+        elif topic not in existing and (other := alike.setdefault(like_metrics(topic), topic)) != topic:
+            reasons[name] = (
+                f"its topic {topic} can't be beside {other}: to Kafka '.' and '_' are the same in a name\n"
+                "rename the table, or capture it with a pipeline of another name"
+            )
+    if unknown:
+        append_only = pipeline.source.append_only
+        plans = [
+            table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
+            for topic, name in unknown.items()
+        ]
+        wrong = [sentence for sentence in admin.differences(plans) if "cleanup.policy" in sentence]
+        holding = _that_hold_events(pipeline, list(unknown))
+        for topic, name in unknown.items():
+            others = [sentence for sentence in wrong if sentence.startswith(f"topic {topic} ")]
+            if others:
+                reasons[name] = f"{others[0]}\ndelete the topic, if nobody else needs it"
+            elif topic in holding:
+                reasons[name] = (
+                    f"slot {pipeline.slot} has published nothing to topic {topic}, but it holds events already\n"
+                    "delete the topic, if nobody else needs it: rows that are gone by now would stay on it"
+                )
+    return reasons
 
 
 def topic_identities(pipeline: Pipeline) -> dict[str, TopicIdentity]:

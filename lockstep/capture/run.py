@@ -22,7 +22,7 @@ from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
-from cdc.model.errors import LockstepError, NotInParts, Unavailable
+from cdc.model.errors import Fenced, LockstepError, NotInParts, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -37,7 +37,7 @@ from cdc.stream.row_encoding import chosen_row_encoding
 from cdc.stream.slot_guard import HeldWal, SlotGuard, SlotHoldsTooMuch, look_at_slot
 from cdc.stream.source_checks import check_system, require_primary, require_slot
 from cdc.stream.table_publication import PublishedTables
-from cdc.stream.table_selection import TablesJoined, is_first_start, select_tables
+from cdc.stream.table_selection import Selection, SelectionChanged, is_first_start, select_tables, why_left
 from cdc.stream.topics import (
     adopt_topics,
     create_missing_topics,
@@ -48,7 +48,7 @@ from cdc.stream.topics import (
 )
 from lockstep.capture.publisher import capture_publisher
 from lockstep.capture.slot_drop import drop_announced
-from lockstep.captured_tables import recorded_state
+from lockstep.captured_tables import recorded_shapes, recorded_state
 from migrations.source import publication_sql
 from snapshot.copy import CopyProgress
 from snapshot.in_stream import StreamCopies
@@ -126,8 +126,8 @@ def capture(
                 drop_announced(pipeline, ownership, full, observer.say)
         except Stopped:
             return
-        except TablesJoined as joined:  # no server was away, so it is no restart
-            observer.say(str(joined))
+        except SelectionChanged as changed:  # no server was away, so it is no restart
+            observer.say(str(changed))
         except (Unavailable, psycopg.Error) as raised:
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
@@ -176,6 +176,8 @@ class _Session:
         self._wrap_stream = wrap_stream
         self._closing = contextlib.ExitStack()
         self._keep_alive = KeepAlive()
+        self._said_idle: set[str] = set()
+        self._said_left: set[TableName] = set()
 
     def run(self) -> None:
         """Begin or go on. Returns when told to stop, or when the first copy is to be paused.
@@ -193,10 +195,12 @@ class _Session:
         self._keep_alive.add(lambda: self._guard.look_if_due(sql))
         self._keep_alive()  # also where Kafka is down, and no session comes further than that
         identity = self._identify()
-        pipeline = self._select_tables(sql)
-        create_missing_topics(pipeline, self._observer.say)
+        if pipeline.source.has_patterns:
+            self._select_tables(sql, recorded_state(pipeline))
+        create_missing_topics(self._pipeline, self._observer.say)  # what is wrong is told before anybody is fenced
         publisher = self._publisher()
-        state = self._take_over(publisher)
+        state = self._take_over(sql, publisher)
+        pipeline = self._pipeline
         wrapped = self._wrap_publisher(publisher)
         if state is not None and state.phase is SnapshotPhase.RECOVERING:
             waiting = waiting_for_slot(sql, self._stopping, self._observer.say)
@@ -224,22 +228,32 @@ class _Session:
                 require_primary(sql)
             raise Unavailable("the source is a standby, and isn't promoted so far (is source.dsn right?)")
 
-    def _select_tables(self, sql: psycopg.Connection[Any]) -> Pipeline:
-        """The pipeline with what its patterns take in. Raises ConfigurationError before the first start for idle ones.
+    def _select_tables(self, sql: psycopg.Connection[Any], state: CaptureState | None) -> None:
+        """Take in what the patterns stand for in a capture that goes on from this state, and say what isn't any more.
 
-        Each session looks anew: what matches and can be captured by then joins.
+        Each session looks anew: what matches and can be captured by then joins. Raises ConfigurationError before the
+        first start for idle patterns.
         """
-        pipeline = self._pipeline
-        if not pipeline.source.has_patterns:
-            return pipeline
-        state = recorded_state(pipeline)
-        selection = select_tables(sql, pipeline, state)
+        source, say = self._pipeline.source, self._observer.say
+        selection = select_tables(sql, self._pipeline, state, recorded_shapes(self._pipeline))
         if is_first_start(state):
-            selection.require_any(pipeline.source)
-        for pattern in selection.idle:
-            self._observer.say(f"warning: no table matches {pattern!r} of source.tables")
-        self.pipeline = self._pipeline = pipeline.capturing(selection.taken_in)
-        return self._pipeline
+            selection.require_any(source)
+        for pattern in sorted(set(selection.idle) - self._said_idle):
+            say(f"warning: no table matches {pattern!r} of source.tables")
+        self._said_idle |= set(selection.idle)
+        before = set() if state is None else set(state.captured)
+        for name in sorted(before - {*selection.taken_in, *source.named}):
+            self._say_left(name, selection)
+        self.pipeline = self._pipeline = self._pipeline.capturing(selection.taken_in)
+
+    def _say_left(self, name: TableName, selection: Selection) -> None:
+        """Once for each table that was captured before this session."""
+        if name not in self._said_left:
+            why = why_left(name, selection)
+            if not self._pipeline.source.matches(name):
+                why = "source.tables and source.exclude_tables leave it out; its topic stays as it is"
+            self._observer.say(f"{name}: isn't captured any more; {why}")
+        self._said_left.add(name)
 
     def close(self) -> None:
         """Give up all connections."""
@@ -264,7 +278,7 @@ class _Session:
         with ReplicationConnection(self._pipeline.source) as connection:
             return connection.identify_system()
 
-    def _take_over(self, publisher: TransactionalPublisher) -> CaptureState | None:
+    def _take_over(self, sql: psycopg.Connection[Any], publisher: TransactionalPublisher) -> CaptureState | None:
         """Fence older processes, and sign the state with our name. None when nothing was ever published.
 
         A state of another version, or of another server, is refused before anybody is fenced: the process that writes
@@ -282,6 +296,11 @@ class _Session:
         self._ownership.take(state)
         if state is None:
             return None
+        if pipeline.source.has_patterns:
+            # Again: until it was fenced, the process before this one may have taken tables in.
+            self._select_tables(sql, state)
+            create_missing_topics(self._pipeline, self._observer.say)
+            pipeline = self._pipeline
         if state.phase is not SnapshotPhase.DONE:
             fence_workers(pipeline, while_waiting=self._keep_alive)
         was_timeline, state = state.timeline, check_system(state, self._identify(), pipeline)
@@ -395,7 +414,12 @@ class _Session:
         while pause is not None:
             frame = pause.frame
             if stream.is_resumed() and copies.is_ready():
-                pause = copies.copy(frame)
+                try:
+                    pause = copies.copy(frame)
+                except (LockstepError, psycopg.Error) as error:
+                    if not isinstance(error, Unavailable | Fenced):
+                        stream.watch.require_selection(stream.loop.state)  # a table that joins stops no other one
+                    raise
                 frame = None if pause is None else pause.frame
             if pause is not None:
                 pause = stream.loop.run(first=frame, may_copy=may_copy)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
-from lockstep.captured_tables import CapturedTables
 from lockstep.config import Config, resolved
+from lockstep.dashboard.captured_tables import CapturedTables
 from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector

@@ -28,11 +28,11 @@ from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
 from lockstep.attendant import Attendant, open_attendant
-from lockstep.captured_tables import CapturedTables
 from lockstep.config import Config, read
 from lockstep.dashboard import actions, model
 from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
+from lockstep.dashboard.captured_tables import CapturedTables
 from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms

@@ -1,20 +1,21 @@
 """What the patterns of ``source.tables`` take in, and which tables match and aren't captured."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import psycopg
 
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
 from cdc.model.visible import toml_text
+from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from cdc.protocol.control_records import CaptureState
 from cdc.stream.table_selection import Selection, is_first_start, recorded_tables, select_tables
-from lockstep.captured_tables import recorded_state
+from lockstep.captured_tables import recorded_shapes, recorded_state
 from lockstep.config import Config
 
 _SUBJECT: Final = "source.tables"
@@ -31,19 +32,23 @@ class ChosenTables:
 
 
 def choose_tables(config: Config) -> ChosenTables:
-    """Never raises for a server: where the source can't be asked, what capture has recorded stands for it."""
-    source = config.source
+    """Never raises for a server: that Kafka or the source doesn't answer is a finding of its own.
+
+    Where Kafka doesn't say what capture has recorded, nobody knows what the patterns take in. What matches is looked at
+    then. Where the source doesn't answer, what is recorded stands for it.
+    """
+    source, pipeline = config.source, config.as_pipeline()
     if source.is_resolved:
         return ChosenTables(config, (), ())
-    state: CaptureState | None = None
-    with contextlib.suppress(LockstepError):  # that Kafka doesn't answer is a finding of its own
-        state = recorded_state(config.as_pipeline())
     try:
-        with contextlib.closing(connect(source, application="lockstep doctor")) as sql:
-            sql.execute("set default_transaction_read_only = on")
-            selection = select_tables(sql, config.as_pipeline(), state)
-    except (LockstepError, psycopg.Error):  # and so is that the source doesn't
-        selection = Selection(tuple(recorded_tables(state)) if state is not None else (), {}, ())
+        state, shapes = recorded_state(pipeline), recorded_shapes(pipeline)
+    except LockstepError:
+        return _unknown(config, "capture records that in Kafka, which doesn't answer", _selected(pipeline, None, {}))
+    selection = _selected(pipeline, state, shapes)
+    if selection is None:
+        if state is None or is_first_start(state):
+            return _unknown(config, "before capture begins only the source knows, which doesn't answer", None)
+        selection = Selection(tuple(recorded_tables(state)), {}, ())
     findings = [*_of_patterns(config, selection), *_idle(selection, is_first_start(state))]
     resolved = source.resolved(selection.taken_in)
     try:
@@ -52,6 +57,32 @@ def choose_tables(config: Config) -> ChosenTables:
         findings += [error(_SUBJECT, problem, "every command refuses it", "correct it") for problem in refused.problems]
         chosen = config.model_copy(update={"source": resolved})
     return ChosenTables(chosen, tuple(selection.waiting), tuple(findings))
+
+
+def _selected(pipeline: Pipeline, state: CaptureState | None, shapes: Mapping[TableName, Table]) -> Selection | None:
+    """None where a server doesn't answer."""
+    try:
+        with contextlib.closing(connect(pipeline.source, application="lockstep doctor")) as sql:
+            sql.execute("set default_transaction_read_only = on")
+            return select_tables(sql, pipeline, state, shapes)
+    except (LockstepError, psycopg.Error):
+        return None
+
+
+def _unknown(config: Config, why: str, matching: Selection | None) -> ChosenTables:
+    """What is looked at where nobody knows what is captured: all tables that match, as far as they are known."""
+    tables = () if matching is None else matching.taken_in
+    looked_at = f"; looked at here: all that match, {_listed(tables)}" if tables else ""
+    findings = [
+        warning(
+            _SUBJECT,
+            f"what {pattern.text!r} takes in isn't known",
+            f"{why}{looked_at}",
+            "mend what keeps the server from answering, then run `lockstep doctor` again",
+        )
+        for pattern in config.source.patterns
+    ]
+    return ChosenTables(config.model_copy(update={"source": config.source.resolved(tables)}), (), tuple(findings))
 
 
 def _of_patterns(config: Config, selection: Selection) -> list[Finding]:

@@ -37,7 +37,7 @@ def inspect(database: Database, captured: Captured) -> Inspect:
     pipeline, sql = captured.config.as_pipeline(), database.connection
     published = PublishedTables(pipeline, sql, sql.info.dbname)
     shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append)
-    watch = TableWatch(pipeline, sql, captured.said.append, was_published=set())
+    watch = TableWatch(pipeline, sql, captured.said.append, shapes={}, was_published=set())
     follower = assembler(captured.schemas("public.t")[-1].table)
 
     def look(state: CaptureState) -> list[SchemaRecord]:

@@ -178,9 +178,7 @@ def publication_findings(
     findings = _kinds(publication) + _membership(publication, relations) + _extra(publication, relations)
     for relation in relations:
         if relation.name in publication.columns or not publication.exists:
-            findings += _filter(publication, relation)
-            findings += _key_published(publication, relation, key_of(relation, keys.get(relation.name)), version)
-            findings += _generated(publication, relation, key_of(relation, keys.get(relation.name)), version)
+            findings += _sent(publication, relation, key_of(relation, keys.get(relation.name)), version)
     if publication.exists and not any(finding.severity is not Severity.OK for finding in findings):
         findings.append(ok(publication.subject, f"publishes {len(relations)} tables"))
     if publication.exists and not publication.is_ours:
@@ -188,6 +186,24 @@ def publication_findings(
             ok(publication.subject, f"belongs to {publication.owner}", "changes to it are for that role to make")
         )
     return findings
+
+
+def entry_findings(
+    publication: Publication, relation: Relation, *, configured_key: tuple[str, ...] | None, version: int
+) -> list[Finding]:
+    """Whether an existing publication sends all changes of this one table, with its key."""
+    findings = _membership(publication, [relation])
+    if relation.name in publication.columns:
+        findings += _sent(publication, relation, key_of(relation, configured_key), version)
+    return findings
+
+
+def _sent(publication: Publication, relation: Relation, key: Sequence[str], version: int) -> list[Finding]:
+    return [
+        *_filter(publication, relation),
+        *_key_published(publication, relation, key, version),
+        *_generated(publication, relation, key, version),
+    ]
 
 
 def missing_publication(

@@ -1,0 +1,43 @@
+"""The configuration with the tables that are captured, as of the last look."""
+
+import threading
+
+from cdc.model.errors import Unavailable
+from cdc.pipeline import Pipeline
+from lockstep.config import Config
+
+
+class CapturedTables:
+    """A configuration with the tables that are captured, for several threads. One of them looks, and tells the others.
+
+    Without patterns they are known from the beginning.
+    """
+
+    def __init__(self, configured: Config) -> None:
+        self._configured = configured
+        self._lock = threading.Lock()
+        self._known = configured if configured.source.is_resolved else None
+
+    @property
+    def known(self) -> Config | None:
+        """The configuration as of the last look; None before one has found the tables."""
+        with self._lock:
+            return self._known
+
+    def config(self) -> Config:
+        """The same. Raises Unavailable before a look has found the tables."""
+        known = self.known
+        if known is None:
+            raise Unavailable(
+                "which tables the patterns of source.tables take in isn't known yet",
+                hint="Kafka says so, before capture has begun the source does: `lockstep doctor` looks at both",
+            )
+        return known
+
+    def found(self, pipeline: Pipeline) -> None:
+        """A look has found these. Raises ConfigurationError where sinks name other ones."""
+        known = self.known
+        if known is None or known.source.table_names != pipeline.source.table_names:
+            config = self._configured.capturing(pipeline.source)
+            with self._lock:
+                self._known = config
