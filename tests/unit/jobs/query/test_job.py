@@ -9,7 +9,15 @@ import orjson
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import ConfigurationError, DataLost, Fenced, LockstepError, Overtaken, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+)
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
@@ -92,6 +100,21 @@ def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailab
 def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:
     with pytest.raises(Fenced, match="another job"):
         _Job(Fenced("another job has become the writer")).run()
+
+
+def test_a_table_that_is_resumed_too_late_does_not_end_the_job_of_the_others() -> None:
+    """The next start sets that table aside, if it is to blame."""
+    error = PositionMismatch("deletes may be missing")
+    with pytest.raises(PositionMismatch):
+        _Job(error).run()
+    job = _Job(error)
+    job._asides = {table().name: Aside(AsideState.RESUMING, 5)}
+    job.run()
+    assert job.queries == 2
+    again = _Job(error)
+    again._asides, again._checked_again = job._asides, job._asides
+    with pytest.raises(PositionMismatch):
+        again.run()
 
 
 def test_a_job_that_another_one_has_overtaken_begins_again_unless_it_is_the_older_one(
