@@ -52,6 +52,16 @@ class Kind(StrEnum):
     """A literal in quotes, or null, until something else says what type it has."""
 
 
+class JsonForm(StrEnum):
+    """What a value of an opaque type is as a part of a document."""
+
+    JSONB = "jsonb"
+    JSON = "json"
+    FLOAT = "float"
+    TEXT = "text"
+    UNKNOWN = "unknown"
+
+
 INTEGERS: Final = (Kind.INT2, Kind.INT4, Kind.INT8)
 
 
@@ -66,6 +76,7 @@ class SqlType:
     name: str = field(compare=False)
     scale: int | None = None
     is_user_text: bool = False
+    json_form: JsonForm = JsonForm.UNKNOWN
 
     @property
     def has_one_form(self) -> bool:
@@ -98,9 +109,21 @@ BOOL, INT2, INT4, INT8, NUMERIC, TEXT, DATE, TIMESTAMP, TIMESTAMPTZ, UUID, UNKNO
     ),
 )  # fmt: skip
 
+JSONB = SqlType(Kind.OPAQUE, "jsonb", json_form=JsonForm.JSONB)
+JSON = SqlType(Kind.OPAQUE, "json", json_form=JsonForm.JSON)
+
 _KINDS: Final = {
     kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT)
 }  # text is told by the type's number: other types' values are text as well
+_JSON_FORMS: Final = {
+    "jsonb": JsonForm.JSONB,
+    "json": JsonForm.JSON,
+    **dict.fromkeys(("float4", "float8"), JsonForm.FLOAT),
+    **dict.fromkeys(
+        ("bpchar", "bytea", "interval", "time", "timetz", "inet", "cidr", "macaddr", "macaddr8", "bit", "varbit"),
+        JsonForm.TEXT,
+    ),
+}
 _FIRST_USER_OID: Final = 16384
 _TEXT_OIDS: Final = (25, 1043)
 _FIXED_NUMERIC = re.compile(r"numeric\(\d+(?:,(-?\d+))?\)")
@@ -119,7 +142,8 @@ def type_of(column: Column) -> SqlType:
     scale = None
     if kind is Kind.NUMERIC and (match := _FIXED_NUMERIC.fullmatch(column.type_name)):
         scale = max(0, int(match[1] or 0))
-    return SqlType(kind, name, scale)
+    form = _JSON_FORMS.get(column.value_type, JsonForm.UNKNOWN) if kind is Kind.OPAQUE else JsonForm.UNKNOWN
+    return SqlType(kind, name, scale, json_form=form)
 
 
 # --- events and values ---

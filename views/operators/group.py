@@ -4,7 +4,7 @@ Sums are exact integers or numerics. Of min, max, count(distinct) and ordered li
 with how often it is there, in the order in which they are read.
 """
 
-import json
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -13,6 +13,7 @@ import orjson
 
 from cdc.model.event import JsonValue
 from views import numerics
+from views.documents import document, to_json
 from views.evaluation import Evaluate, compiled, compiled_all
 from views.expressions import Aggregate, Ref
 from views.failures import EvaluationError
@@ -236,8 +237,9 @@ class _Members:
             )
             for key in aggregate.order
         ]
-        self._encode = encoder(of)
-        self._has_forms = not of.has_one_form
+        # What can't be ordered is told apart by a digest: the order that was asked for decides before it.
+        self._encode = encoder(of) if of.is_comparable else _digest
+        self._has_forms = of.is_comparable and not of.has_one_form
         """Whether equal values may look different: then each form is a member of its own."""
 
     def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
@@ -245,7 +247,7 @@ class _Members:
         parts = [self._prefix, group]
         parts += [encode(evaluate(row)) for evaluate, encode in self._order]
         parts.append(self._encode(value))
-        if self._has_forms and value is not None:
+        if self._has_forms and isinstance(value, str):
             parts.append(str(value).encode())
         key = b"".join(parts)
         on_disk = state.get(key)
@@ -270,6 +272,10 @@ class _Members:
         for _, stored in entries:
             return orjson.loads(stored)[1]  # type: ignore[no-any-return]  # a value
         return None
+
+
+def _digest(value: Value) -> bytes:
+    return hashlib.blake2b(b"" if value is None else str(value).encode(), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -308,7 +314,7 @@ class _Extreme:
 
 
 class _Listed:
-    """array_agg, string_agg and jsonb_agg: all members, in order."""
+    """array_agg, string_agg, jsonb_agg and json_agg: all members, in order."""
 
     def __init__(self, members: _Members, argument: Evaluate, aggregate: Aggregate) -> None:
         assert aggregate.argument is not None
@@ -316,8 +322,8 @@ class _Listed:
         self._argument = argument
         self._function = aggregate.function
         self._separator = aggregate.separator
-        self._type = aggregate.argument.type
         self._to_event = to_event(aggregate.argument.type)
+        self._to_json = to_json(aggregate.argument.type)
 
     def empty(self) -> Stored:
         return None
@@ -337,11 +343,4 @@ class _Listed:
         if self._function == "array_agg":
             elements: list[JsonValue] = [self._to_event(value) for value in values]
             return orjson.dumps(elements).decode()
-        texts = [_jsonb_text(value, self._type) for value in values]
-        return orjson.dumps(f"[{', '.join(texts)}]").decode()
-
-
-def _jsonb_text(value: Value, of: SqlType) -> str:
-    if of.kind is Kind.NUMERIC and value is not None:
-        return str(value)
-    return json.dumps(value, ensure_ascii=False)
+        return document(f"[{', '.join(map(self._to_json, values))}]")
