@@ -307,6 +307,13 @@ class _Writer:
 
     def aggregate(self) -> str:
         value = self.value
+
+        def fraction() -> Any:
+            return self.one(0, 0.1, 0.25, 0.5, 0.9, 1)
+
+        def end() -> Any:
+            return self.one("", " desc")
+
         options = [
             lambda: "count(*)",
             lambda: f"count({value(self.one('int', 'text', 'bool', 'num'))})",
@@ -326,6 +333,12 @@ class _Writer:
                 lambda: f"array_agg({self.listed(self.one('any_num', 'ts', 'bool'))})",
                 lambda: f"jsonb_agg({self.listed(self.one('any_num', 'text', 'int'))})",
                 lambda: f"count(distinct {value('any_num')})",
+                lambda: (
+                    f"percentile_cont({fraction()}) within group (order by {value(self.one('int', 'any_num'))}{end()})"
+                ),
+                lambda: f"percentile_disc({fraction()}) within group (order by {value(self.one('int', 'ts'))}{end()})",
+                lambda: f"mode() within group (order by {value(self.one('int', 'bool'))}{end()})",
+                lambda: f'mode() within group (order by {value("text")} collate "C"{end()})',
             ]
         made = str(self.one(*options)())
         return f"{made} filter (where {self.condition(1)})" if self.draw(st.integers(0, 3)) == 0 else made

@@ -55,7 +55,8 @@ class SortKey:
 class Aggregate:
     """What is made of a group's rows.
 
-    ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg, string_agg, jsonb_agg or json_agg.
+    ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg, string_agg, jsonb_agg, json_agg,
+    percentile_cont, percentile_disc or mode. ``fraction`` is a percentile's, of the values in their order.
     ``argument`` is None for ``count(*)``. Rows for which ``condition`` isn't true don't count.
     """
 
@@ -66,6 +67,8 @@ class Aggregate:
     order: tuple[SortKey, ...] = ()
     condition: Expression | None = None
     separator: str = ""
+    fraction: float = 0.0
+    is_descending: bool = False
 
 
 def refs(expression: Expression | None) -> Iterator[Ref]:

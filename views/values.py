@@ -16,6 +16,7 @@ everything else            the JSON of the event, as text: it can be passed on, 
 ``infinity`` and ``-infinity`` are greater and less than every other date. Pure.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -111,6 +112,7 @@ BOOL, INT2, INT4, INT8, NUMERIC, TEXT, DATE, TIMESTAMP, TIMESTAMPTZ, UUID, UNKNO
 
 JSONB = SqlType(Kind.OPAQUE, "jsonb", json_form=JsonForm.JSONB)
 JSON = SqlType(Kind.OPAQUE, "json", json_form=JsonForm.JSON)
+FLOAT8 = SqlType(Kind.OPAQUE, "double precision", json_form=JsonForm.FLOAT)
 
 _KINDS: Final = {
     kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT)
@@ -161,6 +163,9 @@ _YEARS_400_DAYS: Final = 146_097
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
 _TEXTS_MAX: Final = 10_000
 """How many texts of instants are remembered: a row that many others join has the same one in each of them."""
+
+_FLOAT_EXPONENT_MIN: Final = 1e15
+"""From here on PostgreSQL writes a float with an exponent."""
 
 _INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
 _INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
@@ -236,6 +241,15 @@ def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
     part = f".{fraction:06}".rstrip("0") if fraction else ""
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{digits}-{month:02}-{day:02}{separator}{clock}{part}{zone}{era}"
+
+
+def float_json(number: float) -> str:
+    """A float8 as an event has it: its shortest digits, and an integer without a point."""
+    if not math.isfinite(number):
+        return {math.inf: '"Infinity"', -math.inf: '"-Infinity"'}.get(number, '"NaN"')
+    if number.is_integer() and abs(number) < _FLOAT_EXPONENT_MIN and (number or math.copysign(1, number) > 0):
+        return str(int(number))
+    return orjson.dumps(number).decode()
 
 
 def from_event(of: SqlType) -> FromEvent:

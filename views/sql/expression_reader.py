@@ -21,6 +21,7 @@ from views.sql.refusals import Refuse, only, refuse, refused
 from views.values import (
     BOOL,
     DATE,
+    FLOAT8,
     INT4,
     INT8,
     INTEGERS,
@@ -72,6 +73,9 @@ _CAST_KINDS: Final = {
     exp.DataType.Type.JSON: JSON,
 }
 _DOCUMENTS: Final = {f"{of}_build_{what}": f"{of}_{what}" for of in ("jsonb", "json") for what in ("object", "array")}
+_WITHIN_GROUP: Final[dict[type[Tree], str]] = {
+    exp.PercentileCont: "percentile_cont", exp.PercentileDisc: "percentile_disc", exp.Mode: "mode",
+}  # fmt: skip
 _INT4_LIMIT, _INT8_LIMIT = 1 << 31, 1 << 63
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
@@ -86,7 +90,7 @@ _NON_DETERMINISTIC_NAMES: Final = frozenset(
 )  # fmt: skip
 _AGGREGATES: Final = (
     exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.ArrayAgg, exp.GroupConcat,
-    exp.JSONArrayAgg,
+    exp.JSONArrayAgg, exp.WithinGroup,
 )  # fmt: skip
 
 
@@ -418,6 +422,8 @@ class ExpressionReader:
         return self.make_aggregate(replace(made, condition=condition) if whole is not tree else made)
 
     def _aggregate_of(self, tree: Tree) -> Aggregate:
+        if isinstance(tree, exp.WithinGroup):
+            return self._within_group(tree)
         only(tree, "big_int", "separator", "expressions" if _name(tree) else "", "nulls_excluded")
         function, argument_tree = _function_and_argument(tree)
         if isinstance(argument_tree, exp.Star):
@@ -454,6 +460,33 @@ class ExpressionReader:
                 separator = self._separator(tree)
             return Aggregate(function, argument, result, order=order, separator=separator)
         return Aggregate(function, argument, result, is_distinct)
+
+    def _within_group(self, tree: exp.WithinGroup) -> Aggregate:
+        only(tree)
+        function = _WITHIN_GROUP.get(type(tree.this))
+        order = tree.expression.expressions
+        if function is None or len(order) != 1:
+            refuse(tree, "this aggregate isn't supported", "use percentile_cont, percentile_disc or mode of one column")
+        fraction = 0.0
+        if function != "mode":
+            only(tree.this)
+            literal = tree.this.this
+            if not isinstance(literal, exp.Literal) or literal.is_string or not _NUMERIC.fullmatch(str(literal.this)):
+                refuse(tree, "its fraction isn't a literal", "write it as a number from 0 to 1")
+            fraction = float(str(literal.this))
+            if fraction > 1:
+                refuse(tree, "its fraction is greater than 1", "write it as a number from 0 to 1")
+        key = self.sort_key(order[0])
+        argument = key.expression
+        if function == "percentile_cont":
+            if argument.type.kind not in (*INTEGERS, Kind.NUMERIC):
+                refuse(tree, f"it isn't kept for {argument.type.name}", "use an integer or numeric column")
+            of = FLOAT8
+        else:
+            if not argument.type.has_one_form:
+                refuse(tree, "equal numerics can look different", "cast it to numeric(precision,scale)")
+            of = argument.type
+        return Aggregate(function, argument, of, fraction=fraction, is_descending=key.descending)
 
     def _separator(self, tree: Tree) -> str:
         separator = tree.args.get("separator")
