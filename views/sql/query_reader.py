@@ -104,10 +104,16 @@ class _Joinable:
 
 
 class QueryReader:
-    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept.
 
-    def __init__(self, tables: Mapping[TableName, Table]) -> None:
+    ``views`` are parsed queries of other views by name, which stand in ``from`` as subqueries do.
+    """
+
+    def __init__(self, tables: Mapping[TableName, Table], views: Mapping[str, Callable[[], Tree]]) -> None:
         self._tables = tables
+        self._views = views
+        self._within: list[str] = []
+        """The views that are being read, from the outermost one on."""
         self._ids = count(1)
         self._keys: dict[int, frozenset[int]] = {}
         """Column of a scan -> the key of its table."""
@@ -238,6 +244,8 @@ class QueryReader:
         if schema is None and name in known:
             expression = known[name]
             return self.read(expression.tree, expression.known)
+        if schema is None and name in self._views:
+            return self._view(tree, name)
         table = TableName("public" if schema is None else _identifier(schema), name)
         shape = self._tables.get(table)
         if shape is None:
@@ -260,6 +268,16 @@ class QueryReader:
         node = Scan(table, tuple(columns), tuple(columns.values()), key)
         everything = frozenset(column.id for column in columns.values())
         return Relation(node, dict(columns), ((ids, everything),), ids)
+
+    def _view(self, tree: Tree, name: str) -> Relation:
+        if name in self._within:
+            circle = " -> ".join((*self._within[self._within.index(name) :], name))
+            refuse(tree, f"views read each other in a circle: {circle}", "take one of them out of the other's query")
+        self._within.append(name)
+        try:
+            return self.read(self._views[name]())
+        finally:
+            self._within.pop()
 
     def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
         keeps_left = join.side == "LEFT"
