@@ -307,6 +307,13 @@ class _Writer:
 
     def aggregate(self) -> str:
         value = self.value
+
+        def fraction() -> Any:
+            return self.one(0, 0.1, 0.25, 0.5, 0.9, 1)
+
+        def end() -> Any:
+            return self.one("", " desc")
+
         options = [
             lambda: "count(*)",
             lambda: f"count({value(self.one('int', 'text', 'bool', 'num'))})",
@@ -326,9 +333,59 @@ class _Writer:
                 lambda: f"array_agg({self.listed(self.one('any_num', 'ts', 'bool'))})",
                 lambda: f"jsonb_agg({self.listed(self.one('any_num', 'text', 'int'))})",
                 lambda: f"count(distinct {value('any_num')})",
+                lambda: (
+                    f"percentile_cont({fraction()}) within group (order by {value(self.one('int', 'any_num'))}{end()})"
+                ),
+                lambda: f"percentile_disc({fraction()}) within group (order by {value(self.one('int', 'ts'))}{end()})",
+                lambda: f"mode() within group (order by {value(self.one('int', 'bool'))}{end()})",
+                lambda: f'mode() within group (order by {value("text")} collate "C"{end()})',
             ]
         made = str(self.one(*options)())
         return f"{made} filter (where {self.condition(1)})" if self.draw(st.integers(0, 3)) == 0 else made
+
+    def document(self, of: str, alias: str, table: str, more: str = "") -> str:
+        """An object of values of one table's row."""
+        kept, self.scope = self.scope, {}
+        self.enter(alias, table)
+        kinds = [self.one("int", "num", "any_num", "text", "bool", "ts") for _ in range(self.one(0, 1, 3))]
+        names = ["z", "b", "bb", "ä", 'a"\\', "z", "Z"]
+        values = [f"'{self.one(*names)}', {self.value(kind)}" for kind in kinds]
+        self.scope = kept
+        return f"{of}_build_object({', '.join([*values, *([more] if more else [])])})"
+
+    def documents(self) -> Question:
+        """Objects with lists of objects in them, by joins and by subqueries that read columns around them."""
+        of = self.one("jsonb", "json")
+        parent = f"'parent', (select {self.document('jsonb', 'b', 'b')} from b where b.id = x.b_id)"
+        element = self.document(of, "x", "a", parent if self.maybe() else "")
+        order = self.one("x.id", "x.g, x.id", 'x.t collate "C" desc, x.id')
+        listed = f"{of}_agg({element} order by {order})"
+        if self.maybe():
+            listed += " filter (where x.f)"
+        where = " and x.f" if self.maybe() else ""
+        from_ = f"from a x where x.b_id = b.id{where}"
+        list_or_empty = f"coalesce({listed}, '[]'::{of})"
+        form = self.one("scalar", "lateral", "exists", "join")
+        if form == "scalar":
+            document = f"{of}_build_object('t', b.t, 'items', (select {list_or_empty} {from_}))"
+            number = "(select count(*) + coalesce(sum(x.g), 0) from a x where x.g = b.y)"
+            sql = f"select b.id as k0, {document} as v0, {number} as v1 from b"
+        elif form == "lateral":
+            join = self.one("left join lateral ({}) s on true", "cross join lateral ({}) s")
+            lateral = join.format(f"select {list_or_empty} as items, count(*) as n {from_}")
+            document = f"{of}_build_array(b.n, s.items, null, s.n)"
+            sql = f"select b.id as k0, {document} as v0, s.n as v1 from b {lateral}{self.one('', ' where s.n > 0')}"
+        elif form == "exists":
+            document = self.document(of, "b", "b")
+            exists = f"{self.one('exists', 'not exists')} (select 1 {from_})"
+            other = "exists (select 1 from c where c.k = b.c_k)"
+            sql = f"select b.id as k0, {document} as v0, {other} as v1 from b where {exists}"
+        else:
+            grouped = f"select x.b_id, {listed} as items from a x group by x.b_id"
+            document = f"{of}_build_object('b', b.t, 'items', coalesce(s.items, '[]'))"
+            join = f"left join ({grouped}) s on s.b_id = b.id"
+            sql = f"select b.id as k0, {document} as v0, s.items::text as v1 from b {join}"
+        return Question(sql, ("k0",))
 
     def distinct(self) -> Question:
         from_, _ = self.source()
@@ -360,9 +417,8 @@ class _Writer:
 def questions(draw: Draw, *, exact: bool) -> Question:
     """A query that can be kept. With ``exact`` any; otherwise one that DuckDB answers as PostgreSQL does."""
     writer = _Writer(draw, exact)
-    form = writer.one(
-        writer.rows, writer.groups, writer.rows, writer.groups, writer.distinct, writer.union, writer.nested
-    )
+    forms = [writer.rows, writer.groups, writer.rows, writer.groups, writer.distinct, writer.union, writer.nested]
+    form = writer.one(*forms, *([writer.documents] * 3 if exact else []))
     question: Question = form()
     return question
 

@@ -13,7 +13,8 @@ from typing import Any, Final
 import orjson
 
 from views import numerics
-from views.expressions import Call, Expression, Literal, Ref
+from views.documents import array_writer, document, object_writer
+from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref
 from views.failures import EvaluationError
 from views.numerics import decimal_of, text_of
 from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of
@@ -57,10 +58,25 @@ def _compiled(expression: Expression, positions: Mapping[int, int]) -> Evaluate:
         case Literal():
             value = expression.value
             return lambda row: value
+    if expression.name in DOCUMENTS:
+        return _document(expression, positions)
     arguments = [_compiled(argument, positions) for argument in expression.arguments]
     if (lenient := _LENIENT.get(expression.name)) is not None:
         return lenient(arguments)
     return _strict(_function(expression), arguments)
+
+
+def _document(call: Call, positions: Mapping[int, int]) -> Evaluate:
+    parts = call.arguments
+    if call.name.endswith("_object"):
+        names, parts = parts[::2], parts[1::2]
+        write = object_writer(
+            [str(name.value) for name in names if isinstance(name, Literal)], [part.type for part in parts], call.type
+        )
+    else:
+        write = array_writer([part.type for part in parts])
+    functions = [_compiled(part, positions) for part in parts]
+    return lambda row: document(write([function(row) for function in functions]))
 
 
 def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from views.values import SqlType, Value
 
@@ -34,6 +35,13 @@ class Call:
 Expression = Ref | Literal | Call
 
 
+DOCUMENTS: Final = frozenset(("jsonb_object", "json_object", "jsonb_array", "json_array"))
+"""Calls that make a document of their arguments; of an object's, each first one is a name. None of them is null."""
+
+LENIENT: Final = DOCUMENTS | {"and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce"}
+"""Calls that look at nulls themselves. All others are null where an argument is."""
+
+
 @dataclass(frozen=True, slots=True)
 class SortKey:
     """A part of an order."""
@@ -47,8 +55,9 @@ class SortKey:
 class Aggregate:
     """What is made of a group's rows.
 
-    ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg, string_agg or jsonb_agg. ``argument`` is
-    None for ``count(*)``. Rows for which ``condition`` isn't true don't count.
+    ``function`` is count, sum, avg, min, max, bool_and, bool_or, array_agg, string_agg, jsonb_agg, json_agg,
+    percentile_cont, percentile_disc or mode. ``fraction`` is a percentile's, of the values in their order.
+    ``argument`` is None for ``count(*)``. Rows for which ``condition`` isn't true don't count.
     """
 
     function: str
@@ -58,6 +67,8 @@ class Aggregate:
     order: tuple[SortKey, ...] = ()
     condition: Expression | None = None
     separator: str = ""
+    fraction: float = 0.0
+    is_descending: bool = False
 
 
 def refs(expression: Expression | None) -> Iterator[Ref]:

@@ -16,6 +16,7 @@ everything else            the JSON of the event, as text: it can be passed on, 
 ``infinity`` and ``-infinity`` are greater and less than every other date. Pure.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,6 +53,16 @@ class Kind(StrEnum):
     """A literal in quotes, or null, until something else says what type it has."""
 
 
+class JsonForm(StrEnum):
+    """What a value of an opaque type is as a part of a document."""
+
+    JSONB = "jsonb"
+    JSON = "json"
+    FLOAT = "float"
+    TEXT = "text"
+    UNKNOWN = "unknown"
+
+
 INTEGERS: Final = (Kind.INT2, Kind.INT4, Kind.INT8)
 
 
@@ -66,6 +77,7 @@ class SqlType:
     name: str = field(compare=False)
     scale: int | None = None
     is_user_text: bool = False
+    json_form: JsonForm = JsonForm.UNKNOWN
 
     @property
     def has_one_form(self) -> bool:
@@ -98,9 +110,22 @@ BOOL, INT2, INT4, INT8, NUMERIC, TEXT, DATE, TIMESTAMP, TIMESTAMPTZ, UUID, UNKNO
     ),
 )  # fmt: skip
 
+JSONB = SqlType(Kind.OPAQUE, "jsonb", json_form=JsonForm.JSONB)
+JSON = SqlType(Kind.OPAQUE, "json", json_form=JsonForm.JSON)
+FLOAT8 = SqlType(Kind.OPAQUE, "double precision", json_form=JsonForm.FLOAT)
+
 _KINDS: Final = {
     kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT)
 }  # text is told by the type's number: other types' values are text as well
+_JSON_FORMS: Final = {
+    "jsonb": JsonForm.JSONB,
+    "json": JsonForm.JSON,
+    **dict.fromkeys(("float4", "float8"), JsonForm.FLOAT),
+    **dict.fromkeys(
+        ("bpchar", "bytea", "interval", "time", "timetz", "inet", "cidr", "macaddr", "macaddr8", "bit", "varbit"),
+        JsonForm.TEXT,
+    ),
+}
 _FIRST_USER_OID: Final = 16384
 _TEXT_OIDS: Final = (25, 1043)
 _FIXED_NUMERIC = re.compile(r"numeric\(\d+(?:,(-?\d+))?\)")
@@ -119,7 +144,8 @@ def type_of(column: Column) -> SqlType:
     scale = None
     if kind is Kind.NUMERIC and (match := _FIXED_NUMERIC.fullmatch(column.type_name)):
         scale = max(0, int(match[1] or 0))
-    return SqlType(kind, name, scale)
+    form = _JSON_FORMS.get(column.value_type, JsonForm.UNKNOWN) if kind is Kind.OPAQUE else JsonForm.UNKNOWN
+    return SqlType(kind, name, scale, json_form=form)
 
 
 # --- events and values ---
@@ -137,6 +163,9 @@ _YEARS_400_DAYS: Final = 146_097
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
 _TEXTS_MAX: Final = 10_000
 """How many texts of instants are remembered: a row that many others join has the same one in each of them."""
+
+_FLOAT_EXPONENT_MIN: Final = 1e15
+"""From here on PostgreSQL writes a float with an exponent."""
 
 _INFINITIES: Final = {"infinity": INFINITY, "-infinity": -INFINITY}
 _INFINITY_TEXTS: Final = {value: text for text, value in _INFINITIES.items()}
@@ -212,6 +241,15 @@ def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
     part = f".{fraction:06}".rstrip("0") if fraction else ""
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{digits}-{month:02}-{day:02}{separator}{clock}{part}{zone}{era}"
+
+
+def float_json(number: float) -> str:
+    """A float8 as an event has it: its shortest digits, and an integer without a point."""
+    if not math.isfinite(number):
+        return {math.inf: '"Infinity"', -math.inf: '"-Infinity"'}.get(number, '"NaN"')
+    if number.is_integer() and abs(number) < _FLOAT_EXPONENT_MIN and (number or math.copysign(1, number) > 0):
+        return str(int(number))
+    return orjson.dumps(number).decode()
 
 
 def from_event(of: SqlType) -> FromEvent:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 
+import orjson
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.model.event import JsonValue
+from cdc.model.table import TableName
+from cdc.postgres.catalogue import load_tables
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from tests.databases import Database
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, histories, questions
@@ -104,3 +107,61 @@ def test_arithmetic_of_numerics_is_postgresqls(judge: psycopg.Connection, pairs:
         return tuple(None if result is None else text_of(result) for result in results)
 
     assert [computed(a, b) for a, b in pairs] == expected
+
+
+_TYPED = {
+    "a_bool": ("bool", ["true"]),
+    "b_int": ("int8", ["-9007199254740993"]),
+    "c_numeric": ("numeric", ["1.10", "-0.00", "NaN", "Infinity", "1e40", "0.000000000000000000001"]),
+    "d_text": ("text", ["", 'a "b" \\ / \u2028 \x7f é 😀', "tab\tnew\nline\x01\x1f"]),
+    "e_date": ("date", ["2024-02-29", "infinity", "0044-03-15 BC"]),
+    "f_timestamp": ("timestamp", ["2024-02-29 13:51:30.12", "-infinity", "0044-03-15 10:00:00 BC"]),
+    "g_timestamptz": ("timestamptz", ["2024-02-29 13:51:30.123456+02", "infinity", "0044-03-15 10:00:00+00 BC"]),
+    "h_uuid": ("uuid", ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
+    "i_jsonb": ("jsonb", ['{"b": [1.50, null, {"é": "\\u0001"}], "aa": {}}', "null", '"x"']),
+    "j_char": ("char(4)", ["ab"]),
+    "k_interval": ("interval", ["1 year 2 mons 3 days 04:05:06.7"]),
+    "l_bytea": ("bytea", ["\\x00ff"]),
+    "m_inet": ("inet", ["192.168.2.1/24"]),
+    "n_float8": ("float8", ["0.1", "1e20", "1e15", "-0", "NaN", "-Infinity", "1.79e308", "5e-324", "1.5e-7"]),
+    "o_float4": ("float4", ["3.3", "16777216", "1e-30"]),
+    "p_time": ("time", ["24:00:00"]),
+    "q_json": ("json", ['{"a":  1, "a": 2}']),
+}  # fmt: skip
+_NOT_IN_JSONB, _NOT_IN_JSON = ("q_json",), ("n_float8", "o_float4")
+
+
+def test_values_of_every_type_look_in_documents_as_postgresql_writes_them(judge: psycopg.Connection) -> None:
+    columns = ", ".join(f"{name} {of}" for name, (of, _) in _TYPED.items())
+    judge.execute(f"create table typed (id int primary key, {columns})".encode())
+    judge.execute("insert into typed (id) values (0)")
+    number = 0
+    for name, (_, texts) in _TYPED.items():
+        for text in texts:
+            number += 1
+            judge.execute(f"insert into typed (id, {name}) values (%s, %s)".encode(), [number, text])
+    with judge.transaction():
+        table = load_tables(judge, [TableName("public", "typed")], None)[TableName("public", "typed")]
+    cursor = judge.execute("select * from typed")
+    encoders = [json_encoder(column.value_type, column.is_array) for column in table.columns]
+    rows: list[RowWrite] = []
+    assert cursor.pgresult is not None
+    for index in range(cursor.pgresult.ntuples):
+        row = {
+            column.name: None
+            if (value := cursor.pgresult.get_value(index, place)) is None
+            else orjson.loads(encoders[place](value))
+            for place, column in enumerate(table.columns)
+        }
+        rows.append(("typed", {"id": row["id"]}, row))
+    jsonb = ", ".join(f"'{name[2:]}', {name}" for name in _TYPED if name not in _NOT_IN_JSONB)
+    json_ = ", ".join(f"'{name[2:]}', {name}" for name in _TYPED if name not in _NOT_IN_JSON)
+    question = Question(
+        f"select id, jsonb_build_object({jsonb}) as b, json_build_object({json_}) as j, i_jsonb::json as cast_json,"
+        ' i_jsonb::text as cast_text, coalesce(i_jsonb, \'{"bb": 1e2, "a":[true,"\\u00e9"], "a":-0.0}\') as c,'
+        " jsonb_build_array(id, 'x', null, i_jsonb) as r from typed",
+        ("id",),
+    )
+    view = KeptView(question, MemoryState(), {table.name: table})
+    view.step(rows)
+    assert view.rows == answered(judge, question)

@@ -4,7 +4,8 @@ Sums are exact integers or numerics. Of min, max, count(distinct) and ordered li
 with how often it is there, in the order in which they are read.
 """
 
-import json
+import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -13,6 +14,7 @@ import orjson
 
 from cdc.model.event import JsonValue
 from views import numerics
+from views.documents import document, to_json
 from views.evaluation import Evaluate, compiled, compiled_all
 from views.expressions import Aggregate, Ref
 from views.failures import EvaluationError
@@ -21,7 +23,7 @@ from views.operators.changes import Changes, Work, add, prefix_of
 from views.ordering import encoder, row_encoder
 from views.plan import Group
 from views.state.contract import Step
-from views.values import INTEGERS, Kind, Row, SqlType, Value, to_event
+from views.values import INTEGERS, Kind, Row, SqlType, Value, float_json, to_event
 
 KIND, MEMBERS = b"g", b"x"
 _INT8_LIMIT: Final = 1 << 63
@@ -114,6 +116,10 @@ def _kept(aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> _Kept:
             return _Bools(argument, aggregate.function)
         case "min" | "max":
             return _Extreme(_Members(aggregate, columns, prefix), argument, is_max=aggregate.function == "max")
+        case "percentile_cont" | "percentile_disc":
+            return _Percentile(_Members(aggregate, columns, prefix), argument, aggregate)
+        case "mode":
+            return _Mode(_Members(aggregate, columns, prefix), argument, aggregate)
     return _Listed(_Members(aggregate, columns, prefix), argument, aggregate)
 
 
@@ -236,8 +242,9 @@ class _Members:
             )
             for key in aggregate.order
         ]
-        self._encode = encoder(of)
-        self._has_forms = not of.has_one_form
+        # What can't be ordered is told apart by a digest: the order that was asked for decides before it.
+        self._encode = encoder(of) if of.is_comparable else _digest
+        self._has_forms = of.is_comparable and not of.has_one_form
         """Whether equal values may look different: then each form is a member of its own."""
 
     def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
@@ -245,7 +252,7 @@ class _Members:
         parts = [self._prefix, group]
         parts += [encode(evaluate(row)) for evaluate, encode in self._order]
         parts.append(self._encode(value))
-        if self._has_forms and value is not None:
+        if self._has_forms and isinstance(value, str):
             parts.append(str(value).encode())
         key = b"".join(parts)
         on_disk = state.get(key)
@@ -264,12 +271,23 @@ class _Members:
             for _ in range(times):
                 yield value
 
+    def counted(self, group: bytes, state: Step, *, backwards: bool = False) -> Iterator[tuple[Value, int]]:
+        """Each value with how often it is there, in order or from the last one on."""
+        prefix = self._prefix + group
+        for _, stored in state.scan_back(prefix) if backwards else state.scan(prefix):
+            times, value = orjson.loads(stored)
+            yield value, times
+
     def extreme(self, group: bytes, state: Step, *, is_max: bool) -> Value:
         prefix = self._prefix + group
         entries = state.scan_back(prefix) if is_max else state.scan(prefix)
         for _, stored in entries:
             return orjson.loads(stored)[1]  # type: ignore[no-any-return]  # a value
         return None
+
+
+def _digest(value: Value) -> bytes:
+    return hashlib.blake2b(b"" if value is None else str(value).encode(), digest_size=16).digest()
 
 
 @dataclass(slots=True)
@@ -307,8 +325,86 @@ class _Extreme:
         return self.members.extreme(group, state, is_max=self.is_max)
 
 
+@dataclass(slots=True)
+class _Percentile:
+    """How many values there are. The one that is asked for is counted off from the nearer end."""
+
+    members: _Members
+    argument: Evaluate
+    aggregate: Aggregate
+
+    def empty(self) -> Stored:
+        return 0
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is None:
+            return stored
+        self.members.changed(row, value, weight, group, state)
+        return stored + weight
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        if not stored:
+            return None
+        if self.aggregate.function == "percentile_disc":
+            place = max(math.ceil(self.aggregate.fraction * stored), 1) - 1
+            return self._at([place], stored, group, state)[0]
+        # The arithmetic of float8 that PostgreSQL does, step by step.
+        exact = self.aggregate.fraction * (stored - 1)
+        first, second = math.floor(exact), math.ceil(exact)
+        low, high = map(_float, self._at([first, second], stored, group, state))
+        return float_json(low if first == second else low + (exact - first) * (high - low))
+
+    def _at(self, places: list[int], count: int, group: bytes, state: Step) -> list[Value]:
+        """The values at these places, which are neighbours, in the order that was asked for."""
+        is_far = places[0] > count // 2
+        wanted = [count - 1 - place for place in places] if is_far else places
+        found: dict[int, Value] = {}
+        end = 0
+        for value, times in self.members.counted(group, state, backwards=is_far != self.aggregate.is_descending):
+            end += times
+            found |= {place: value for place in wanted if place < end and place not in found}
+            if len(found) == len(set(wanted)):
+                break
+        return [found[place] for place in wanted]
+
+
+def _float(value: Value) -> float:
+    assert isinstance(value, int | str)
+    number = float(decimal_of(value)) if isinstance(value, str) else float(value)
+    if math.isinf(number):
+        raise EvaluationError("a numeric is out of range for double precision")
+    return number
+
+
+@dataclass(slots=True)
+class _Mode:
+    """The value that is there most often; of several the first one."""
+
+    members: _Members
+    argument: Evaluate
+    aggregate: Aggregate
+
+    def empty(self) -> Stored:
+        return None
+
+    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
+        value = self.argument(row)
+        if value is not None:
+            self.members.changed(row, value, weight, group, state)
+        return None
+
+    def result(self, stored: Stored, group: bytes, state: Step) -> Value:
+        best: Value = None
+        most = 0
+        for value, times in self.members.counted(group, state, backwards=self.aggregate.is_descending):
+            if times > most:
+                best, most = value, times
+        return best
+
+
 class _Listed:
-    """array_agg, string_agg and jsonb_agg: all members, in order."""
+    """array_agg, string_agg, jsonb_agg and json_agg: all members, in order."""
 
     def __init__(self, members: _Members, argument: Evaluate, aggregate: Aggregate) -> None:
         assert aggregate.argument is not None
@@ -316,8 +412,8 @@ class _Listed:
         self._argument = argument
         self._function = aggregate.function
         self._separator = aggregate.separator
-        self._type = aggregate.argument.type
         self._to_event = to_event(aggregate.argument.type)
+        self._to_json = to_json(aggregate.argument.type)
 
     def empty(self) -> Stored:
         return None
@@ -337,11 +433,4 @@ class _Listed:
         if self._function == "array_agg":
             elements: list[JsonValue] = [self._to_event(value) for value in values]
             return orjson.dumps(elements).decode()
-        texts = [_jsonb_text(value, self._type) for value in values]
-        return orjson.dumps(f"[{', '.join(texts)}]").decode()
-
-
-def _jsonb_text(value: Value, of: SqlType) -> str:
-    if of.kind is Kind.NUMERIC and value is not None:
-        return str(value)
-    return json.dumps(value, ensure_ascii=False)
+        return document(f"[{', '.join(map(self._to_json, values))}]")

@@ -12,6 +12,7 @@ from typing import Final
 from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
+from views.documents import document, has_json, jsonb_text
 from views.evaluation import TRUNCATIONS
 from views.expressions import Aggregate, Call, Expression, Literal, SortKey
 from views.failures import EvaluationError
@@ -20,15 +21,19 @@ from views.sql.refusals import Refuse, only, refuse, refused
 from views.values import (
     BOOL,
     DATE,
+    FLOAT8,
     INT4,
     INT8,
     INTEGERS,
+    JSON,
+    JSONB,
     NUMERIC,
     TEXT,
     TIMESTAMP,
     TIMESTAMPTZ,
     UNKNOWN,
     UUID,
+    JsonForm,
     Kind,
     SqlType,
     parse_days,
@@ -64,7 +69,13 @@ _CAST_KINDS: Final = {
     exp.DataType.Type.TIMESTAMP: TIMESTAMP,
     exp.DataType.Type.TIMESTAMPTZ: TIMESTAMPTZ,
     exp.DataType.Type.UUID: UUID,
+    exp.DataType.Type.JSONB: JSONB,
+    exp.DataType.Type.JSON: JSON,
 }
+_DOCUMENTS: Final = {f"{of}_build_{what}": f"{of}_{what}" for of in ("jsonb", "json") for what in ("object", "array")}
+_WITHIN_GROUP: Final[dict[type[Tree], str]] = {
+    exp.PercentileCont: "percentile_cont", exp.PercentileDisc: "percentile_disc", exp.Mode: "mode",
+}  # fmt: skip
 _INT4_LIMIT, _INT8_LIMIT = 1 << 31, 1 << 63
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
@@ -79,6 +90,7 @@ _NON_DETERMINISTIC_NAMES: Final = frozenset(
 )  # fmt: skip
 _AGGREGATES: Final = (
     exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.LogicalAnd, exp.LogicalOr, exp.ArrayAgg, exp.GroupConcat,
+    exp.JSONArrayAgg, exp.WithinGroup,
 )  # fmt: skip
 
 
@@ -88,11 +100,13 @@ class ExpressionReader:
 
     ``resolve`` finds a column. ``make_aggregate`` takes an aggregate that is met and gives the column that has it; None
     where aggregates don't belong. ``settles_order`` says whether equal sort keys mean an equal argument.
+    ``join_subquery`` joins a subquery that is met and gives the column that has its value; None where that can't be.
     """
 
     resolve: Callable[[exp.Column], Expression]
     make_aggregate: MakeAggregate | None = None
     settles_order: Callable[[Expression, Sequence[SortKey]], bool] = lambda argument, order: False
+    join_subquery: Callable[[Tree], Expression] | None = None
 
     def read(self, tree: Tree) -> Expression:
         """Raises Refuse for the part that can't be kept."""
@@ -148,10 +162,14 @@ class ExpressionReader:
                 return self._at_utc(tree)
             case exp.TimestampTrunc():
                 return self._truncated(tree)
+            case exp.Subquery() | exp.Exists() if self.join_subquery is not None:
+                return self.join_subquery(tree)
         if type(tree) in _COMPARISONS:
             return self._comparison(tree)
         if type(tree) in _ARITHMETIC:
             return self._arithmetic(tree)
+        if _name(tree) in _DOCUMENTS:
+            return self._document(tree)
         if isinstance(tree, (*_AGGREGATES, exp.Filter)) or _name(tree) in ("every", "jsonb_agg"):
             return self._aggregate(tree)
         raise self._unknown(tree)
@@ -170,7 +188,7 @@ class ExpressionReader:
         if isinstance(tree, exp.Window):
             refuse(tree, "window functions can't be kept", "use `top` of the view for the first rows of each key")
         if isinstance(tree, exp.Subquery | exp.Select | exp.Exists | exp.Any | exp.All) or tree.find(exp.Select):
-            refuse(tree, "subqueries inside expressions can't be kept", "write them as a join")
+            refuse(tree, "a subquery can't be kept here", "write it as a join")
         if isinstance(tree, exp.Interval):
             refuse(tree, "arithmetic with intervals isn't supported", "add days to dates as integers")
         if isinstance(tree, exp.Lower | exp.Upper | exp.ILike | exp.Initcap):
@@ -237,7 +255,7 @@ class ExpressionReader:
 
     def _in(self, tree: exp.In) -> Expression:
         if tree.args.get("query") or tree.args.get("field") or tree.args.get("unnest"):
-            refuse(tree, "subqueries inside expressions can't be kept", "write them as a join")
+            refuse(tree, "`in` with a subquery can't be kept", "write `exists (select 1 ... where a = b)`, or a join")
         only(tree, "expressions")
         operand, *members = united(tree, [self._operand(tree.this), *map(self.read, tree.expressions)])
         return Call("or", tuple(_compared(tree, "=", operand, member) for member in members), BOOL)
@@ -344,6 +362,8 @@ class ExpressionReader:
         if operand.type.kind is Kind.UNKNOWN:
             literal = _known(tree, operand, target)
             return self._fitted(tree, literal, parameters) if parameters else literal
+        if target.json_form is not JsonForm.UNKNOWN:
+            return _as_document(tree, operand, target)
         name = _cast_name(operand.type, target.kind)
         if name is None:
             reason = f"the cast of {operand.type.name} to {target.name} can have another result"
@@ -368,6 +388,24 @@ class ExpressionReader:
                 refuse(tree, error.message, "write a wider type")
         return Call("fit", (operand, Literal(f"{precision},{scale}", TEXT)), of)
 
+    def _document(self, tree: Tree) -> Expression:
+        name = _DOCUMENTS[_name(tree)]
+        of = JSONB if name.startswith("jsonb") else JSON
+        only(tree, "expressions")
+        is_object = name.endswith("_object")
+        parts: list[Expression] = []
+        if is_object and len(tree.expressions) % 2:
+            refuse(tree, "a name has no value", "write names and values by turns")
+        for place, part in enumerate(tree.expressions):
+            if is_object and place % 2 == 0:
+                if not isinstance(part, exp.Literal) or not part.is_string:
+                    refuse(tree, "a name isn't a literal", "write it as text in quotes")
+                parts.append(Literal(str(part.this), TEXT))
+            else:
+                read = self.read(part)
+                parts.append(_json_part(part, _known(part, read, TEXT) if read.type.kind is Kind.UNKNOWN else read, of))
+        return Call(name, tuple(parts), of)
+
     # --- aggregates ---
 
     def _aggregate(self, tree: Tree) -> Expression:
@@ -384,6 +422,8 @@ class ExpressionReader:
         return self.make_aggregate(replace(made, condition=condition) if whole is not tree else made)
 
     def _aggregate_of(self, tree: Tree) -> Aggregate:
+        if isinstance(tree, exp.WithinGroup):
+            return self._within_group(tree)
         only(tree, "big_int", "separator", "expressions" if _name(tree) else "", "nulls_excluded")
         function, argument_tree = _function_and_argument(tree)
         if isinstance(argument_tree, exp.Star):
@@ -400,7 +440,7 @@ class ExpressionReader:
             argument_tree = argument_tree.expressions[0]
         argument = self.read(argument_tree)
         if argument.type.kind is Kind.UNKNOWN:
-            if function == "jsonb_agg":
+            if function in ("jsonb_agg", "json_agg"):
                 refuse(tree, "the type of its element isn't known", "write `::text` after it")
             argument = _known(argument_tree, argument, TEXT)
         if is_distinct and function != "count":
@@ -409,7 +449,7 @@ class ExpressionReader:
             refuse(tree, f"equality of {argument.type.name} isn't known here", "cast it to text if it is an enum")
         result = _aggregate_type(tree, function, argument.type, is_c=is_in_c(argument_tree))
         separator = ""
-        if function in ("array_agg", "string_agg", "jsonb_agg"):
+        if function in ("array_agg", "string_agg", "jsonb_agg", "json_agg"):
             if not self.settles_order(argument, order):
                 refuse(
                     tree,
@@ -420,6 +460,33 @@ class ExpressionReader:
                 separator = self._separator(tree)
             return Aggregate(function, argument, result, order=order, separator=separator)
         return Aggregate(function, argument, result, is_distinct)
+
+    def _within_group(self, tree: exp.WithinGroup) -> Aggregate:
+        only(tree)
+        function = _WITHIN_GROUP.get(type(tree.this))
+        order = tree.expression.expressions
+        if function is None or len(order) != 1:
+            refuse(tree, "this aggregate isn't supported", "use percentile_cont, percentile_disc or mode of one column")
+        fraction = 0.0
+        if function != "mode":
+            only(tree.this)
+            literal = tree.this.this
+            if not isinstance(literal, exp.Literal) or literal.is_string or not _NUMERIC.fullmatch(str(literal.this)):
+                refuse(tree, "its fraction isn't a literal", "write it as a number from 0 to 1")
+            fraction = float(str(literal.this))
+            if fraction > 1:
+                refuse(tree, "its fraction is greater than 1", "write it as a number from 0 to 1")
+        key = self.sort_key(order[0])
+        argument = key.expression
+        if function == "percentile_cont":
+            if argument.type.kind not in (*INTEGERS, Kind.NUMERIC):
+                refuse(tree, f"it isn't kept for {argument.type.name}", "use an integer or numeric column")
+            of = FLOAT8
+        else:
+            if not argument.type.has_one_form:
+                refuse(tree, "equal numerics can look different", "cast it to numeric(precision,scale)")
+            of = argument.type
+        return Aggregate(function, argument, of, fraction=fraction, is_descending=key.descending)
 
     def _separator(self, tree: Tree) -> str:
         separator = tree.args.get("separator")
@@ -448,6 +515,7 @@ def _function_and_argument(tree: Tree) -> tuple[str, Tree]:
     names: dict[type[Tree], str] = {
         exp.Count: "count", exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max", exp.LogicalAnd: "bool_and",
         exp.LogicalOr: "bool_or", exp.ArrayAgg: "array_agg", exp.GroupConcat: "string_agg",
+        exp.JSONArrayAgg: "json_agg",
     }  # fmt: skip
     if (function := names.get(type(tree))) is not None:
         if tree.args.get("expressions"):
@@ -561,8 +629,10 @@ def _aggregate_type(tree: Tree, function: str, argument: SqlType, *, is_c: bool)
             return SqlType(Kind.OPAQUE, f"{argument.name}[]")
         case "string_agg" if argument.kind is Kind.TEXT:
             return TEXT
-        case "jsonb_agg" if argument.kind in (*INTEGERS, Kind.NUMERIC, Kind.TEXT, Kind.BOOL, Kind.UUID):
-            return SqlType(Kind.OPAQUE, "jsonb")
+        case "jsonb_agg" | "json_agg":
+            of = JSONB if function == "jsonb_agg" else JSON
+            _require_json(tree, argument, of)
+            return of
     if argument.name.startswith(("float", "double", "real")):
         refuse(
             tree,
@@ -570,6 +640,20 @@ def _aggregate_type(tree: Tree, function: str, argument: SqlType, *, is_c: bool)
             "cast the column to numeric where the table has it, as a generated column",
         )
     raise refused(tree, f"{function} isn't kept for {argument.name}", "aggregate another type, or cast it")
+
+
+def _json_part(tree: Tree, part: Expression, of: SqlType) -> Expression:
+    _require_json(tree, part.type, of)
+    return part
+
+
+def _require_json(tree: Tree, part: SqlType, of: SqlType) -> None:
+    if not has_json(part, of):
+        refuse(
+            tree,
+            f"how {part.name} looks inside {of.name} isn't known here",
+            "cast it to text, or store it as jsonb in a generated column",
+        )
 
 
 def _cast_name(source: SqlType, target: Kind) -> str | None:
@@ -589,13 +673,22 @@ def _cast_name(source: SqlType, target: Kind) -> str | None:
             return "same"
         case Kind.BOOL, Kind.TEXT:
             return "bool_to_text"
-        case Kind.OPAQUE, Kind.TEXT if source.is_user_text:
+        case Kind.OPAQUE, Kind.TEXT if source.is_user_text or source.json_form in (JsonForm.JSONB, JsonForm.JSON):
             return "stored_text"
         case Kind.TIMESTAMP, Kind.DATE:
             return "day_of"
         case Kind.DATE, Kind.TIMESTAMP:
             return "midnight_of"
     return None
+
+
+def _as_document(tree: Tree, operand: Expression, target: SqlType) -> Expression:
+    """A document as the other type of documents. The text of jsonb is json; not so the other way."""
+    if operand.type.json_form is target.json_form:
+        return operand
+    if operand.type.json_form is not JsonForm.JSONB:
+        refuse(tree, f"the cast of {operand.type.name} to {target.name} isn't supported", "use a jsonb column")
+    return Call("same", (operand,), target)
 
 
 def _require_utc(tree: Tree) -> None:
@@ -640,6 +733,12 @@ def _known(tree: Tree, expression: Expression, of: SqlType) -> Expression:
             return Literal(text_of(exact), sql_type(Kind.NUMERIC, scale_of(exact)))
         case Kind.UUID if _UUID.fullmatch(text):
             return Literal(text, of)
+        case Kind.OPAQUE if of.json_form in (JsonForm.JSONB, JsonForm.JSON):
+            try:
+                canonical = jsonb_text(text)
+            except (ValueError, EvaluationError):
+                refuse(tree, f"{clause_text(text)} isn't read as {of.name} here", "write valid JSON")
+            return Literal(document(canonical if of.json_form is JsonForm.JSONB else text), of)
         case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
             return Literal(_instant(tree, text, of.kind), of)
     raise refused(

@@ -1,6 +1,6 @@
 """sqlglot's tree of a query -> relations: scans, joins, groups and unions, with what is known of their rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -14,7 +14,7 @@ from views.plan import Filter, Group, Join, Node, Project, Scan, Union
 from views.sql.expression_reader import ExpressionReader, common_type, united
 from views.sql.refusals import Refuse, only, refuse, refused
 from views.sql.relations import Dependency, Relation, never_null_after, plain, smallest_key
-from views.values import BOOL, TEXT, Kind, SqlType, type_of
+from views.values import BOOL, INT8, TEXT, Kind, SqlType, type_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,17 @@ class _Scope:
     merged: dict[str, Expression] = field(default_factory=dict)
     """Columns of ``using``, which need no table before them."""
 
+    outer: "_Scope | None" = None
+    """That of the query around a subquery."""
+
+    joined: Relation | None = None
+
+    @property
+    def relation(self) -> Relation:
+        """What ``from`` and subqueries have been joined to so far."""
+        assert self.joined is not None
+        return self.joined
+
     def resolve(self, column: exp.Column) -> Expression:
         if isinstance(column.this, exp.Star):
             refuse(column, "`*` can't stand here", "name the columns")
@@ -54,10 +65,14 @@ class _Scope:
                     if name not in item.names:
                         refuse(column, f"{alias!r} has no column {name!r}", "look at the table's columns")
                     return item.names[name]
+            if self.outer is not None:
+                return self.outer.resolve(column)
             refuse(column, f"there is no {alias!r} in `from`", "name a table or alias of this query")
         if name in self.merged:
             return self.merged[name]
         found = [item.names[name] for item in self.items if name in item.names]
+        if not found and self.outer is not None:
+            return self.outer.resolve(column)
         if not found:
             refuse(column, f"there is no column {name!r}", "look at the tables' columns")
         if len(found) > 1:
@@ -65,11 +80,40 @@ class _Scope:
         return found[0]
 
 
-class QueryReader:
-    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
+@dataclass(frozen=True)
+class _Correlated:
+    """A subquery's scope, and what its rows and those of the query around it have in common: (outside, inside)."""
 
-    def __init__(self, tables: Mapping[TableName, Table]) -> None:
+    scope: _Scope
+    outer: _Scope
+    pairs: tuple[tuple[Expression, Expression], ...]
+
+
+@dataclass(frozen=True)
+class _Joinable:
+    """Rows to be joined by equalities: (outside, one of theirs)."""
+
+    relation: Relation
+    pairs: tuple[tuple[Expression, Expression], ...]
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether each row outside has one partner at most, as far as can be told."""
+        sides = {made.id for _, side in self.pairs if isinstance(made := plain(side), Ref)}
+        return _ids(self.relation.node.key) <= self.relation.closure(sides)
+
+
+class QueryReader:
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept.
+
+    ``views`` are parsed queries of other views by name, which stand in ``from`` as subqueries do.
+    """
+
+    def __init__(self, tables: Mapping[TableName, Table], views: Mapping[str, Callable[[], Tree]]) -> None:
         self._tables = tables
+        self._views = views
+        self._within: list[str] = []
+        """The views that are being read, from the outermost one on."""
         self._ids = count(1)
         self._keys: dict[int, frozenset[int]] = {}
         """Column of a scan -> the key of its table."""
@@ -124,34 +168,37 @@ class QueryReader:
         if tree.args.get("from_") is None:
             refuse(tree, "it reads no table", "write `from`")
         scope = _Scope()
-        relation = self._from(tree, scope, known)
+        self._from(tree, scope, known)
         if (where := tree.args.get("where")) is not None:
-            relation = self._filtered(relation, where.this, ExpressionReader(scope.resolve))
-        relation = self._grouped_or_plain(tree, relation, scope)
+            self._filter(where.this, scope, known)
+        relation = self._grouped_or_plain(tree, scope, known)
         if (distinct := tree.args.get("distinct")) is not None:
             if distinct.args.get("on"):
                 refuse("distinct on", "it isn't supported", "use `top` of the view with n = 1")
             relation = self._distinct(tree, relation)
         return relation
 
-    def _filtered(self, relation: Relation, tree: Tree, reader: ExpressionReader) -> Relation:
+    def _filter(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> None:
+        reader = ExpressionReader(scope.resolve, join_subquery=self._subqueries(scope, known))
         for part in _conjuncts(tree):
             try:
                 condition = reader.condition(part)
             except Refuse as met:
                 self._note(met.refusal)
                 continue
-            relation = _where(relation, condition)
-        return relation
+            scope.joined = _where(scope.relation, condition)
 
     # --- from ---
 
-    def _from(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
+    def _from(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> None:
         from_ = tree.args["from_"]
         only(from_)
-        relation = self._item(from_.this, scope, known)
+        scope.joined = self._item(from_.this, scope, known)
         for join in tree.args.get("joins") or ():
             only(join, "kind", "side", "on", "using", "method")
+            if isinstance(join.this, exp.Lateral):
+                self._lateral(join, scope, known)
+                continue
             if (
                 join.args.get("method")
                 or join.kind == "CROSS"
@@ -166,8 +213,7 @@ class QueryReader:
             if join.side not in ("", "LEFT") or join.kind not in ("", "INNER", "OUTER"):
                 refuse(join, f"{join.side or join.kind} joins aren't supported", "write it as a left join")
             right = self._item(join.this, scope, known)
-            relation = self._joined(join, relation, right, scope)
-        return relation
+            scope.joined = self._joined(join, scope.relation, right, scope)
 
     def _item(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
         match tree:
@@ -198,6 +244,8 @@ class QueryReader:
         if schema is None and name in known:
             expression = known[name]
             return self.read(expression.tree, expression.known)
+        if schema is None and name in self._views:
+            return self._view(tree, name)
         table = TableName("public" if schema is None else _identifier(schema), name)
         shape = self._tables.get(table)
         if shape is None:
@@ -220,6 +268,16 @@ class QueryReader:
         node = Scan(table, tuple(columns), tuple(columns.values()), key)
         everything = frozenset(column.id for column in columns.values())
         return Relation(node, dict(columns), ((ids, everything),), ids)
+
+    def _view(self, tree: Tree, name: str) -> Relation:
+        if name in self._within:
+            circle = " -> ".join((*self._within[self._within.index(name) :], name))
+            refuse(tree, f"views read each other in a circle: {circle}", "take one of them out of the other's query")
+        self._within.append(name)
+        try:
+            return self.read(self._views[name]())
+        finally:
+            self._within.pop()
 
     def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
         keeps_left = join.side == "LEFT"
@@ -271,15 +329,21 @@ class QueryReader:
 
     def _materialised(self, relation: Relation, scope: _Scope) -> Relation:
         """A right side whose columns are all of its rows, so that they are null where there is no row."""
+        relation = self._with_columns(relation)
+        scope.items.append(_Item(scope.items.pop().alias, relation.names))
+        return relation
+
+    def _with_columns(self, relation: Relation) -> Relation:
+        """The same with a column of its rows for each name."""
         if all(isinstance(made, Ref) for made in relation.names.values()):
             return relation
-        item = scope.items.pop()
         made = {name: (self._new(of.type), of) for name, of in relation.names.items() if not isinstance(of, Ref)}
-        names: dict[str, Expression] = {name: made[name][0] if name in made else of for name, of in item.names.items()}
+        names: dict[str, Expression] = {
+            name: made[name][0] if name in made else of for name, of in relation.names.items()
+        }
         columns = [(column, column) for column in relation.node.columns]
         node = Project(relation.node, (*columns, *made.values()))
         not_null = relation.not_null | {column.id for column, of in made.values() if relation.is_never_null(of)}
-        scope.items.append(_Item(item.alias, names))
         return replace(relation, node=node, names=names, not_null=frozenset(not_null))
 
     def _related(
@@ -311,9 +375,148 @@ class QueryReader:
         kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
         return Relation(left.node, {}, (*left.dependencies, *kept, *equalities), left.not_null)
 
+    # --- subqueries that read columns of the query around them ---
+
+    def _subqueries(self, scope: _Scope, known: Mapping[str, _Known]) -> Callable[[Tree], Expression]:
+        """What joins subqueries inside expressions to the rows of the scope."""
+
+        def joined(tree: Tree) -> Expression:
+            inner = self._correlated(tree.this, scope, known)
+            if isinstance(tree, exp.Exists):
+                only(tree)
+                grouped = self._grouped_by_pairs(tree, inner, {})
+                first = grouped.pairs[0][1]
+                self._join_correlated(scope, grouped, keeps_left=True)
+                return Call("not", (Call("is_null", (first,), BOOL),), BOOL)
+            only(tree)
+            if len(tree.this.expressions) != 1:
+                refuse(tree, "it gives more than one column", "select one expression")
+            names = self._correlated_outputs(tree.this, inner, known, is_named=False)
+            (value,) = names.values()
+            return value
+
+        return joined
+
+    def _lateral(self, join: exp.Join, scope: _Scope, known: Mapping[str, _Known]) -> None:
+        lateral = join.this
+        only(lateral, "alias")
+        on = join.args.get("on")
+        if not (on is None or (isinstance(on, exp.Boolean) and on.this)) or join.args.get("using"):
+            refuse(join, "a lateral join takes no condition here", "write `on true`, and the condition inside")
+        if join.side not in ("", "LEFT") or not isinstance(lateral.this, exp.Subquery):
+            refuse(join, "this isn't supported", "write `left join lateral (select ...) as name on true`")
+        alias = lateral.args.get("alias")
+        if alias is None or alias.args.get("columns"):
+            refuse(join, "it has no name, or its columns have", "write `as name` after it")
+        only(lateral.this)
+        inner = self._correlated(lateral.this.this, scope, known)
+        names = self._correlated_outputs(lateral.this.this, inner, known, is_named=True, keeps_left=join.side == "LEFT")
+        name = _identifier(alias.this)
+        if any(item.alias == name for item in scope.items):
+            refuse(join, f"{name!r} is there twice", "give one of them an alias")
+        scope.items.append(_Item(name, names))
+
+    def _correlated(self, tree: Tree, scope: _Scope, known: Mapping[str, _Known]) -> "_Correlated":
+        """A subquery up to its ``where``, with the equalities that join it to the query around it."""
+        if not isinstance(tree, exp.Select):
+            refuse(tree, "this subquery isn't supported", "write `select ... from ... where a = b`")
+        self._refuse_order(tree)
+        only(tree, "expressions", "from_", "joins", "where", "order", "limit", "offset")
+        if tree.args.get("from_") is None:
+            refuse(tree, "it reads no table", "write `from`")
+        inner = _Scope(outer=scope)
+        self._from(tree, inner, known)
+        pairs: list[tuple[Expression, Expression]] = []
+        reader = ExpressionReader(inner.resolve, join_subquery=self._subqueries(inner, known))
+        for part in _conjuncts(tree.args["where"].this) if tree.args.get("where") is not None else ():
+            condition = reader.condition(part)
+            if {ref.id for ref in refs(condition)} <= _ids(inner.relation.node.columns):
+                inner.joined = _where(inner.relation, condition)
+                continue
+            pair = _equality(condition, scope.relation.node, inner.relation.node)
+            if pair is None:
+                refuse(part, "a subquery takes equalities with the query around it", "write `a = b`, or a join")
+            pairs.append(pair)
+        if not pairs:
+            refuse(tree, "it has no equality with the query around it", "write `where a = b`, or a join")
+        return _Correlated(inner, scope, tuple(pairs))
+
+    def _correlated_outputs(
+        self, tree: exp.Select, inner: "_Correlated", known: Mapping[str, _Known], *, is_named: bool,
+        keeps_left: bool = True,
+    ) -> dict[str, Expression]:  # fmt: skip
+        """Join the subquery's rows. Returns its select list in the terms of the query around it."""
+        aggregates: dict[Aggregate, Ref] = {}
+
+        def aggregate(made: Aggregate) -> Expression:
+            return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
+
+        def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
+            return self._settles(inner.scope.relation, argument, [key.expression for key in order])
+
+        reader = ExpressionReader(inner.scope.resolve, aggregate, settles, self._subqueries(inner.scope, known))
+        if is_named:
+            outputs = self._select_list(tree, inner.scope, reader)
+        else:
+            (part,) = tree.expressions
+            made = reader.read(part.this if isinstance(part, exp.Alias) else part)
+            outputs = {"": united(part, [made])[0] if made.type.kind is Kind.UNKNOWN else made}
+        if aggregates:
+            # One row for each row of the query around it, also where no row of the subquery's belongs to it.
+            own = {column.id for column in aggregates.values()}
+            outputs = {name: self._over_groups(made, {}, own, tree.sql("postgres")) for name, made in outputs.items()}
+            grouped = self._grouped_by_pairs(tree, inner, aggregates)
+            self._join_correlated(inner.outer, grouped, keeps_left=True)
+            counts = {
+                column: Call("coalesce", (column, Literal(0, INT8)), INT8)
+                for made, column in aggregates.items()
+                if made.function == "count"
+            }
+            return {
+                name: rewritten(made, lambda part: counts.get(part) if isinstance(part, Ref) else None)
+                for name, made in outputs.items()
+            }
+        columns = _ids(inner.scope.relation.node.columns)
+        if not all({ref.id for ref in refs(made)} <= columns for made in outputs.values()):
+            refuse(tree, "columns of the query around it can stand in its `where` only", "select them outside of it")
+        relation = replace(inner.scope.relation, names=outputs)
+        right = self._with_columns(relation) if keeps_left else relation
+        joined = _Joinable(right, inner.pairs)
+        if not is_named and not joined.is_unique:
+            refuse(tree, "it can give more than one row", "aggregate it, or ask for all of its table's key")
+        self._join_correlated(inner.outer, joined, keeps_left=keeps_left)
+        return dict(right.names)
+
+    def _grouped_by_pairs(self, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]) -> "_Joinable":
+        """The subquery's rows as one for each value of what joins them."""
+        by = list(dict.fromkeys(side for _, side in inner.pairs))
+        for side in by:
+            if not side.type.has_one_form:
+                refuse(tree, "equal numerics can look different", "cast both sides to numeric(precision,scale)")
+        mapped = {side: self._new(side.type) for side in by}
+        ids = frozenset(column.id for column in mapped.values())
+        node = Group(
+            inner.scope.relation.node,
+            tuple((column, side) for side, column in mapped.items()),
+            tuple((column, made) for made, column in aggregates.items()),
+        )
+        relation = Relation(node, {}, ((ids, frozenset(_ids(node.columns))),), frozenset())
+        return _Joinable(relation, tuple((outside, mapped[side]) for outside, side in inner.pairs))
+
+    def _join_correlated(self, scope: _Scope, right: "_Joinable", *, keeps_left: bool) -> None:
+        left = scope.relation
+        relation = self._related(left, right.relation, right.pairs, keeps_left=keeps_left)
+        if right.is_unique:
+            outside = frozenset(ref.id for side, _ in right.pairs for ref in refs(side))
+            there = frozenset(_ids(right.relation.node.columns))
+            relation = replace(relation, dependencies=(*relation.dependencies, (outside, there)))
+        left_on, right_on = zip(*right.pairs, strict=True)
+        key = smallest_key(relation, left.node.key + right.relation.node.key)
+        scope.joined = replace(relation, node=Join(left.node, right.relation.node, left_on, right_on, keeps_left, key))
+
     # --- the select list ---
 
-    def _grouped_or_plain(self, tree: exp.Select, relation: Relation, scope: _Scope) -> Relation:
+    def _grouped_or_plain(self, tree: exp.Select, scope: _Scope, known: Mapping[str, _Known]) -> Relation:
         group_tree, having = tree.args.get("group"), tree.args.get("having")
         aggregates: dict[Aggregate, Ref] = {}
 
@@ -321,12 +524,12 @@ class QueryReader:
             return aggregates.setdefault(made, aggregates.get(made) or self._new(made.type))
 
         def settles(argument: Expression, order: Sequence[SortKey]) -> bool:
-            return self._settles(relation, argument, [key.expression for key in order])
+            return self._settles(scope.relation, argument, [key.expression for key in order])
 
-        reader = ExpressionReader(scope.resolve, aggregate, settles)
+        reader = ExpressionReader(scope.resolve, aggregate, settles, self._subqueries(scope, known))
         outputs = self._select_list(tree, scope, reader)
         if group_tree is None and not aggregates and having is None:
-            return replace(relation, names=outputs)
+            return replace(scope.relation, names=outputs)
         if group_tree is None:
             refuse(tree, "an aggregate of a whole table has no key", "write `group by`")
         by = self._group_by(group_tree, tree, scope, outputs)
@@ -334,6 +537,7 @@ class QueryReader:
         conditions = []
         for part in _conjuncts(having.this) if having is not None else ():
             conditions.append((reader.condition(part), part))
+        relation = scope.relation
         own = {*(column.id for column in mapped.values()), *(column.id for column in aggregates.values())}
         names = {
             name: self._over_groups(made, mapped, own, f"{name} in the select list") for name, made in outputs.items()

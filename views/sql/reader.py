@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import sqlglot
 from sqlglot import exp
@@ -31,13 +32,22 @@ class TopRows:
 
 
 def read_view(
-    sql: str, tables: Mapping[TableName, Table], *, key: Sequence[str], top: TopRows | None = None
+    sql: str,
+    tables: Mapping[TableName, Table],
+    *,
+    key: Sequence[str],
+    top: TopRows | None = None,
+    views: Mapping[str, str | None] | None = None,
 ) -> ViewPlan:
     """The plan of a query over captured tables. ``key`` names the columns by which rows of the result are told apart.
 
+    ``views`` are queries by the names that they have in ``from``, without a schema. They are read as subqueries are.
+    None stands for a view with a ``top``, which is more than its query.
+
     Raises Refused with everything that stands against it.
     """
-    reader = QueryReader(tables)
+    queries = {name: partial(_parsed, query, f"the view {name!r}") for name, query in (views or {}).items()}
+    reader = QueryReader(tables, queries)
     refusals = reader.refusals
     try:
         relation = reader.read(_parsed(sql))
@@ -49,14 +59,16 @@ def read_view(
     raise Refused(refusals)
 
 
-def _parsed(sql: str) -> Tree:
+def _parsed(sql: str | None, clause: str = "sql") -> Tree:
+    if sql is None:
+        refuse(clause, "it has a `top`, which isn't part of its query", "read the tables, or a view without `top`")
     try:
         trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
     except SqlglotError as error:
         first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
-        refuse("sql", f"it can't be parsed: {first}", "try it in psql")
+        refuse(clause, f"it can't be parsed: {first}", "try it in psql")
     if len(trees) != 1:
-        refuse("sql", f"it has {len(trees)} statements", "write one query")
+        refuse(clause, f"it has {len(trees)} statements", "write one query")
     return trees[0]
 
 

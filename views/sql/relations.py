@@ -6,7 +6,7 @@ It says which columns are a key of the result: the closure of a set of columns u
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from views.expressions import Call, Expression, Literal, Ref, refs
+from views.expressions import DOCUMENTS, LENIENT, Call, Expression, Literal, Ref, refs
 from views.plan import Node
 
 Dependency = tuple[frozenset[int], frozenset[int]]
@@ -56,6 +56,8 @@ class Relation:
                 return any(map(self.is_never_null, arguments))
             case Call("case", arguments):
                 return all(map(self.is_never_null, (*arguments[1:-1:2], arguments[-1])))
+            case Call(name) if name in DOCUMENTS:
+                return True
             case Call("is_null" | "is_true" | "is_false" | "is_distinct"):
                 return True
             case _:
@@ -117,6 +119,5 @@ def never_null_after(condition: Expression, not_null: frozenset[int]) -> frozens
 def _is_strict(expression: Expression) -> bool:
     """Whether it is null where one of its columns is."""
     if isinstance(expression, Call):
-        lenient = expression.name in ("and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce")
-        return not lenient and all(map(_is_strict, expression.arguments))
+        return expression.name not in LENIENT and all(map(_is_strict, expression.arguments))
     return True

@@ -46,9 +46,25 @@ def kept(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> 
         ("id, lower(t) as n", "locale"),
         ("id, t ilike 'a' as n", "locale"),
         ("id, row_number() over (order by id) as n", "window functions"),
-        ("id, (select max(y) from b) as n", "subqueries"),
-        ("id, g in (select y from b) as n", "subqueries"),
-        ("id, exists (select 1 from b) as n", "subqueries"),
+        ("id, (select max(y) from b) as n", "no equality with the query around it"),
+        ("id, exists (select 1 from b) as n", "no equality with the query around it"),
+        ("id, (select max(y) from b where b.id > a.b_id) as n", "takes equalities"),
+        ("id, (select max(y) from b where b.id = a.b_id and y > g) as n", "takes equalities"),
+        ("id, (select y from b where b.c_k = a.g) as n", "more than one row"),
+        ("id, (select y, n from b where b.id = a.b_id) as n", "more than one column"),
+        ("id, (select y + g from b where b.id = a.b_id) as n", "can stand in its `where` only"),
+        ("id, (select max(y) + max(b.id) + g from b where b.id = a.b_id) as n", "isn't in `group by`"),
+        ("id, (select max(y) from b where b.id = a.b_id limit 1) as n", "no order"),
+        ("id, (select max(y) from b where b.id = a.b_id group by b.t) as n", "'group' isn't supported"),
+        ("id, (select max(x.id) from a x where x.u = a.u) as n", "equal numerics"),
+        ("id, (select b.id from b where b.id = a.b_id union select 1) as n", "this subquery isn't supported"),
+        ("id, g in (select y from b) as n", "`in` with a subquery"),
+        ("id, g = any (select y from b) as n", "a subquery can't be kept here"),
+        ("id, jsonb_build_object('a') as n", "a name has no value"),
+        ("id, jsonb_build_object(t, 1) as n", "a name isn't a literal"),
+        ("id, '{'::jsonb as n", "isn't read as jsonb"),
+        ("id, '[NaN]'::jsonb as n", "isn't read as jsonb"),
+        ("id, t::jsonb as n", "cast of text to jsonb"),
         ("id, t < 'a' as n", "collation"),
         ("id, t < 'a' collate \"de_DE\" as n", "only the collation C"),
         ("id, g + t as n", "stand together"),
@@ -87,6 +103,8 @@ def test_what_a_select_list_cant_have(select: str, reason: str) -> None:
         ("id, z = '2024-01-01 00:00:00' as n", "isn't read as timestamptz"),
         ("id, day = 'tomorrow' as n", "isn't read as date"),
         ("id, u = 'A' as n", "isn't read as uuid"),
+        ("id, jsonb_build_object('s', s) as n", "how mood looks inside jsonb"),
+        ("id, json_build_object('x', x) as n", "how float8 looks inside json"),
     ],
 )
 def test_types_of_which_too_little_is_known(select: str, reason: str) -> None:
@@ -121,6 +139,22 @@ def test_types_that_are_passed_on_or_cast(select: str) -> None:
         ("select id from other.a", "isn't captured"),
         ("select at as id from log", "has no key"),
         ("select id from a limit 3", "no order"),
+        (
+            "select a.id, s.y from a left join lateral (select y from b where b.id = a.b_id) s on s.y = 1",
+            "no condition",
+        ),
+        (
+            "select a.id, s.y from a right join lateral (select y from b where b.id = a.b_id) s on true",
+            "isn't supported",
+        ),
+        (
+            "select a.id, s.y from a cross join lateral (select max(y) as y from b) s",
+            "no equality with the query around",
+        ),
+        (
+            "select a.id, s.v from a join lateral (select y + g as v from b where b.id = a.b_id) s on true",
+            "`where` only",
+        ),
         ("select id from a order by id", "no order"),
         ("select distinct on (g) id from a", "isn't supported"),
         ("select id from a for update", "isn't supported"),
@@ -138,6 +172,13 @@ def test_types_that_are_passed_on_or_cast(select: str) -> None:
         ("select coalesce(g, 1) as id, jsonb_agg('x' order by t collate \"C\") as n from a group by 1", "isn't known"),
         ("select coalesce(g, 1) as id, max(t) as n from a group by 1", "collation"),
         ("select coalesce(g, 1) as id, sum(distinct g) as n from a group by 1", "distinct isn't kept for sum"),
+        ("select b_id as id, mode() within group (order by t) as n from a group by 1", "collation"),
+        ("select b_id as id, mode() within group (order by u) as n from a group by 1", "equal numerics"),
+        ("select b_id as id, percentile_cont(2) within group (order by g) as n from a group by 1", "greater than 1"),
+        ("select b_id as id, percentile_cont(0.5) within group (order by t) as n from a group by 1", "collation"),
+        ("select b_id as id, percentile_cont(0.5) within group (order by d) as n from a group by 1", "isn't kept"),
+        ("select b_id as id, percentile_cont(array[0.5]) within group (order by g) as n from a group by 1", "literal"),
+        ("select b_id as id, rank(1) within group (order by g) as n from a group by 1", "isn't supported"),
         ("select id, sum(x) as n from odd group by id", "depends on the order of its rows"),
         ("select coalesce(g, 1) as id from a group by rollup(g)", "isn't supported"),
     ],
@@ -192,6 +233,23 @@ def test_keys_that_follow_from_the_tables(sql: str, key: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("select", "key"),
+    [
+        ("a.id, (select b.t from b where b.id = a.b_id) as n from a", ["id"]),
+        ("a.id, (select max(b.y) from b where b.c_k = a.g + 1) as n from a", ["id"]),
+        ("a.id, coalesce(s.n, 0) as n from a left join lateral (select count(*) as n from b where b.c_k = g) s on true",
+         ["id"]),
+        ("a.id, s.n from a cross join lateral (select count(*) as n from b where b.c_k = g) s where s.n > 1", ["id"]),
+        ("a.id, s.id as b from a join lateral (select b.id from b where b.c_k = g) s on true", ["id", "b"]),
+        ("a.id from a where exists (select 1 from b where b.c_k = a.g)", ["id"]),
+        ("a.id, jsonb_build_object('b', (select b.n from b where b.id = a.b_id)) as d from a", ["id"]),
+    ],
+)  # fmt: skip
+def test_subqueries_that_are_joined_leave_the_key_as_it_is(select: str, key: list[str]) -> None:
+    assert kept(f"select {select}", key).key == tuple(key)
+
+
+@pytest.mark.parametrize(
     ("top", "reason"),
     [
         (TopRows(("g",), "t", 1), "collation"),
@@ -204,6 +262,37 @@ def test_keys_that_follow_from_the_tables(sql: str, key: list[str]) -> None:
 )
 def test_a_top_that_cant_be_kept(top: TopRows, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in refusals("select id, g, t from a", top=top))
+
+
+def test_a_view_stands_in_from_as_its_query_does() -> None:
+    views = {
+        "big": "select id, g, n from a where n > 1",
+        "sums": "select g, sum(n) as s from big where g > 0 group by g",
+    }
+    over = read_view("select g, s from sums where s > 2", ODD, key=["g"], views=views)
+    whole = f"select g, s from (select g, sum(n) as s from ({views['big']}) q where g > 0 group by g) r where s > 2"
+    assert over == kept(whole, ["g"])
+    # Its name isn't a table's with the schema before it, and `with` comes first.
+    assert read_view("select id from public.a", ODD, key=["id"], views={"a": "select 1"}) == kept("select id from a")
+    shadowed = read_view("with big as (select id from b) select id from big", ODD, key=["id"], views=views)
+    assert shadowed.tables == (TableName("public", "b"),)
+
+
+@pytest.mark.parametrize(
+    ("sql", "views", "clause", "reason"),
+    [
+        ("select id from v", {"v": "select id from w", "w": "select id from v"}, "v", "in a circle: v -> w -> v"),
+        ("select id from v", {"v": "select id from v"}, "v", "in a circle: v -> v"),
+        ("select id from v", {"v": None}, "the view 'v'", "has a `top`"),
+        ("select id from v", {"v": "select from where"}, "the view 'v'", "can't be parsed"),
+        ("select id from v", {"v": "select id from a; select 1"}, "the view 'v'", "2 statements"),
+        ("select id from v", {"v": "select id from a limit 1"}, "LIMIT 1", "no order"),
+    ],
+)
+def test_views_over_views_that_cant_be_kept(sql: str, views: dict[str, str | None], clause: str, reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        read_view(sql, ODD, key=["id"], views=views)
+    assert [(found.clause, reason in found.reason) for found in refused.value.refusals] == [(clause, True)]
 
 
 def test_only_the_columns_that_are_read_are_kept() -> None:

@@ -16,6 +16,7 @@ from views.values import (
     TIMESTAMPTZ,
     Kind,
     days_text,
+    float_json,
     from_event,
     micros_text,
     parse_days,
@@ -97,6 +98,15 @@ def test_types_are_those_whose_values_are_known(described, kind: Kind, scale: in
 )
 def test_a_quotient_has_postgresqls_scale(left: str, right: str, quotient: str) -> None:
     assert text_of(divide(decimal_of(left), decimal_of(right))) == quotient
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.5, "0.5"), (3.0, "3"), (-0.0, "-0.0"), (0.0, "0"), (1e15, "1000000000000000.0"), (-7.0, "-7"),
+     (1e300 * 1e10, '"Infinity"'), (-1e300 * 1e10, '"-Infinity"')],
+)  # fmt: skip
+def test_a_float_is_as_in_an_event(number: float, text: str) -> None:
+    assert float_json(number) == text
 
 
 def test_what_numerics_refuse() -> None:

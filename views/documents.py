@@ -1,0 +1,139 @@
+"""Documents as PostgreSQL writes them: the text of ``jsonb`` and ``json`` values, made of values inside a view. Pure.
+
+``jsonb`` has one form: a blank after each comma and colon, the keys of an object in order, each once. ``json`` is the
+text that its functions write, with a blank before each colon too.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+import orjson
+
+from views.numerics import text_of
+from views.values import JSONB, JsonForm, Kind, SqlType, Value, days_text, micros_text
+
+ToJson = Callable[[Value], str]
+"""A value -> its text as a part of a document."""
+
+_DEPTH_MAX: Final = 100
+
+
+def has_json(of: SqlType, within: SqlType) -> bool:
+    """Whether the text of such a value is known as a part of a document of type jsonb or json."""
+    if of.kind is Kind.OPAQUE:
+        forms = (JsonForm.JSONB, JsonForm.TEXT, JsonForm.FLOAT if within == JSONB else JsonForm.JSON)
+        return of.json_form in forms
+    return of.kind is not Kind.UNKNOWN
+
+
+def to_json(of: SqlType) -> ToJson:
+    """The function of values of a type for which ``has_json``."""
+    plain = _plain(of)
+    return lambda value: "null" if value is None else plain(value)
+
+
+def _plain(of: SqlType) -> Callable[[Any], str]:
+    match of.kind:
+        case Kind.BOOL:
+            return lambda value: "true" if value else "false"
+        case Kind.INT2 | Kind.INT4 | Kind.INT8:
+            return str
+        case Kind.NUMERIC:
+            return lambda value: f'"{value}"' if value[-1].isalpha() else value  # NaN and the infinities
+        case Kind.DATE:
+            return lambda value: f'"{days_text(value)}"'
+        case Kind.TIMESTAMP:
+            return lambda value: f'"{micros_text(value)}"'
+        case Kind.TIMESTAMPTZ:
+            return lambda value: f'"{micros_text(value, "+00:00")}"'
+        case Kind.OPAQUE:
+            return _OPAQUE[of.json_form]
+        case _:
+            return _quoted
+
+
+def _quoted(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _number(value: str) -> str:
+    """A float as jsonb has it: a numeric of its shortest digits."""
+    if value.startswith('"'):
+        return value
+    number = Decimal(value)
+    return text_of(number.to_integral_value() if number == number.to_integral_value() else number)
+
+
+_OPAQUE: Final[dict[JsonForm, Callable[[str], str]]] = {
+    JsonForm.JSONB: orjson.loads,
+    JsonForm.JSON: orjson.loads,
+    JsonForm.TEXT: lambda value: _quoted(orjson.loads(value)),
+    JsonForm.FLOAT: _number,
+}
+
+
+def document(text: str) -> str:
+    """A document's text as its value inside a view."""
+    return orjson.dumps(text).decode()
+
+
+def object_writer(names: Sequence[str], of: Sequence[SqlType], within: SqlType) -> Callable[[Sequence[Value]], str]:
+    """The function that makes an object of values, one for each name."""
+    writers = list(map(to_json, of))
+    if within == JSONB:
+        places = {name: place for place, name in enumerate(names)}  # the last one of a name counts
+        fields = [(f"{_quoted(name)}: ", place) for name, place in sorted(places.items(), key=_jsonb_order)]
+    else:
+        fields = [(f"{_quoted(name)} : ", place) for place, name in enumerate(names)]
+    return lambda values: "{" + ", ".join([name + writers[place](values[place]) for name, place in fields]) + "}"
+
+
+def array_writer(of: Sequence[SqlType]) -> Callable[[Sequence[Value]], str]:
+    """The function that makes an array of values of these types."""
+    writers = list(map(to_json, of))
+    return lambda values: f"[{', '.join([write(value) for write, value in zip(writers, values, strict=True)])}]"
+
+
+def _jsonb_order(entry: tuple[str, Any]) -> tuple[int, bytes]:
+    """Of the keys of an object: shorter ones first, in bytes."""
+    name = entry[0].encode()
+    return len(name), name
+
+
+def jsonb_text(text: str) -> str:
+    """A document's text in the form that jsonb has for it. Raises ValueError for what isn't JSON, or is too odd."""
+
+    def number(digits: str) -> Decimal:
+        return Decimal(digits)
+
+    def constant(name: str) -> None:
+        raise ValueError(f"{name} isn't JSON")
+
+    try:
+        parsed = json.loads(text, parse_int=number, parse_float=number, parse_constant=constant)
+        return _written(parsed, 0)
+    except (InvalidOperation, RecursionError) as error:
+        raise ValueError("not JSON that is supported") from error
+
+
+def _written(part: Any, depth: int) -> str:
+    if depth > _DEPTH_MAX:
+        raise ValueError("nested too deeply")
+    match part:
+        case None:
+            return "null"
+        case bool():
+            return "true" if part else "false"
+        case Decimal():
+            return text_of(part)
+        case str():
+            if "\0" in part or (not part.isprintable() and any("\ud800" <= letter <= "\udfff" for letter in part)):
+                raise ValueError("a character that text can't have")
+            return _quoted(part)
+        case list():
+            return f"[{', '.join([_written(element, depth + 1) for element in part])}]"
+        case _:
+            entries = sorted(part.items(), key=_jsonb_order)
+            return "{" + ", ".join([f"{_quoted(name)}: {_written(value, depth + 1)}" for name, value in entries]) + "}"
