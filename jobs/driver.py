@@ -35,6 +35,7 @@ from jobs.generations.record import (
     save_record,
 )
 from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
+from jobs.generations.view_state import remove_state
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
 from jobs.report import (
@@ -512,6 +513,8 @@ class _Group:
                 return False
             save_record(opened.records, number, replace(record, phase=Phase.RETIRED))
             opened.generations.drop()
+            pipeline = self._source.pipeline
+            remove_state(self._source.spark, pipeline=pipeline, sink=member.name, generation=number)
         finally:
             opened.sink.close()
         return True

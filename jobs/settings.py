@@ -100,6 +100,10 @@ class SparkSettings(Settings):
         default=CHECKPOINT_DIRECTORY,
         description="where Spark keeps its offsets, a path or a URL of a file system that all of Spark can reach",
     )
+    view_directory: Path = Field(
+        default=Path(".lockstep/views"),
+        description="where views keep their states, on the machine of the task; a lost one is built from the log again",
+    )
     driver_memory: str = Field(
         default="1g",
         pattern=r"^[1-9]\d*[kmgtKMGT]$",

@@ -7,7 +7,7 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from jobs.driver import run_sinks
 from jobs.generations.lease import is_running
@@ -55,6 +55,11 @@ def read_from(
     Raises LockstepError when a job applies to it now, and when it has no live generation that is ready;
     ConfigurationError for an LSN beyond the WAL's end.
     """
+    if settings_of(config, name).view is not None:
+        raise ConfigurationError(
+            f"{name!r} is a view: it reads the log from where its state is, and from nowhere else",
+            hint=f"build it again: lockstep rebuild {name} --switch",
+        )
     live = _ready_generation(config, name)
     chosen = settings_of_generation(config, name, live)
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)

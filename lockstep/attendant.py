@@ -55,4 +55,6 @@ def state_directories(config: Config) -> list[Path]:
         directories.append(Path(config.capture.spool_directory))
     if "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
+    if config.views:
+        directories.append(config.spark.view_directory)
     return directories

@@ -121,6 +121,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 [spark]
 master = "local[2]"
 checkpoint_directory = ".lockstep/checkpoints"
+# view_directory = ".lockstep/views"       # states of views; a lost one is built from the log again
 # trigger = "auto"                         # "micro-batch": no task of a sink runs all the time, and more latency
 # continuous_s = 10.0                      # else a batch goes on for so long
 # trigger_ms = 200                         # shortest time between two batches

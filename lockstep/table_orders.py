@@ -69,6 +69,10 @@ def _check(
 ) -> None:
     if generation.record is not None:
         check_owner(name, generation.number, generation.record, config.pipeline.name)
+    if settings_of(config, name).view is not None:
+        raise ConfigurationError(
+            f"{name!r} is a view, which can't go on without one of its tables", hint="stop its job instead"
+        )
     asides = load_asides(records, generation.number)
     has = {*config.sink_tables(settings_of_generation(config, name, generation)), *asides}
     unknown = [table for table in tables if table not in has]

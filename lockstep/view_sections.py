@@ -9,7 +9,6 @@ from typing import Any, Final, get_args
 from sinks.registry import SinkSettings
 from sinks.table_settings import NOT_OF_A_VIEW, TableSettings
 from views.failures import Refused
-from views.sql.tables_read import tables_read
 
 _OWN: Final = ("sink", "sql", "key", "top")
 """What a view's section has besides settings of its kind of sink."""
@@ -69,6 +68,8 @@ class _Unfit(Exception):
 
 def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any]:
     """Raises _Unfit."""
+    from views.sql.tables_read import tables_read  # its parser takes 0.2 s to load, and few configurations have views
+
     at = f"views.{name}"
     if not isinstance(section, dict):
         raise _Unfit(f"{at}: must be a section, or a table in {{ }}")

@@ -87,6 +87,7 @@ class Log:
         self.pipeline = pipeline
         self.tables = list(tables)
         self.lsn = _FIRST_LSN
+        self._seq = 0  # of the transaction that is open
         self._cluster = TopicAdmin(kafka.client())
         self._create_topics()
         self._publisher = self._open_publisher()
@@ -114,8 +115,24 @@ class Log:
 
         Without ``progress``, no record of that is written, as for the rows of a copy.
         """
+        self._send(changes, commit_time_ms)
+        self.lsn += 8
+        self._seq = 0
+        # Naming the topics makes it write progress at once, where capture would wait a moment under load.
+        topics = [self.topic(table) for table in self.tables] if progress else []
+        state = self._state(self.lsn - 8, len(changes), commit_time_ms)
+        self._publisher.commit(state, schemas, covering=topics, progress=progress)
+        return self.lsn
+
+    def commit_part(self, changes: Sequence[Change]) -> None:
+        """The beginning of the transaction that is committed next, or more of it, in a Kafka transaction of its own."""
+        self._send(changes)
+        state = self._state(self.lsn, self._seq, 0)
+        self._publisher.commit(state, covering=[self.topic(table) for table in self.tables])
+
+    def _send(self, changes: Sequence[Change], commit_time_ms: int = 0) -> None:
         commit_lsn = self.lsn
-        for seq, change in enumerate(changes, start=1):
+        for seq, change in enumerate(changes, start=self._seq + 1):
             topic = self.topic(change.table)
             match change:
                 case Put(table, row):
@@ -128,12 +145,7 @@ class Log:
                     self._publisher.send(
                         topic, key_bytes(table, key), None, tag_text(tag_prefix(EPOCH, commit_lsn), seq)
                     )
-        self.lsn += 8
-        # Naming the topics makes it write progress at once, where capture would wait a moment under load.
-        topics = [self.topic(table) for table in self.tables] if progress else []
-        state = self._state(commit_lsn, len(changes), commit_time_ms)
-        self._publisher.commit(state, schemas, covering=topics, progress=progress)
-        return self.lsn
+        self._seq += len(changes)
 
     def close(self) -> None:
         self._publisher.close()

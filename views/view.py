@@ -90,6 +90,7 @@ class Counters:
 class ViewPosition:
     """Up to where a view is exact, and where the log goes on: the next offset of each partition.
 
+    ``seq`` counts the steps at this LSN that changed the result: their output has a tag of its own.
     With ``is_building`` the state isn't usable: its building was begun, and not ended.
     """
 
@@ -98,6 +99,12 @@ class ViewPosition:
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     counters: Counters = Counters()
     is_building: bool = False
+    seq: int = SNAPSHOT_SEQ
+
+    @property
+    def tag(self) -> Tag:
+        """The version of rows that are pending."""
+        return Tag(self.epoch, self.lsn, self.seq)
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
@@ -203,8 +210,13 @@ class View:
         state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
         return work.changed
 
-    def end_building(self, *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]) -> None:
-        """All rows are in: the result is exact at ``lsn``, and all of it is pending."""
+    def end_building(
+        self, *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int], seq: int = SNAPSHOT_SEQ
+    ) -> None:
+        """All rows are in: the result is exact at ``lsn``, and all of it is pending.
+
+        ``seq`` is greater than that of any output at this LSN from an earlier state.
+        """
 
         def work(state: Step) -> None:
             stored = state.get(_IS_BUILDING)
@@ -212,9 +224,14 @@ class View:
                 raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
             state.delete(_IS_BUILDING)
             state.put(_IS_WHOLE, b"")
-            _keep_position(state, ViewPosition(epoch, lsn, offsets, Counters(**orjson.loads(stored))))
+            _keep_position(state, ViewPosition(epoch, lsn, offsets, Counters(**orjson.loads(stored)), seq=seq))
 
         self._state.update(work)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the result is pending, since nothing was acknowledged after the building."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
 
     def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
         """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
@@ -249,7 +266,10 @@ class View:
         changed_out = self._keep_pending(state, changes)
         done = Counters(1, changed_in, changed_out, step_work.changed)
         total = _added(position.counters, done)
-        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **offsets}, total))
+        seq = SNAPSHOT_SEQ
+        if (epoch, lsn) == (position.epoch, position.lsn):
+            seq = position.seq + bool(changed_out)
+        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **offsets}, total, seq=seq))
         return done
 
     def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> int:
@@ -301,7 +321,7 @@ class View:
             if not changes:
                 return None
             is_last = limit is None or next(entries, None) is None
-            return Output(Tag(position.epoch, position.lsn, SNAPSHOT_SEQ), changes, is_last)
+            return Output(position.tag, changes, is_last)
 
         return self._state.read(look)
 
@@ -322,7 +342,7 @@ class View:
 
         def work(state: Step) -> None:
             position = _position(state)
-            if (position.epoch, position.lsn) != (output.tag.epoch, output.tag.commit_lsn):
+            if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
             state.delete(_IS_WHOLE)
             for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
@@ -366,13 +386,14 @@ def _position(state: Reading) -> ViewPosition:
         return ViewPosition(is_building=state.get(_IS_BUILDING) is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets = {(topic, partition): offset for topic, partition, offset in parsed["offsets"]}
-    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, Counters(**parsed["counters"]))
+    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, Counters(**parsed["counters"]), seq=parsed["seq"])
 
 
 def _keep_position(state: Step, position: ViewPosition) -> None:
     stored = {
         "epoch": position.epoch,
         "lsn": position.lsn,
+        "seq": position.seq,
         "offsets": [(topic, partition, offset) for (topic, partition), offset in position.offsets.items()],
         "counters": asdict(position.counters),
     }

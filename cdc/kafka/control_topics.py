@@ -237,6 +237,11 @@ class ProgressReader:
         self._next = following
         return records
 
+    @property
+    def next_offset(self) -> int:
+        """Where the topic goes on after the last answer; where it ended, before the first."""
+        return self._next if self._next is not None else self._range()[1]
+
     def _range(self) -> tuple[int, int]:
         partition = (self._topic, 0)
         return self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)

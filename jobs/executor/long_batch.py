@@ -32,10 +32,10 @@ FETCH_WAIT_MS: Final = 200
 p50 with 20, 100 and 500 ms. With 20 ms an idle task takes four times the processor time. The next batch's first request
 waits behind one that is kept."""
 
-_TELL_S: Final = 0.1
+TELL_S: Final = 0.1
 """How often the driver is told of progress: it stores that in the destination."""
 
-_ALIVE_S: Final = 5.0
+ALIVE_S: Final = 5.0
 """How often the driver is told that there is nothing to tell, so that it can tell a destination that hangs."""
 
 END: Final = b"\n"
@@ -62,13 +62,17 @@ class LongBatch:
 
 @dataclass(slots=True)
 class Told:
-    """What was applied since the driver was told last; ``next_offsets`` has only what has moved."""
+    """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
+
+    ``is_building``: a view's state is being built, and nothing can be applied before it is.
+    """
 
     rows: int = 0
     applied: int = 0
     stale: int = 0
     commit_time_ms: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
+    is_building: bool = False
 
     def to_json(self) -> bytes:
         """One line."""
@@ -78,6 +82,7 @@ class Told:
             "stale": self.stale,
             "commit_time_ms": self.commit_time_ms,
             "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
+            "building": self.is_building,
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -89,6 +94,7 @@ class Told:
         self.stale += facts["stale"]
         self.commit_time_ms = max(self.commit_time_ms, facts["commit_time_ms"])
         self.next_offsets |= {(topic, partition): offset for topic, partition, offset in facts["next_offsets"]}
+        self.is_building = facts["building"]
 
 
 class DriverLine:
@@ -193,8 +199,8 @@ def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: 
             has_more = any(result.next_offsets.get(at, 0) > end for at, end in planned.items())
             if has_more and now - began >= batch.seconds:
                 return
-            if (result.next_offsets != told and now - told_at >= _TELL_S) or now - told_at >= _ALIVE_S:
-                line.tell(_take(result, told))
+            if (result.next_offsets != told and now - told_at >= TELL_S) or now - told_at >= ALIVE_S:
+                line.tell(take_told(result, told))
                 told, told_at = dict(result.next_offsets), now
 
 
@@ -208,9 +214,9 @@ def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
         result.next_offsets[at] = max(end, result.next_offsets.get(at, 0))
 
 
-def _take(result: Result, told: Offsets) -> Told:
+def take_told(result: Result, told: Offsets, *, is_building: bool = False) -> Told:
     """What the driver is to be told now, which the result has no longer but for its offsets."""
     moved = {at: offset for at, offset in result.next_offsets.items() if told.get(at) != offset}
-    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved)
+    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, is_building)
     result.rows = result.applied = result.stale = 0
     return taken

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
+from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable, UnsupportedChange
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
@@ -53,7 +53,7 @@ class Failure:
         """The error again, as near to its own class as matters to the driver."""
         if self.kind == "Unavailable":
             return Unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
-        for cls in (Fenced, PositionMismatch, UnsupportedChange, ShapesOutdated):
+        for cls in (Fenced, Overtaken, PositionMismatch, UnsupportedChange, ShapesOutdated):
             if self.kind == cls.__name__:
                 return cls(self.message, hint=self.hint)
         return LockstepError(self.message, hint=self.hint)

@@ -9,9 +9,27 @@ from jobs.executor.shape_history import TableHistory
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
+from views.plan import ViewPlan
 
 OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 """Opens a sink by its name, its settings and the number of a generation."""
+
+
+@dataclass(frozen=True)
+class ViewInput:
+    """What a task needs to know that keeps a view.
+
+    ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
+    told of: a state behind them is an earlier one. ``trimmed`` reads topics that have lost their beginning.
+    """
+
+    plan: ViewPlan
+    table: Table
+    directory: str
+    progress_topic: str
+    pipeline: str
+    reached: Offsets = field(default_factory=dict)
+    trimmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +68,8 @@ class Task:
     client: Client | None = field(default=None, repr=False)
     """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
     open: OpenSink = open_sink
+    view: ViewInput | None = None
+    """With it, the sink gets a query's result."""
 
     @property
     def append_only(self) -> frozenset[str]:

@@ -13,7 +13,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
-from cdc.kafka.topic_names import table_topic
+from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
 from cdc.model.errors import (
     ConfigurationError,
     DataLost,
@@ -26,7 +26,7 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
-from jobs.executor.task_input import Task
+from jobs.executor.task_input import Task, ViewInput
 from jobs.generations.asides import (
     Aside,
     Asides,
@@ -48,6 +48,7 @@ from jobs.generations.columns import Columns, load_columns, save_columns
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
+from jobs.generations.view_state import check_can_keep, state_directory
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
@@ -66,12 +67,13 @@ from jobs.query.start_position import (
 )
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
+from jobs.query.view_plan import PlannedView, planned_view
 from jobs.query.watermark import Watermark
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.append_only import stored_table
-from sinks.contract import AddedValues, OpenedSink, Progress, TopicPartition
+from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 
 _MIB: Final = 1 << 20
@@ -115,8 +117,6 @@ class SinkJob:
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
-        if self._plan.settings.view is not None:
-            raise ConfigurationError("no job keeps views yet", hint=f"remove [views.{self._plan.name}]")
         over = threading.Event()
         beats = threading.Thread(target=self._keep_lease, args=(over,), name=f"lease-{self._plan.name}", daemon=True)
         beats.start()
@@ -208,11 +208,14 @@ class SinkJob:
 
     def _run_query(self) -> bool:
         """Run a query to its end. Whether another one is due: a table has got another shape."""
+        if self._plan.settings.view is not None:
+            check_can_keep(self._plan.spark, self._plan.name)
         lease = self._opened_lease()
         opened = self._plan.opened()
         try:
             lease.begin()
-            orders = self._obey(opened, lease)
+            # A view can't go on without one of its tables: nothing of it is set aside.
+            orders = self._obey(opened, lease) if self._plan.settings.view is None else {}
             plan = self._plan
             if self._tables and not plan.tables:
                 return self._wait_for_orders(lease, orders)
@@ -224,17 +227,28 @@ class SinkJob:
         """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
         log = read_log_facts(plan, cluster)
+        view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
         require_in_use(opened.records, plan.name, plan.generation)
         lease.begin()
         stored = opened.generations.load_progress()
-        with preparing(opened.records, plan.generation, log.tables):
-            columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
+        prepared = log.tables if view is None else {view.table.name: view.table}
+        with preparing(opened.records, plan.generation, prepared):
+            if view is None:
+                columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
+            else:
+                columns, lacking = Columns(), NOTHING_ADDED
+                opened.sink.prepare([view.table], go_live=plan.go_live)
         if plan.bulk:
             opened.generations.begin_bulk()
         self._known_shapes = log.records
-        start, checkpoint, committed = self._start(opened, log, stored)
+        if view is None:
+            start, checkpoint, committed = self._start(opened, log, stored)
+        else:
+            # The view's state says where the log is read on, and the destination has been told.
+            start, committed = StartPosition(), None if stored is None else _offsets_of(stored, log)
+            checkpoint = self._checkpoint(start)
         point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
@@ -251,7 +265,9 @@ class SinkJob:
             holds_watermark=bool(columns.lacking),
             asides=self._asides_by_topic(),
         )
-        task = self._task(log, computed, start, fence=lease.claim(opened.sink.claim))
+        task = self._task(
+            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, committed)
+        )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
@@ -566,8 +582,28 @@ class SinkJob:
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
+    def _view_input(self, view: PlannedView | None, reached: Offsets | None) -> ViewInput | None:
+        plan = self._plan
+        if view is None:
+            return None
+        return ViewInput(
+            view.plan,
+            view.table,
+            str(state_directory(plan.spark, pipeline=plan.pipeline, sink=plan.name, generation=plan.generation)),
+            control_topic(plan.pipeline, PROGRESS),
+            plan.pipeline,
+            reached=reached or {},
+            trimmed=plan.trimmed,
+        )
+
     def _task(
-        self, log: LogFacts, computed: Mapping[TableName, TablePlan], start: StartPosition, *, fence: int
+        self,
+        log: LogFacts,
+        computed: Mapping[TableName, TablePlan],
+        start: StartPosition,
+        *,
+        fence: int,
+        view: ViewInput | None = None,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -590,6 +626,7 @@ class SinkJob:
             # Expressions are Spark's to evaluate, so it has to read the rows itself.
             client=None if computed else portable_client(plan.kafka),
             open=plan.open,
+            view=view,
         )
 
     def _have_shapes_changed(self) -> bool:
@@ -602,6 +639,11 @@ class SinkJob:
             except Unavailable as error:
                 self._wait(error, backoff)
         return False
+
+
+def _offsets_of(progress: Progress, log: LogFacts) -> Offsets:
+    """Where each of these partitions is read on, as far as the destination knows."""
+    return {at: progress.next_offsets.get(at, 0) for at in log.partitions}
 
 
 def _of_topic(progress: Progress, topic: str) -> Progress:

@@ -132,5 +132,5 @@ class LongBatches:
                 told.add_json(line)
             if lines:
                 self._on_told(told)
-            if told.next_offsets:
+            if told.next_offsets or told.is_building:
                 standstill.has_moved(time.monotonic())

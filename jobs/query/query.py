@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
@@ -25,6 +25,7 @@ from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
 from jobs.executor.task_input import Task
+from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
@@ -52,7 +53,7 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, Waterm
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
-from jobs.spark.source import range_frame, read_topics
+from jobs.spark.source import clock_frame, range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 
 _TASKS_MAX: Final = 32
@@ -232,16 +233,21 @@ class SinkQuery:
         known = self._writers.get(is_long)
         if known is not None and known[0].issuperset(topics):
             return known[1]
+        if self._task.view is not None:
+            topics = self._task.tables.keys()
         told = told_topics(topics, frozenset() if known is None else known[0], self._task.tables)
         task = replace(
             self._task,
             rejected_before=dict(self._rejections),
             complete_at_ms=self._keeper.complete_at_ms if self._task.versions else 0,
         ).only(told)
-        apply = partial(deliver, task)
+        apply: Callable[[Iterable[Any]], Iterator[Any]]
         if is_long:
             assert self._long_batches is not None
-            apply = partial(deliver_long, task, self._long_batches.batch)
+            deliver_until_told = deliver_long if task.view is None else deliver_view_long
+            apply = partial(deliver_until_told, task, self._long_batches.batch)
+        else:
+            apply = partial(deliver if task.view is None else deliver_view, task)
         self._writers[is_long] = told, ArrowMap(apply, RESULT_SCHEMA)
         return self._writers[is_long][1]
 
@@ -256,14 +262,17 @@ class SinkQuery:
         )
 
     def _start(self, call: BatchCall) -> StreamingQuery:
-        frame = read_topics(
-            self._spark,
-            self._plan.kafka,
-            list(self._task.tables),
-            max_offsets_per_trigger=self._plan.offsets_per_trigger,
-            start=self._start_position.offsets,
-            with_times=bool(self._task.versions),
-        )
+        if self._task.view is None:
+            frame = read_topics(
+                self._spark,
+                self._plan.kafka,
+                list(self._task.tables),
+                max_offsets_per_trigger=self._plan.offsets_per_trigger,
+                start=self._start_position.offsets,
+                with_times=bool(self._task.versions),
+            )
+        else:
+            frame = clock_frame(self._spark)
         if self._computed:
             # Here rather than for each batch: analysing these takes longer than evaluating them for a few rows.
             frame = with_computed(frame, self._computed)
@@ -365,6 +374,8 @@ class SinkQuery:
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """Whether it had so little that there may be no more."""
+        if self._task.view is not None:
+            return self._run_view_batch(frame, batch_id)
         self._batch_id, self._part_began = batch_id, time.monotonic()
         ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
@@ -398,6 +409,23 @@ class SinkQuery:
         has_told = bool(result.rejected or result.resolved)
         return self._rests and is_small and not is_long and not has_told
 
+    def _run_view_batch(self, frame: DataFrame, batch_id: int) -> bool:
+        """The same of a view, whose state says what is to be read."""
+        self._batch_id, self._part_began = batch_id, time.monotonic()
+        topics = self._task.tables.keys()
+        self._topics.check(self._cluster, topics)
+        is_long = self._takes_slot()
+        try:
+            result = self._deliver(range_frame(frame.sparkSession, [()]), topics, is_long=is_long)
+        finally:
+            if is_long:
+                SLOTS.give_back()
+        self._keep_rejections(result)
+        if result.next_offsets:
+            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
+            self._report_applied(result, progress)
+        return self._rests and not is_long and not (result.rejected or result.resolved)
+
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
         if self._long_batches is None:
@@ -410,7 +438,7 @@ class SinkQuery:
     def _told(self, told: Told) -> None:
         """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
         # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
-        if told.next_offsets or not self._keeper.is_behind:
+        if told.next_offsets or told.is_building or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
         if not told.next_offsets:
             return

@@ -7,7 +7,7 @@ from zipfile import BadZipFile, ZipFile
 
 from cdc.model.errors import ConfigurationError
 
-PACKAGES: Final = ("cdc", "jobs", "sinks")
+PACKAGES: Final = ("cdc", "jobs", "sinks", "views")
 """What tasks import, as whole packages, since some modules are imported only once they are needed.
 
 ``jobs.spark.worker_daemon`` is their entry point.

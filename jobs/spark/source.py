@@ -81,6 +81,11 @@ def select_records(frame: DataFrame, *, with_times: bool = False) -> DataFrame:
     )
 
 
+def clock_frame(spark: SparkSession) -> DataFrame:
+    """A stream of which each trigger makes a batch, for one that learns by itself what there is to read."""
+    return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+
+
 def range_frame(spark: SparkSession, tasks: Sequence[Sequence[Range]]) -> DataFrame:
     """A frame that tells its tasks what to read, ranges of the log each. See ``jobs.executor.log_reader``."""
     texts = f.array(*(f.lit(dump_ranges(task)) for task in tasks or [()]))

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from cdc.model.errors import LockstepError
+
 T = TypeVar("T")
 
 Entry = tuple[bytes, bytes]
@@ -16,6 +18,10 @@ class Size:
 
     entries: int
     bytes: int
+
+
+class UnusableState(LockstepError):
+    """What is stored is no state of this view and this version, or is damaged. It holds nothing that the log lacks."""
 
 
 class Reading(Protocol):
@@ -48,7 +54,7 @@ class State(Protocol):
     """A map that changes in whole steps.
 
     Every method raises LockstepError when the operator has to act: a full disk, a file of another version. It raises
-    Fenced when another process has opened the state since.
+    Overtaken when another process has opened the state since.
     """
 
     def update(self, work: Callable[[Step], T]) -> T:

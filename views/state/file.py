@@ -16,8 +16,8 @@ from typing import Final, NoReturn, TypeVar
 
 import lmdb
 
-from cdc.model.errors import Fenced, LockstepError
-from views.state.contract import Entry, Reading, Size, Step
+from cdc.model.errors import LockstepError, Overtaken
+from views.state.contract import Entry, Reading, Size, Step, UnusableState
 from views.state.memory import after_prefix
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class FileState:
     """A State in a directory, for one thread of one process. ``identity`` says what it is the state of."""
 
     def __init__(self, directory: Path, *, identity: str, map_bytes: int = _MAP_BYTES) -> None:
-        """Open or create it. Raises LockstepError for the state of another view, version or program."""
+        """Open or create it. Raises UnusableState for the state of another view, version or program."""
         self._directory = directory
         self._map_bytes = map_bytes
         self._identity = identity.encode()
@@ -139,17 +139,19 @@ class FileState:
         return self._environment
 
     def _foreign(self, why: str) -> NoReturn:
-        raise LockstepError(
+        raise UnusableState(
             f"the view's state in {self._directory} {why}; nothing was changed",
             hint="build the view anew, in a new generation with a state directory of its own",
         )
 
     def _refused(self, doing: str, error: Exception) -> NoReturn:
         self.close()
-        hint = "look for a full disk, missing permissions or another process that has it open. The step was not kept"
+        message = f"the view's state in {self._directory} can't be {doing}: {error}"
         if isinstance(error, _UNUSABLE):
             hint = "it is damaged, or no state of a view. It holds nothing that the log doesn't: build the view anew"
-        raise LockstepError(f"the view's state in {self._directory} can't be {doing}: {error}", hint=hint) from error
+            raise UnusableState(message, hint=hint) from error
+        hint = "look for a full disk, missing permissions or another process that has it open. The step was not kept"
+        raise LockstepError(message, hint=hint) from error
 
 
 class _Transaction:
@@ -250,8 +252,8 @@ def _entry(stored_key: bytes, stored: bytes) -> Entry:
     return stored[_LENGTH.size : end], stored[end:]
 
 
-def _fenced() -> Fenced:
-    return Fenced(
+def _fenced() -> Overtaken:
+    return Overtaken(
         "another process has opened the view's state; this one stops",
         hint="one job keeps a view: if it wasn't you, look for a second `lockstep apply` or `lockstep run`",
     )

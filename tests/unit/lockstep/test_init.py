@@ -25,6 +25,8 @@ COMMON = "NAME"
 """The section of what every sink may have; its settings count for all of them."""
 
 LEFT_OUT = {
+    "view": "it is a section of its own, [views.NAME]",
+    "changes_max": "it is a view's",
     "login.password": "a secret: it comes from a file or the environment",
     "mask_salt": "the same",
     "login.password_command": "excludes password_file, and is told in words",
@@ -115,7 +117,7 @@ def test_it_says_which_settings_take_a_rebuild(kind: str) -> None:
             is_mine = section == f"[sinks.{COMMON}]" or section == _header(kind)
             if is_mine:
                 lines[match[1]] = "(rebuild)" in line
-    assert {name for name, is_marked in lines.items() if is_marked} == SINKS[kind].SHAPING
+    assert {name for name, is_marked in lines.items() if is_marked} == SINKS[kind].SHAPING - {"view"}
 
 
 def _header(kind: str) -> str:

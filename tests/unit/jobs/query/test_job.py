@@ -29,6 +29,7 @@ from jobs.query.start_position import StartPosition
 from jobs.report import SinkWaiting
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from sinks.redis.settings import RedisSettings
 from tests.builders import table
 from tests.databases import until
 from tests.generations import prepared_store
@@ -161,7 +162,9 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("jobs.query.job.read_log_facts", wait_for_capture)
     kafka = KafkaSettings(bootstrap_servers="nowhere:1")
-    plan = SinkPlan("s", _NOTHING, 1, "p", kafka, (), _NOTHING, once=False, open=lambda *_: open_memory(store, 1))
+    plan = SinkPlan(
+        "s", RedisSettings(), 1, "p", kafka, (), _NOTHING, once=False, open=lambda *_: open_memory(store, 1)
+    )
     job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
     failures: list[Exception] = []
 

@@ -1,0 +1,206 @@
+"""Records of a view's tables, and the progress records by which they are whole transactions. Pure.
+
+A progress record is a *cut*: of all transactions that were committed before its LSN, everything lies below its bounds.
+So once all partitions are read up to there, the events below that LSN are whole transactions, and the others wait.
+
+The log may be compacted while it is read. What is read of it late lacks rows of a moment that it hasn't any more, since
+something newer has replaced them. So a reader that was behind takes the first cut that is newer than all that it has
+read until it was at the log's end.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute
+
+from cdc.model.tag import SNAPSHOT_SEQ, Tag
+from cdc.protocol.control_records import ProgressRecord
+from jobs.executor.append_only import with_event_keys
+from jobs.executor.window import newest, with_tags
+from jobs.offsets import Offsets
+from sinks.contract import TopicPartition
+
+# Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
+_compute: Any = pyarrow.compute
+
+_PASS_S: Final = 5.0
+"""A pass over the log that took longer is followed by another one, of what came meanwhile."""
+
+NEVER: Final = ""
+"""Less than every tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A progress record up to which all transactions are at hand."""
+
+    epoch: int
+    lsn: int
+    commit_time_ms: int
+    bounds: Offsets
+
+    @property
+    def tag(self) -> str:
+        """The greatest tag of what is complete: rows of a copy that stand exactly there are."""
+        return str(Tag(self.epoch, self.lsn, SNAPSHOT_SEQ))
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The newest event of each key below a cut, and where each partition is to be read again."""
+
+    records: pa.Table | None
+    next_offsets: Offsets
+
+
+class ViewLog:
+    """What was read and isn't taken in yet. ``topics`` are those of the view's tables, ``position`` where it began."""
+
+    def __init__(
+        self,
+        topics: Iterable[str],
+        position: Mapping[TopicPartition, int],
+        *,
+        append_only: frozenset[str] = frozenset(),
+    ) -> None:
+        self._topics = frozenset(topics)
+        self._append_only = append_only
+        self._reached: Offsets = dict(position)
+        self._required: Offsets = {}
+        self._cuts: list[tuple[Cut, bool]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._newest_tag = NEVER
+        self._target: Offsets | None = None
+        self._began_s = 0.0
+        self._floor = NEVER
+        self.rows = 0
+        """How many records were read."""
+        self.bytes = 0
+        """Of the records that wait."""
+
+    # --- reading ---
+
+    def catch_up(self, ends: Offsets, now_s: float) -> None:
+        """The reader is behind: it reads to these ends of the log, at least."""
+        self._target, self._began_s = dict(ends), now_s
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the end that it was to reach isn't reached, or has to be asked for again."""
+        return self._target is not None
+
+    @property
+    def is_at_target(self) -> bool:
+        """Whether the end that it was to reach is reached."""
+        return self._target is None or all(self._reached.get(at, 0) >= end for at, end in self._target.items())
+
+    def has_caught_up(self, now_s: float) -> bool:
+        """Called at the target: whether nothing of weight can have come meanwhile. Else the ends are to be asked for
+        again. Cuts count from now on that are newer than all that was read."""
+        if now_s - self._began_s > _PASS_S:
+            return False
+        self._target = None
+        self._floor = max(self._floor, self._newest_tag)
+        return True
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Records of one partition, in its order. Raises LockstepError for one without a tag."""
+        self._batches.append(batch)
+        self.rows += batch.num_rows
+        self.bytes += batch.nbytes
+        if self.is_behind:
+            self._newest_tag = max(self._newest_tag, _greatest_tag(batch))
+
+    def reach(self, ends: Offsets) -> None:
+        """Everything of these partitions is read below these offsets."""
+        for at, end in ends.items():
+            self._reached[at] = max(end, self._reached.get(at, 0))
+
+    def add_record(self, record: ProgressRecord) -> None:
+        """The next progress record. The first one bounds all topics, as ``ProgressReader``'s does."""
+        for topic in self._topics & record.bounds.keys():
+            for partition, bound in enumerate(record.bounds[topic]):
+                self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
+        is_complete = not self._topics.intersection(record.uncopied)
+        cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
+        self._cuts.append((cut, is_complete))
+
+    # --- taking ---
+
+    def cut(self) -> Cut | None:
+        """The newest cut that can be taken now; it and those before it are forgotten."""
+        if self.is_behind:
+            return None
+        covered = 0
+        for cut, _ in self._cuts:
+            if any(self._reached.get(at, 0) < bound for at, bound in cut.bounds.items()):
+                break  # bounds only grow
+            covered += 1
+        done, self._cuts = self._cuts[:covered], self._cuts[covered:]
+        return next((cut for cut, is_complete in reversed(done) if is_complete and cut.tag >= self._floor), None)
+
+    def take(self, cut: Cut) -> Taken:
+        """What is below the cut. The rest waits, and is read again by whoever begins at ``next_offsets``."""
+        records, waiting = self._split(cut.tag)
+        next_offsets = dict(self._reached)
+        for batch in waiting:
+            at: TopicPartition = (batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
+            next_offsets[at] = min(batch.column("offset")[0].as_py(), next_offsets[at])
+        return Taken(records, next_offsets)
+
+    def take_all(self) -> pa.Table | None:
+        """Everything, for one who takes no cut that isn't newer than that."""
+        records, _ = self._split(None)
+        return records
+
+    @property
+    def waits(self) -> bool:
+        """Whether records wait for a cut."""
+        return bool(self._batches)
+
+    @property
+    def next_offsets(self) -> Offsets:
+        """Where each partition goes on."""
+        return dict(self._reached)
+
+    def _split(self, until: str | None) -> tuple[pa.Table | None, Sequence[pa.RecordBatch]]:
+        if not self._batches:
+            return None, ()
+        batches, self._batches, self.bytes = self._batches, [], 0
+        tagged = with_tags(pa.Table.from_batches(batches))
+        if until is None:
+            self._floor = max(self._floor, _max(tagged.column("tag")))
+            return self._newest(tagged), ()
+        is_complete = _compute.less_equal(tagged.column("tag"), pa.scalar(until.encode(), pa.binary()))
+        if _compute.all(is_complete).as_py():
+            return self._newest(tagged), ()
+        waiting = tagged.filter(_compute.invert(is_complete)).drop_columns(["tag"])
+        # A batch is of one partition: that is how they came, and how they are told apart.
+        self._batches = list(chain.from_iterable(_of_partitions(batch) for batch in waiting.to_batches()))
+        self.bytes = sum(batch.nbytes for batch in self._batches)
+        complete = tagged.filter(is_complete)
+        return (self._newest(complete) if complete.num_rows else None), self._batches
+
+    def _newest(self, tagged: pa.Table) -> pa.Table:
+        return newest(with_event_keys(tagged, self._append_only) if self._append_only else tagged)
+
+
+def _of_partitions(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+    places = list(zip(batch.column("topic").to_pylist(), batch.column("partition").to_pylist(), strict=True))
+    start = 0
+    for index in range(1, len(places) + 1):
+        if index == len(places) or places[index] != places[start]:
+            yield batch.slice(start, index - start)
+            start = index
+
+
+def _greatest_tag(batch: pa.RecordBatch) -> str:
+    return _max(with_tags(pa.Table.from_batches([batch])).column("tag"))
+
+
+def _max(tags: pa.ChunkedArray) -> str:
+    greatest: bytes = max(tags.to_pylist())
+    return greatest.decode()

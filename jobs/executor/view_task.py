@@ -1,0 +1,381 @@
+"""The task of a view: whole transactions of its tables -> its state -> the changed rows of the result -> the sink.
+
+What it reads is said by its state's own position. A batch of Spark's only says when.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import orjson
+import pyarrow as pa
+
+from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
+from cdc.model.event import Events, Position, RowEvent, TableEvents
+from cdc.model.tag import Tag
+from cdc.protocol.control_records import ProgressRecord
+from jobs.executor.decode import decode
+from jobs.executor.log_reader import Polled, Range, reader_for
+from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, take_told
+from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
+from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.view_inbox import Inbox
+from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.offsets import Offsets
+from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.state.contract import UnusableState
+from views.state.file import FileState
+from views.view import Output, View, ViewPosition, identity
+
+_PORTION: Final = 20_000
+"""How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
+
+_FED_ROWS: Final = 5_000
+_MARKERS_S: Final = 0.5
+"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
+
+_RECORD_S: Final = 5.0
+"""How long a batch that is to end waits for the progress record of what it has read."""
+
+_STALLED_S: Final = 10.0
+"""Who hasn't read for so long is behind: what comes next may be compacted."""
+
+
+_HELD_WINDOWS: Final = 4
+"""So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
+
+
+_NOWHERE: Final = Position("", 0, 0)
+"""These rows don't come from the log."""
+
+
+class _TooMuch(Exception):
+    """More waits than memory is to hold: the state is built anew."""
+
+
+class _IsOver(Exception):
+    """The driver has ended the batch in the middle of a building, which begins again."""
+
+
+def deliver_view(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Bring the view up to the log's end as of now, and yield what became of it, for ``mapInArrow``.
+
+    ``batches`` have nothing to say. Nothing is raised, as in ``deliver``.
+    """
+    yield from _delivered(task, batches, lambda result: _follow(task, result, None))
+
+
+def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, and go on with what comes, until the driver ends it."""
+
+    def work(result: Result) -> None:
+        with DriverLine(batch.socket) as line:
+            _follow(task, result, line)
+
+    yield from _delivered(task, batches, work)
+
+
+def _delivered(
+    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Result], None]
+) -> Iterator[pa.RecordBatch]:
+    result = Result()
+    for _ in batches:  # a worker whose input isn't read to its end is thrown away
+        pass
+    try:
+        work(result)
+    except Exception as error:
+        close_sink(task)  # the next attempt starts with a new connection
+        result.failures.append(Failure.of(error))
+    yield to_arrow(result)
+
+
+def _follow(task: Task, result: Result, line: DriverLine | None) -> None:
+    """Keep the view until the batch has to end: by the driver's word, or without a line when all is taken in.
+
+    Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
+    """
+    assert task.view is not None
+    is_to_be_built = False
+    while True:
+        with _opened_state(task, task.view) as state:
+            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
+            is_to_be_built = is_to_be_built or not _is_usable(view.position(), task.view.reached)
+            try:
+                _Run(task, task.view, view, result, line, builds=is_to_be_built).follow()
+                return
+            except _IsOver:
+                return
+            except _TooMuch:
+                is_to_be_built = True
+
+
+@contextmanager
+def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
+    directory = Path(view.directory)
+    own = identity(view.plan, task.shapes)
+    try:
+        state = FileState(directory, identity=own)
+    except UnusableState:
+        # It holds nothing that the log doesn't.
+        shutil.rmtree(directory, ignore_errors=True)
+        state = FileState(directory, identity=own)
+    with closing(state):
+        yield state
+
+
+def _is_usable(position: ViewPosition, reached: Offsets) -> bool:
+    """Whether a view can go on from here: its state is whole, and no earlier one than the sink knows."""
+    if position.is_building or not position.lsn:
+        return False
+    return all(position.offsets.get(at, 0) >= offset for at, offset in reached.items())
+
+
+class _Run:
+    """One batch."""
+
+    def __init__(
+        self, task: Task, view_input: ViewInput, view: View, result: Result, line: DriverLine | None, *, builds: bool
+    ) -> None:
+        assert task.client is not None
+        self._task = task
+        self._input = view_input
+        self._view = view
+        self._result = result
+        self._line = line
+        self._client = task.client
+        self._cluster = TopicAdmin(task.client)
+        self._position = ViewPosition() if builds else view.position()
+        self._inbox: Inbox | None = None
+        self._builds = builds
+        self._told: Offsets = {}
+        self._told_s = time.monotonic()
+        self._at_end_s: float | None = None
+        self._topics = list(task.tables)
+        self._log = ViewLog(self._topics, self._position.offsets, append_only=task.append_only)
+        self._last_cut: Cut | None = None
+        self._noted: Tag | None = None
+        self._moved_s = time.monotonic()
+
+    def follow(self) -> None:
+        """Until the batch has to end. Raises _TooMuch and _IsOver."""
+        if not self._builds:
+            self._result.next_offsets = self._of_tables(self._position.offsets)
+            self._deliver()  # what a batch that was killed has left
+            self._follow()
+            return
+        self._view.begin_building()
+        with closing(Inbox(Path(self._input.directory) / "inbox", self._input.plan.tables)) as self._inbox:
+            self._follow()
+
+    def _follow(self) -> None:
+        log = self._log
+        # The first answer is a record whose bounds are the ends of all topics as of now.
+        progress = ProgressReader(self._client, self._input.pipeline, self._topics)
+        with closing(progress):
+            for record in progress.new_records():
+                log.add_record(record)
+            following = progress.next_offset
+        ends = self._ends()
+        log.catch_up(ends, time.monotonic())
+        if self._builds and not self._input.trimmed:
+            self._check_log_is_whole(list(ends))
+        starts = self._position.offsets
+        wanted = [Range(*at, starts.get(at), max(end, starts.get(at, 0))) for at, end in ends.items()]
+        progress_range = Range(self._input.progress_topic, 0, following, following)
+        with (
+            reader_for(self._client, wanted, fetch_wait_ms=FETCH_WAIT_MS) as reader,
+            closing(reader.follow([*wanted, progress_range])) as all_polled,
+        ):
+            polled_s = time.monotonic()
+            for polled in all_polled:
+                now = time.monotonic()
+                if now - polled_s > _STALLED_S and not log.is_behind:
+                    log.catch_up(self._ends(), now)
+                polled_s = now
+                self._take(polled)
+                if self._is_over(time.monotonic()):
+                    return
+
+    def _is_over(self, now_s: float) -> bool:
+        if self._result.rejected or self._result.resolved:
+            return True
+        if self._line is None:
+            return self._is_done(now_s)
+        if self._line.is_over():
+            return True
+        told = self._result.next_offsets
+        if (told != self._told and now_s - self._told_s >= TELL_S) or now_s - self._told_s >= ALIVE_S:
+            self._line.tell(take_told(self._result, self._told, is_building=self._inbox is not None))
+            self._told, self._told_s = dict(told), now_s
+        return False
+
+    def _is_done(self, now_s: float) -> bool:
+        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
+        if self._log.is_behind:
+            self._at_end_s = None
+            return False
+        if self._at_end_s is None:
+            self._at_end_s = now_s
+        is_all_taken = self._inbox is None and not self._log.waits
+        return is_all_taken or now_s - self._at_end_s > _RECORD_S
+
+    def _take(self, polled: Polled) -> None:
+        """Take in what has come, up to the newest cut."""
+        log = self._log
+        for batch in polled.records:
+            if batch.column("topic")[0].as_py() == self._input.progress_topic:
+                for value in batch.column("value").to_pylist():
+                    if (record := _record(value)) is not None:
+                        log.add_record(record)
+            else:
+                log.add(batch)
+                self._result.rows += batch.num_rows
+        log.reach(self._of_tables(polled.ends))
+        if log.is_behind and log.is_at_target and not log.has_caught_up(time.monotonic()):
+            log.catch_up(self._ends(), time.monotonic())
+        if log.bytes > self._task.window_bytes:
+            if self._inbox is None:
+                if log.bytes > _HELD_WINDOWS * self._task.window_bytes:
+                    raise _TooMuch
+            else:
+                self._keep(log.take_all())
+        cut = log.cut()
+        now = time.monotonic()
+        if cut is not None:
+            self._last_cut = cut
+            self._step(cut)
+        elif self._last_cut is not None and not log.waits and now - self._moved_s > _MARKERS_S:
+            # Behind the last events are the markers of their transactions.
+            self._step(self._last_cut)
+
+    def _keep(self, records: pa.Table | None) -> None:
+        assert self._inbox is not None
+        if records is not None:
+            self._inbox.add(decode(records, self._task).events)
+
+    def _step(self, cut: Cut) -> None:
+        if (cut.epoch, cut.lsn) < (self._position.epoch, self._position.lsn):
+            return
+        taken = self._log.take(cut)
+        if self._inbox is not None:
+            self._keep(taken.records)
+            self._build(cut, taken)
+        elif taken.records is None and not self._moves(taken.next_offsets):
+            return
+        else:
+            events = () if taken.records is None else decode(taken.records, self._task).events
+            self._view.step(list(events), epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets)
+        self._position = self._view.position()
+        self._moved_s = time.monotonic()
+        self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+        self._deliver()
+
+    def _moves(self, next_offsets: Offsets) -> bool:
+        """Whether to keep a position before which nothing was new. Not at once: each transaction has a marker."""
+        waits = self._line is not None and time.monotonic() - self._moved_s <= _MARKERS_S
+        return not waits and self._position.offsets != next_offsets
+
+    def _build(self, cut: Cut, taken: Taken) -> None:
+        assert self._inbox is not None
+        for portion in self._inbox.portions(_FED_ROWS):
+            self._view.build(list(portion))
+            if self._line is not None and self._line.is_over():
+                raise _IsOver
+        seq = self._seq_of_new_state(cut)
+        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq)
+        self._inbox.close()
+        self._inbox = None
+
+    def _delete_rows_of_before(self) -> None:
+        """Delete what the sink has of an earlier state and the result doesn't have."""
+        sink, tag = sink_for(self._task), str(self._view.position().tag)
+        stored = (row.key for row in sink.scan(self._input.table))
+        while keys := list(islice(stored, _FED_ROWS)):
+            if absent := self._view.absent(keys):
+                self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
+        self._view.acknowledge(Output(self._view.position().tag, ()))
+
+    def _deliver(self) -> None:
+        """Give the sink what it may not have yet."""
+        position = self._view.position()
+        offsets = self._of_tables(position.offsets)
+        if position.seq:
+            self._note_tag(position)
+        if self._view.is_whole:
+            self._delete_rows_of_before()
+        table = self._input.table.name
+        while (output := self._view.pending(_PORTION)) is not None:
+            tag = str(output.tag)
+            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            self._apply(events, offsets if output.is_last else {})
+            self._view.acknowledge(output)
+        freeze_opened()
+        self._result.next_offsets = offsets
+
+    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
+        of_result = TableEvents.of(self._input.table.name, events)
+        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+        outcome = sink_for(self._task).apply(batch)
+        if outcome.rejections:
+            first = outcome.rejections[0]
+            raise LockstepError(f"the sink refuses {len(outcome.rejections)} rows of the view: {first.reason}")
+        self._result.applied += outcome.applied
+        self._result.stale += outcome.stale
+
+    # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
+    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
+
+    def _seq_of_new_state(self, cut: Cut) -> int:
+        with self._records() as records:
+            noted = records.load(self._note)
+        epoch, lsn, seq = (0, 0, 0) if noted is None else orjson.loads(noted)
+        return seq + 1 if (epoch, lsn) == (cut.epoch, cut.lsn) else 1
+
+    def _note_tag(self, position: ViewPosition) -> None:
+        if self._noted != position.tag:
+            with self._records() as records:
+                records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
+            self._noted = position.tag
+
+    @contextmanager
+    def _records(self) -> Iterator[CoordinationRecords]:
+        opened = self._task.open(self._task.sink, self._task.settings, self._task.generation)
+        try:
+            yield opened.records
+        finally:
+            opened.sink.close()
+
+    @property
+    def _note(self) -> str:
+        return f"g{self._task.generation}.view_tag"
+
+    def _ends(self) -> Offsets:
+        return self._cluster.end_offsets(partitions_of(self._topics, self._cluster.partition_counts()))
+
+    def _of_tables(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
+        return {at: offset for at, offset in offsets.items() if at[0] in self._task.tables}
+
+    def _check_log_is_whole(self, partitions: Sequence[TopicPartition]) -> None:
+        for (topic, partition), begin in sorted(self._cluster.begin_offsets(partitions).items()):
+            if begin:
+                raise PositionMismatch(
+                    f"topic {topic}, partition {partition}, begins at {begin}: a view can't be built from it, since"
+                    " rows may be missing",
+                    hint="let capture copy the table again (lockstep snapshot table TABLE), then build with"
+                    f" `lockstep rebuild {self._task.sink} --trimmed --switch`",
+                )
+
+
+def _record(value: bytes | None) -> ProgressRecord | None:
+    """None for what isn't ours, as ``ProgressReader`` has it."""
+    try:
+        return ProgressRecord.from_bytes(value, "a record of the progress topic")
+    except ForeignRecord:
+        return None

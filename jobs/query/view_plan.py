@@ -1,0 +1,25 @@
+"""A view's settings and its tables' shapes -> what its job prepares and what its tasks keep."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.model.table import Table, TableName
+from sinks.view_settings import ViewSettings
+from views.plan import ViewPlan
+from views.result import result_table
+from views.sql.reader import TopRows, read_view
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedView:
+    """The plan of a query, and its result as a table of the sink."""
+
+    plan: ViewPlan
+    table: Table
+
+
+def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> PlannedView:
+    """The plan over tables of these shapes. Raises Refused where the query can't be kept."""
+    top = None if settings.top is None else TopRows(settings.top.per, settings.top.order, settings.top.n)
+    plan = read_view(settings.sql, tables, key=settings.key, top=top)
+    return PlannedView(plan, result_table(plan, tables, settings.table))

@@ -1,0 +1,92 @@
+"""Kill a view's task at every point of its work, and lose its state: the sink ends as the query in PostgreSQL does."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from stack.stack import Endpoints
+from tests.databases import Database
+from tests.view_jobs import ViewPipeline, traffic
+from tests.view_task_process import ENDED, KILLED, run_batch
+
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+
+BUILDING_POINTS = 14
+STEP_POINTS = 6
+
+
+@pytest.fixture
+def pipeline(endpoints: Endpoints, tmp_path: Path, shared_database: Database) -> Iterator[ViewPipeline]:
+    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
+        made = ViewPipeline(endpoints, tmp_path, judge)
+        yield made
+        made.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, kind: str) -> None:
+    settings = pipeline.settings(kind)
+    task = pipeline.task(settings)
+    lsn = traffic(pipeline, 30)
+    assert run_batch(task) == ENDED
+    for point in range(1, STEP_POINTS + 1):
+        before = lsn
+        lsn = traffic(pipeline, 3, seed=point)
+        assert run_batch(task, kill_at=point) == KILLED
+        if kind == "warehouse":  # where a step appears at once
+            assert pipeline.rows(settings) in (pipeline.states[before], pipeline.states[lsn])
+        assert run_batch(task) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn]
+
+
+@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(pipeline: ViewPipeline, kind: str) -> None:
+    settings = pipeline.settings(kind)
+    task = pipeline.task(settings)
+    kills = 0
+    for point in range(1, BUILDING_POINTS + 1):
+        lsn = traffic(pipeline, 5, seed=point)
+        kills += run_batch(task, kill_at=point) == KILLED
+        if point % 3 == 0:
+            lsn = traffic(pipeline, 2, seed=-point)
+        assert run_batch(task) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+        shutil.rmtree(pipeline.directory / "state")
+    assert kills >= BUILDING_POINTS - 3
+
+
+def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(pipeline: ViewPipeline) -> None:
+    settings = pipeline.settings("redis")
+    task = pipeline.task(settings)
+    lsn = traffic(pipeline, 20)
+    for _ in range(3):
+        assert run_batch(task) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn]
+        shutil.rmtree(pipeline.directory / "state")
+
+
+def test_a_state_from_before_what_the_sink_has_is_built_anew(pipeline: ViewPipeline, tmp_path: Path) -> None:
+    """A row that went and came back since then isn't changed, as that state sees it, and the sink lacks it."""
+    from tests.events import Delete, Put
+    from tests.view_jobs import FOLLOWS, TWEETS, USERS
+
+    settings = pipeline.settings("redis")
+    tweet = {"id": 1, "user_id": 1, "body": "b"}
+    pipeline.write(
+        Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}), Put(TWEETS, tweet)
+    )
+    assert run_batch(pipeline.task(settings)) == ENDED
+    shutil.copytree(tmp_path / "state", tmp_path / "earlier")
+    pipeline.write(Delete(TWEETS, {"id": 1}))
+    assert run_batch(pipeline.task(settings)) == ENDED
+    assert pipeline.rows(settings) == {}
+    reached = {(pipeline.log.topic(TWEETS), partition): 0 for partition in range(4)}
+    ends = pipeline.ends()
+    lsn = pipeline.write(Put(TWEETS, tweet))
+    shutil.rmtree(tmp_path / "state")
+    (tmp_path / "earlier").rename(tmp_path / "state")
+    assert run_batch(pipeline.task(settings, reached=reached | ends)) == ENDED
+    assert pipeline.rows(settings) == pipeline.states[lsn] != {}

@@ -1,0 +1,156 @@
+"""Which progress records are cuts, and what is below them."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from cdc.model.table import TableName
+from cdc.protocol.control_records import ProgressRecord
+from jobs.executor.view_log import ViewLog
+from tests.builders import column, table
+from tests.events import EPOCH, value_bytes
+
+A, B = (table(column("id", "int8"), name=TableName("public", name)) for name in ("a", "b"))
+HERE = {"a": A, "b": B}
+
+
+def events(topic: str, start: int, *at: tuple[int, int, int]) -> pa.RecordBatch:
+    """Records of one partition from this offset on: key, LSN and number in the transaction of each."""
+    rows = [
+        {
+            "key": b'{"id":%d}' % key,
+            "value": value_bytes(HERE[topic], "u", {"id": key}, lsn=lsn, seq=seq),
+            "topic": topic,
+            "partition": 0,
+            "offset": start + number,
+            "tombstone_tag": None,
+            "timestamp_ms": 0,
+        }
+        for number, (key, lsn, seq) in enumerate(at)
+    ]
+    schema = pa.schema(
+        {
+            "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(),
+            "offset": pa.int64(), "tombstone_tag": pa.binary(), "timestamp_ms": pa.int64(),
+        }
+    )  # fmt: skip
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def record(lsn: int, *, uncopied: Sequence[str] = (), **bounds: int) -> ProgressRecord:
+    return ProgressRecord(lsn, 0, {topic: (end,) for topic, end in bounds.items()}, EPOCH, tuple(uncopied))
+
+
+def at_the_end(a: int = 0, b: int = 0) -> ViewLog:
+    """A log that is read up to its end, which is here."""
+    log = ViewLog(["a", "b"], {("a", 0): a, ("b", 0): b})
+    log.catch_up({("a", 0): a, ("b", 0): b}, 0.0)
+    assert log.is_at_target
+    assert log.has_caught_up(0.0)
+    return log
+
+
+def keys(records: pa.Table | None) -> list[tuple[str, bytes]]:
+    if records is None:
+        return []
+    return sorted(zip(records.column("topic").to_pylist(), records.column("key").to_pylist(), strict=True))
+
+
+def test_a_record_is_a_cut_once_all_partitions_are_read_up_to_its_bounds() -> None:
+    log = at_the_end()
+    log.add_record(record(16, a=1, b=1))
+    log.add(events("a", 0, (1, 8, 1)))
+    log.reach({("a", 0): 1})
+    assert log.cut() is None
+    log.add(events("b", 0, (2, 8, 2)))
+    log.reach({("b", 0): 1})
+    cut = log.cut()
+    assert cut is not None
+    taken = log.take(cut)
+    assert keys(taken.records) == [("a", b'{"id":1}'), ("b", b'{"id":2}')]
+    assert taken.next_offsets == {("a", 0): 1, ("b", 0): 1}
+    assert not log.waits
+
+
+def test_of_a_transaction_that_is_not_complete_nothing_is_taken_and_it_is_read_again() -> None:
+    log = at_the_end()
+    log.add_record(record(16, a=3, b=1))
+    log.add(events("a", 0, (1, 8, 1), (2, 16, 1), (3, 16, 2)))
+    log.add(events("b", 0, (4, 16, 3)))
+    log.reach({("a", 0): 3, ("b", 0): 1})
+    cut = log.cut()
+    assert cut is not None
+    taken = log.take(cut)
+    assert keys(taken.records) == [("a", b'{"id":1}')]
+    assert taken.next_offsets == {("a", 0): 1, ("b", 0): 0}
+    log.add_record(record(24, a=3))
+    later = log.cut()
+    assert later is not None
+    assert keys(log.take(later).records) == [("a", b'{"id":2}'), ("a", b'{"id":3}'), ("b", b'{"id":4}')]
+
+
+def test_rows_of_a_copy_that_stand_at_the_cut_are_complete() -> None:
+    log = at_the_end()
+    log.add_record(record(16, a=2))
+    log.add(events("a", 0, (1, 16, 0), (2, 16, 1)))
+    log.reach({("a", 0): 2})
+    cut = log.cut()
+    assert cut is not None
+    assert keys(log.take(cut).records) == [("a", b'{"id":1}')]
+
+
+def test_a_record_that_does_not_hold_for_a_table_is_no_cut() -> None:
+    log = at_the_end()
+    log.add_record(record(16, uncopied=["b"]))
+    assert log.cut() is None
+    log.add_record(record(16, uncopied=["another"]))
+    assert log.cut() is not None
+
+
+def test_the_newest_of_several_cuts_is_taken() -> None:
+    log = at_the_end()
+    log.add_record(record(16, a=1))
+    log.add_record(record(24, a=2))
+    log.add_record(record(32, a=3))
+    log.add(events("a", 0, (1, 8, 1), (1, 16, 1)))
+    log.reach({("a", 0): 2})
+    cut = log.cut()
+    assert cut is not None
+    assert cut.lsn == 24
+    assert log.cut() is None
+
+
+def test_who_was_behind_takes_a_cut_that_is_newer_than_all_that_was_read() -> None:
+    log = ViewLog(["a", "b"], {})
+    log.catch_up({("a", 0): 2, ("b", 0): 0}, 0.0)
+    log.add_record(record(16, a=2))
+    # The row that key 1 had at 16 may have been compacted away, since it has another one at 24.
+    log.add(events("a", 0, (1, 24, 1)))
+    assert not log.is_at_target
+    log.reach({("a", 0): 2})
+    assert log.is_at_target
+    assert log.cut() is None
+    assert log.has_caught_up(1.0)
+    assert log.cut() is None
+    log.add_record(record(32, a=2))
+    assert log.cut() is not None
+
+
+def test_a_long_pass_over_the_log_is_followed_by_another_one() -> None:
+    log = ViewLog(["a", "b"], {})
+    log.catch_up({("a", 0): 0, ("b", 0): 0}, 0.0)
+    assert not log.has_caught_up(60.0)
+    assert log.is_behind
+    log.catch_up({("a", 0): 0, ("b", 0): 0}, 60.0)
+    assert log.has_caught_up(60.1)
+
+
+def test_who_takes_everything_takes_no_cut_that_is_not_newer() -> None:
+    log = at_the_end()
+    log.add(events("a", 0, (1, 24, 1)))
+    assert keys(log.take_all()) == [("a", b'{"id":1}')]
+    log.reach({("a", 0): 1})
+    log.add_record(record(24, a=1))
+    assert log.cut() is None
+    log.add_record(record(32, a=1))
+    assert log.cut() is not None

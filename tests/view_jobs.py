@@ -1,0 +1,256 @@
+"""Views in jobs under test: a log and a PostgreSQL that judges, both written alike, and what a sink holds of a view."""
+
+import random
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+import psycopg
+from psycopg import sql
+from pyspark.sql import SparkSession
+
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_names import PROGRESS, control_topic
+from cdc.model.event import JsonValue
+from cdc.model.table import Table
+from jobs.driver import run_sinks
+from jobs.executor.task_input import Task, ViewInput
+from jobs.offsets import Offsets
+from jobs.spark.source import portable_client
+from sinks.contract import Progress
+from sinks.registry import SinkSettings, open_sink
+from sinks.view_settings import TopSettings, ViewSettings
+from stack.stack import Endpoints
+from tests.events import Change, Delete, Log, Put, kafka_settings
+from tests.job_process import JobProcess, spark_settings
+from tests.spark_here import Job
+from tests.view_queries import column, shape
+from views.result import result_table
+from views.sql.reader import TopRows, read_view
+
+USERS = shape("users", ["id"], column("id", "int4"), column("name", "text"))
+TWEETS = shape("tweets", ["id"], column("id", "int4"), column("user_id", "int4"), column("body", "text"))
+FOLLOWS = shape("follows", ["follower_id", "followee_id"], column("follower_id", "int4"), column("followee_id", "int4"))
+TABLES = (USERS, TWEETS, FOLLOWS)
+
+TIMELINE = ViewSettings(
+    name="timeline",
+    key=("follower_id", "tweet_id"),
+    sql="select f.follower_id, t.id as tweet_id, t.body, u.name from tweets t"
+    " join follows f on f.followee_id = t.user_id join users u on u.id = t.user_id",
+    top=TopSettings(per=("follower_id",), order="tweet_id desc", n=5),
+)
+TIMELINE_SQL = (
+    "select follower_id, tweet_id, body, name from (select q.*, row_number() over (partition by follower_id"
+    f" order by tweet_id desc) as rank from ({TIMELINE.sql}) q) ranked where rank <= 5"
+)
+Rows = dict[tuple[JsonValue, ...], Mapping[str, JsonValue]]
+
+
+class ViewPipeline:
+    """One view over a log whose tables are in PostgreSQL as well. ``query`` is the view's in full.
+
+    ``states`` has the query's result after each transaction, by its LSN.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        directory: Path,
+        judge: psycopg.Connection[Any],
+        *,
+        view: ViewSettings = TIMELINE,
+        query: str = TIMELINE_SQL,
+        tables: Sequence[Table] = TABLES,
+        **topics: int,
+    ) -> None:
+        self.name = f"views{uuid.uuid4().hex[:8]}"
+        self.sink = f"{self.name}v"
+        self.endpoints = endpoints
+        self.directory = directory
+        self.tables = tables
+        self.view = view
+        self._judge = judge
+        self._query = query
+        for table in tables:
+            columns = ", ".join(f"{one.name} {one.type_name}" for one in table.columns)
+            judge.execute(f"drop table if exists {table.name.name}".encode())
+            judge.execute(f"create table {table.name.name} ({columns}, primary key ({', '.join(table.key)}))".encode())
+        self.log = Log(kafka_settings(endpoints.kafka_bootstrap, **topics), self.name, tables)
+        self.states: dict[int, Rows] = {self.log.lsn: {}}
+        shapes = {table.name: table for table in tables}
+        top = None if view.top is None else TopRows(view.top.per, view.top.order, view.top.n)
+        self.plan = read_view(view.sql, shapes, key=view.key, top=top)
+        self.result = result_table(self.plan, shapes, view.table)
+
+    def settings(self, kind: str, **more: Any) -> SinkSettings:
+        """The view in a sink of this kind."""
+        from sinks.delta.settings import DeltaSettings
+        from sinks.opensearch.settings import OpenSearchSettings
+        from sinks.redis.settings import RedisSettings
+        from sinks.warehouse.settings import WarehouseSettings
+
+        model: Any = {
+            "redis": partial(RedisSettings, url=self.endpoints.redis_url, prefix=self.sink),
+            "warehouse": partial(WarehouseSettings, url=self.endpoints.warehouse_url),
+            "opensearch": partial(OpenSearchSettings, urls=(self.endpoints.opensearch_url,), replicas=0),
+            "delta": partial(DeltaSettings, root=str(self.directory / "lake")),
+        }[kind]
+        settings: SinkSettings = model(tables=tuple(str(name) for name in self.plan.tables), view=self.view, **more)
+        return settings
+
+    # --- writing ---
+
+    def write(self, *changes: Change) -> int:
+        """One transaction, in the log and in the judge. Returns its LSN."""
+        self._write_judge(changes)
+        return self._committed(self.log.commit(changes))
+
+    def write_in_parts(self, parts: Sequence[Sequence[Change]]) -> int:
+        """One transaction that is published in parts, each with a progress record of what was before it."""
+        self._write_judge([change for part in parts for change in part])
+        for part in parts[:-1]:
+            self.log.commit_part(part)
+        return self._committed(self.log.commit(parts[-1]))
+
+    def _committed(self, lsn: int) -> int:
+        self.states[lsn] = self.expected()
+        return lsn
+
+    def _write_judge(self, changes: Sequence[Change]) -> None:
+        with self._judge.transaction():
+            for change in changes:
+                key = (
+                    change.key if isinstance(change, Delete) else {name: change.row[name] for name in change.table.key}
+                )
+                name = sql.Identifier(change.table.name.name)
+                where = sql.SQL(" and ").join(sql.SQL("{} = %s").format(sql.Identifier(part)) for part in key)
+                self._judge.execute(sql.SQL("delete from {} where {}").format(name, where), list(key.values()))
+                if isinstance(change, Put):
+                    values = sql.SQL(", ").join(sql.Placeholder() * len(change.row))
+                    row = [change.row[one.name] for one in change.table.columns]
+                    self._judge.execute(sql.SQL("insert into {} values ({})").format(name, values), row)
+
+    def expected(self) -> Rows:
+        """The query's result in PostgreSQL now, by the view's key."""
+        with self._judge.cursor(row_factory=psycopg.rows.dict_row) as cursor:
+            rows = cursor.execute(self._query.encode()).fetchall()
+        return {
+            tuple(row[name] for name in self.view.key): orjson.loads(orjson.dumps(row, default=str)) for row in rows
+        }
+
+    # --- jobs ---
+
+    def arguments(self, settings: SinkSettings, **spark: Any) -> dict[str, Any]:
+        """What ``run_sinks`` takes."""
+        return {
+            "pipeline": self.name,
+            "kafka": self.log.kafka,
+            "tables": self.log.table_names,
+            "sinks": {self.sink: settings},
+            "spark": spark_settings(self.directory, view_directory=self.directory / "state", **spark),
+        }
+
+    def job(self, spark: SparkSession, settings: SinkSettings, **more: Any) -> Job:
+        """A job in this process."""
+        return Job(spark, partial(run_sinks, **self.arguments(settings, **more)))
+
+    def apply_once(self, spark: SparkSession, settings: SinkSettings, **more: Any) -> Job:
+        """The same for what the log holds now. Returns when it is done."""
+        job = Job(spark, partial(run_sinks, **self.arguments(settings, **more), once=True))
+        job.finish()
+        return job
+
+    def process(self, settings: SinkSettings, *, once: bool = False, **more: Any) -> JobProcess:
+        """A job in a process of its own."""
+        return JobProcess(**self.arguments(settings, **more), once=once)
+
+    def task(self, settings: SinkSettings, **view: Any) -> Task:
+        """A task of generation 1, which this prepares. ``view`` are further facts of ViewInput."""
+        opened = open_sink(self.sink, settings, 1)
+        try:
+            opened.generations.migrate()
+            opened.sink.prepare([self.result])
+            fence = opened.sink.claim()
+        finally:
+            opened.sink.close()
+        shapes = {table.name: table for table in self.tables}
+        return Task(
+            sink=self.sink,
+            settings=settings,
+            generation=1,
+            fence=fence,
+            tables={self.log.topic(table): table.name for table in self.tables},
+            shapes=shapes,
+            window_bytes=1 << 26,
+            retry_s=5.0,
+            run=uuid.uuid4().hex,
+            client=portable_client(self.log.kafka),
+            view=ViewInput(
+                self.plan,
+                self.result,
+                str(self.directory / "state"),
+                control_topic(self.name, PROGRESS),
+                self.name,
+                **view,
+            ),
+        )
+
+    # --- what is there ---
+
+    def rows(self, settings: SinkSettings, generation: int = 1) -> Rows:
+        """What the sink holds, by the view's key."""
+        sink = open_sink(self.sink, settings, generation).sink
+        try:
+            return {tuple(stored.key[name] for name in self.view.key): stored.row for stored in sink.scan(self.result)}
+        finally:
+            sink.close()
+
+    def progress(self, settings: SinkSettings) -> Progress:
+        opened = open_sink(self.sink, settings, 1)
+        try:
+            stored = opened.generations.load_progress()
+        finally:
+            opened.sink.close()
+        assert stored is not None
+        return stored
+
+    def ends(self) -> Offsets:
+        """Where the tables' topics end."""
+        cluster = TopicAdmin(self.log.kafka.client())
+        topics = [self.log.topic(table) for table in self.tables]
+        return cluster.committed_ends(partitions_of(topics, cluster.partition_counts()))
+
+    def close(self) -> None:
+        self.log.close()
+
+
+def traffic(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:
+    """Random transactions over several of the timeline's tables. Returns the last LSN."""
+    chance = random.Random(seed)
+    lsn = 0
+    for number in range(transactions):
+        changes: dict[tuple[str, tuple[int, ...]], Change] = {}
+        for _ in range(chance.randint(1, 6)):
+            change, key = _random_change(chance, number)
+            changes[change.table.name.name, key] = change
+        lsn = pipeline.write(*changes.values())
+    return lsn
+
+
+def _random_change(chance: random.Random, number: int) -> tuple[Change, tuple[int, ...]]:
+    gone = chance.random() < 0.3
+    one, other = chance.randrange(8), chance.randrange(8)
+    match chance.randrange(4):
+        case 0:
+            return (Delete(USERS, {"id": one}) if gone else Put(USERS, {"id": one, "name": f"n{number}"})), (one,)
+        case 1:
+            follows = {"follower_id": one, "followee_id": other}
+            return (Delete(FOLLOWS, follows) if gone else Put(FOLLOWS, follows)), (one, other)
+        case _:
+            tweet = chance.randrange(40)
+            row = {"id": tweet, "user_id": one, "body": f"b{number}"}
+            return (Delete(TWEETS, {"id": tweet}) if gone else Put(TWEETS, row)), (tweet,)
