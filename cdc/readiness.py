@@ -1,6 +1,7 @@
-"""Waiting for a socket."""
+"""Waiting for sockets."""
 
 import select
+from collections.abc import Iterable
 from typing import Protocol
 
 
@@ -16,3 +17,11 @@ def wait_ready(socket: int | _HasDescriptor, seconds: float, *, writing: bool = 
     poll = select.poll()
     poll.register(socket, select.POLLIN | (select.POLLOUT if writing else 0))
     return bool(poll.poll(1000 * seconds))
+
+
+def wait_any_ready(sockets: Iterable[_HasDescriptor], seconds: float) -> list[int]:
+    """The descriptors of those of which there is something to read within this time."""
+    poll = select.poll()
+    for socket in sockets:
+        poll.register(socket.fileno(), select.POLLIN)
+    return [descriptor for descriptor, _ in poll.poll(1000 * max(0.0, seconds))]

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer
 
@@ -11,7 +11,7 @@ from cdc.kafka.client import new_client
 _CLOSE_S: Final = 5.0
 
 
-def open_consumer(client: Mapping[str, str | int], *, fetch_wait_ms: int = 20, committed: bool = True) -> Consumer:
+def open_consumer(client: Mapping[str, Any], *, fetch_wait_ms: int = 20, committed: bool = True) -> Consumer:
     """Reads what is ``committed``, else all, and tells where a partition ends as of now.
 
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.

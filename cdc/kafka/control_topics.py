@@ -22,8 +22,11 @@ _TAIL_OFFSETS = 100
 _FOLLOW_WAIT_MS = 200
 """A reader that follows a topic asks five times a second, not fifty: it is not in a hurry, and each sink has one."""
 
-_BELL_WAIT_MS = 1000
+_BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""
+
+_RINGS_AT_ONCE = 1000
+"""What has come meanwhile is one ring."""
 
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
@@ -297,40 +300,43 @@ class ProgressReader:
             self._consumer = None
 
 
-class ProgressBell:
-    """Rings when something was written to ``__progress``, for one who has nothing else to wait for.
+class LogBell:
+    """Rings when something was written to ``__progress`` or ``__schema``, for one who has nothing else to wait for.
 
-    That costs one request a second. Asking again and again where topics end costs more, the more topics there are.
+    That costs a request every two seconds. Asking again and again where topics end costs more, the more topics there
+    are. Opened at the first use.
     """
 
     def __init__(self, client: ClientSettings, prefix: str) -> None:
         self._client = client
-        self._topic = control_topic(prefix, PROGRESS)
+        self._topics = [control_topic(prefix, kind) for kind in (PROGRESS, SCHEMA)]
         self._consumer: Consumer | None = None
+        self._has_heard_error = False
 
-    def listen(self) -> None:
-        """From now on. It rings once to begin with: for what was written before. Raises as ``new_client``."""
+    def rings(self, timeout_s: float) -> bool:
+        """Wait for it. What is written need not be committed, and may be long gone. Raises as ``new_client``.
+
+        It rings once to begin with: for what was written before. It may ring for nothing, and does so when a connection
+        breaks: who looks then will know. And it may stay silent: nobody may depend on it.
+        """
         if self._consumer is None:
             # The brokers wake no reader of what is committed when a transaction ends. One who reads everything is woken
             # by the record and by the marker behind it.
-            self._consumer = open_consumer(self._client, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
-        self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_END)])
+            heard = {**self._client, "error_cb": self._hear_error}
+            self._consumer = open_consumer(heard, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
+            # It stays assigned: a new question would wait behind the one that the broker keeps.
+            self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
+        message = self._consumer.poll(timeout_s)
+        if message is not None:
+            self._consumer.consume(_RINGS_AT_ONCE, 0)
+        has_heard_error, self._has_heard_error = self._has_heard_error, False
+        return has_heard_error or message is not None
 
-    def rings(self, timeout_s: float) -> bool:
-        """Wait for it. What is written need not be committed, and may be long gone.
-
-        It may stay silent, as while the brokers don't answer: nobody may depend on it.
-        """
-        assert self._consumer is not None
-        return self._consumer.poll(timeout_s) is not None
-
-    def ignore(self) -> None:
-        """Listen no more for now. Nothing is read meanwhile."""
-        if self._consumer is not None:
-            self._consumer.unassign()
+    def _hear_error(self, _: KafkaError) -> None:
+        self._has_heard_error = True
 
     def close(self) -> None:
-        """End the connection."""
+        """End the connection; the next question opens another one."""
         if self._consumer is not None:
             close_consumer(self._consumer)
             self._consumer = None

@@ -349,7 +349,7 @@ _open: dict[_Identity, LogReader] = {}
 @contextmanager
 def reader_for(client: Client, wanted_ranges: Sequence[Range], *, fetch_wait_ms: int = 1) -> Iterator[LogReader]:
     """This process's reader for these brokers, fit to read these ranges. Raises as ``LogReader``."""
-    identity = (fetch_wait_ms, tuple(sorted(client.items())))
+    identity = _identity(client, fetch_wait_ms)
     if any(wanted_range.start is None for wanted_range in wanted_ranges):
         # One that has read from a partition's beginning begins there again, though it was deleted since.
         _forget(identity)
@@ -361,6 +361,15 @@ def reader_for(client: Client, wanted_ranges: Sequence[Range], *, fetch_wait_ms:
         # The client keeps errors of partitions for its next reader, who has asked for others.
         _forget(identity)
         raise
+
+
+def forget_reader(client: Client, *, fetch_wait_ms: int) -> None:
+    """Let the next one be new. Nobody may be using it."""
+    _forget(_identity(client, fetch_wait_ms))
+
+
+def _identity(client: Client, fetch_wait_ms: int) -> _Identity:
+    return fetch_wait_ms, tuple(sorted(client.items()))
 
 
 def _forget(identity: _Identity) -> None:

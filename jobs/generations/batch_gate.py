@@ -1,6 +1,7 @@
 """Where those go in who write to a generation, and nobody while somebody holds the gate."""
 
 import threading
+from collections.abc import Callable
 
 
 class BatchGate:
@@ -14,15 +15,26 @@ class BatchGate:
         self._at_once = at_once
         self._held = self._closed = False
         self._inside = self._waiting = 0
+        self._on_wanted: Callable[[], None] = lambda: None
+
+    def when_wanted(self, call: Callable[[], None]) -> None:
+        """Have this called, in any thread, as soon as ``is_wanted`` may have become true. It must not wait."""
+        self._on_wanted = call
 
     def enter(self) -> bool:
         """Wait until the gate is open, and go in; False when it was closed for good."""
         with self._changed:
             self._waiting += 1
-            self._changed.wait_for(lambda: self._closed or not (self._held or self._inside >= self._at_once))
+            if not self._is_open():
+                self._on_wanted()
+                self._changed.wait_for(self._is_open)
             self._waiting -= 1
             self._inside += not self._closed
             return not self._closed
+
+    def _is_open(self) -> bool:
+        """Whether who enters need not wait: he gets in, or is told that nobody does any more."""
+        return self._closed or not (self._held or self._inside >= self._at_once)
 
     @property
     def is_wanted(self) -> bool:
@@ -38,6 +50,7 @@ class BatchGate:
         """Let nobody in; whether those inside have left in time. The gate is held in any case."""
         with self._changed:
             self._held = True
+            self._on_wanted()
             return self._changed.wait_for(lambda: not self._inside, timeout_s)
 
     def release(self) -> None:
@@ -59,5 +72,6 @@ class BatchGate:
         """Let nobody in any more; whether those inside have left in time."""
         with self._changed:
             self._closed = True
+            self._on_wanted()
             self._changed.notify_all()
             return self._changed.wait_for(lambda: not self._inside, timeout_s)

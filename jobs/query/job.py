@@ -272,8 +272,9 @@ class SinkJob:
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
-        has_news = partial(self._has_news, lease, orders, self._asides, keeper)
-        with ended_early(plan, cluster, log.tables, topics, retention, has_news=has_news) as early:
+        has_orders = partial(self._has_orders, lease, orders, self._asides, keeper)
+        news = threading.Event()
+        with ended_early(plan, cluster, log.tables, topics, retention, news=news, has_orders=has_orders) as early:
             by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
             reached = self._reached_of(checkpoint.location, stored)
             query_plan = QueryPlan(
@@ -284,6 +285,7 @@ class SinkJob:
                 by_topic,
                 topics,
                 log.partitions,
+                news,
                 backfill=backfill,
                 deletes=log.deletes,
                 reached=reached,
@@ -396,7 +398,7 @@ class SinkJob:
                     return True
         return False
 
-    def _has_news(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
+    def _has_orders(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
         """Whether somebody has given another order than these. Notes tables that have caught up.
 
         For a thread that may go on for a while after its query: ``asides`` are those of that query.

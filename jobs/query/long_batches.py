@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from cdc.readiness import wait_any_ready
 from jobs.executor.long_batch import END, GO_ON, GO_ON_S, LongBatch, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
-"""How often it looks whether somebody waits at the gate."""
+"""How soon it notices that the query has ended, once nobody gets in at the gate any more."""
 
 _RECEIVED_AT_ONCE: Final = 1 << 16
 
@@ -86,14 +87,16 @@ class LongBatches:
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(path)
         self._listener.listen()
-        self._listener.settimeout(_LOOK_S)
+        self._woken, self._wake = socket.socketpair()
+        self._wake.setblocking(False)
+        gate.when_wanted(self._ring)
         self.batch = LongBatch(path, seconds, rows_max)
 
     def serve(self, ended: threading.Event) -> None:
-        """Until ``ended``; a batch that still goes on then ends."""
+        """Until ``ended``, which follows the gate's end; a batch that still goes on then ends."""
         try:
             while not ended.is_set():
-                with suppress(TimeoutError):
+                if self._listener.fileno() in self._wait(self._listener, GO_ON_S):
                     connection, _ = self._listener.accept()
                     with connection, suppress(ConnectionError):  # a task that was killed
                         self._attend(connection, ended)
@@ -103,11 +106,24 @@ class LongBatches:
     def close(self) -> None:
         """Nobody listens any more: a task that still goes on ends. Harmless when it was closed before."""
         self._listener.close()
+        self._woken.close()
+        self._wake.close()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _ring(self) -> None:
+        # One that is full wakes as well, and after the end there is nobody to be woken.
+        with suppress(OSError):
+            self._wake.send(b"!")
+
+    def _wait(self, for_socket: socket.socket, seconds: float) -> list[int]:
+        """The descriptors with something to read. Ends early when the gate is wanted. A query ends soon after that."""
+        ready = wait_any_ready((for_socket, self._woken), _LOOK_S if self._gate.is_closed else seconds)
+        if self._woken.fileno() in ready:
+            self._woken.recv(_RECEIVED_AT_ONCE)
+        return ready
 
     def _attend(self, connection: socket.socket, ended: threading.Event) -> None:
         """Listen to one task until it hangs up. Raises ConnectionError."""
-        connection.settimeout(_LOOK_S)
         is_told_to_end, told_at = False, time.monotonic()
         standstill = Standstill(told_at)
         rest = b""
@@ -120,10 +136,9 @@ class LongBatches:
             if now - told_at >= GO_ON_S:
                 connection.sendall(GO_ON)
                 told_at = now
-            try:
-                received = connection.recv(_RECEIVED_AT_ONCE)
-            except TimeoutError:
+            if connection.fileno() not in self._wait(connection, told_at + GO_ON_S - now):
                 continue
+            received = connection.recv(_RECEIVED_AT_ONCE)
             if not received:
                 return
             *lines, rest = (rest + received).split(b"\n")

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.kafka.control_topics import ProgressBell, ProgressReader
+from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.row_rate import RowRate
@@ -43,6 +43,7 @@ from jobs.query.threads import (
     fill_columns,
     follow_watermark,
     keep_lease,
+    listen_to_log,
     listen_to_tasks,
     report_long_batches,
     side_threads,
@@ -67,6 +68,9 @@ _TOPICS_MAX: Final = 64
 """Tasks are told of no more topics than these, unless their batch has more: each costs a kilobyte to carry and read."""
 
 
+_END_LOOK_S: Final = 0.2
+"""How soon a query ends that is to end: the gate wakes everybody else."""
+
 _LOOK_S: Final = 1.0
 """How often Spark is asked whether a query goes on that has no end of its own: that is a call into the JVM."""
 
@@ -79,7 +83,8 @@ class _Stopping(Exception):
 class QueryPlan:
     """What a query is made of. ``computed`` has the tables with expressions, by topic.
 
-    ``topics`` watches them, and ``partitions`` are all of theirs. ``deletes``: some of them lose records with time.
+    ``topics`` watches them, and ``partitions`` are all of theirs. ``news`` is set when something was published.
+    ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
     ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
@@ -93,6 +98,7 @@ class QueryPlan:
     computed: Mapping[str, TablePlan]
     topics: TopicWatch
     partitions: Sequence[TopicPartition]
+    news: Event
     backfill: Callable[[BatchGate], bool] | None = None
     deletes: bool = False
     reached: Offsets = field(default_factory=dict)
@@ -142,13 +148,13 @@ class SinkQuery:
         # What a job that is killed in a rest reads again must be there.
         self._reads_again = plan.reads_again
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
-        self._bell = ProgressBell(client, self._plan.pipeline)
+        self._bell = LogBell(client, self._plan.pipeline)
         self._rate = RowRate(self._plan.settings.events_per_s, time.monotonic)
         self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
-        self._state = QueryState()
+        self._state = QueryState(plan.news)
         # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
         # the same tag, so it takes turns with them.
         self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
@@ -171,7 +177,6 @@ class SinkQuery:
             query = self._run_to_end()
         finally:
             self._progress_reader.close()
-            self._bell.close()
             if self._long_batches is not None:
                 self._long_batches.close()
         self._raise_failure(query)
@@ -192,7 +197,7 @@ class SinkQuery:
         if self._backfill is not None:
             state.filling.set()
             targets["columns"] = partial(fill_columns, state, partial(self._fill, self._backfill))
-        with side_threads(state, sink, targets):
+        with side_threads(state, sink, targets, not_awaited={"log": partial(listen_to_log, state, self._bell)}):
             if self._rests and not self._reads_again:
                 self._rest(look_now=True)
             query = None
@@ -212,7 +217,7 @@ class SinkQuery:
                 if not self._goes_on(query):
                     return
                 look_at = time.monotonic() + (POLL_S if self._plan.once else _LOOK_S)
-            self._state.ended.wait(POLL_S)
+            self._state.ended.wait(POLL_S if self._plan.once else _END_LOOK_S)
 
     def _is_over(self) -> bool:
         if self._leaving.is_set():
@@ -298,8 +303,7 @@ class SinkQuery:
         state.resting.set()
         try:
             Rest(
-                self._bell,
-                learn=partial(state.learn_now, POLL_S),
+                wait=state.wait_woken,
                 is_behind=lambda: self._keeper.is_behind,
                 has_more=has_more,
                 look_s=look_every_s(len(self._partitions)),
@@ -317,6 +321,7 @@ class SinkQuery:
         """
         limit_s = self._plan.spark.stop_timeout_s
         self._gate.close(0)  # a column backfill ends there too, and a rest
+        self._state.woken.set()
         if query is None:
             return True
         while query.isActive:
@@ -529,12 +534,15 @@ class SinkQuery:
         )
         self._writers.clear()  # they say what was rejected
 
-    def _read_progress(self) -> None:
-        progress = self._keeper.learn(self._progress_reader.new_records())
+    def _read_progress(self) -> bool:
+        """Whether there were new records."""
+        records = self._progress_reader.new_records()
+        progress = self._keeper.learn(records)
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
             )
+        return bool(records)
 
     def _raise_failure(self, query: StreamingQuery | None) -> None:
         failure = self._state.failure

@@ -10,7 +10,7 @@ batch again.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from cdc.model.errors import LockstepError
 
@@ -18,8 +18,8 @@ _PARTITIONS_PER_S: Final = 200
 _LOOK_MIN_S: Final = 1.0
 _LOOK_MAX_S: Final = 30.0
 
-_SLICE_S: Final = 0.1
-"""How soon a rest ends that is to end."""
+_SLICE_S: Final = 0.2
+"""How soon a rest ends that is to end, where nobody wakes it."""
 
 _SILENT_S: Final = 1.0
 """How long a rest waits after brokers that didn't answer."""
@@ -33,54 +33,35 @@ def look_every_s(partitions: int) -> float:
     return min(max(partitions / _PARTITIONS_PER_S, _LOOK_MIN_S), _LOOK_MAX_S)
 
 
-class Bell(Protocol):
-    """Rings soon after something was published. It may ring for nothing, and it may stay silent."""
-
-    def listen(self) -> None: ...
-
-    def rings(self, timeout_s: float) -> bool: ...
-
-    def ignore(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Rest:
     """What a query asks while it rests.
 
-    ``is_behind`` says whether a progress record is known that isn't applied yet, and ``learn`` looks for new ones.
-    ``has_more`` asks the same of the topics themselves every ``look_s``, since that costs more. It may raise
-    LockstepError.
+    ``is_behind`` says whether a progress record is known that isn't applied yet. ``wait`` waits for at most so many
+    seconds, and less where ``is_behind`` or ``is_over`` may say something else. ``has_more`` asks the topics themselves
+    every ``look_s``, since that costs more. It may raise LockstepError.
     """
 
-    bell: Bell
-    learn: Callable[[], None]
+    wait: Callable[[float], object]
     is_behind: Callable[[], bool]
     has_more: Callable[[], bool]
     look_s: float
     is_over: Callable[[], bool]
     monotonic_s: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
 
     def until_news(self, *, look_now: bool = False) -> None:
-        """Return when something is to be read, or ``is_over``. Brokers that don't answer are waited for.
+        """Return when something is to be read, or ``is_over``. Brokers that don't answer are asked again.
 
         ``look_now``: ask ``has_more`` at once.
         """
-        try:
-            look_at = self.monotonic_s() + (0 if look_now else self.look_s)
-            is_listening = False
-            while not self.is_over() and not self.is_behind():
+        look_at = self.monotonic_s() + (0 if look_now else self.look_s)
+        while not self.is_over() and not self.is_behind():
+            now = self.monotonic_s()
+            if now >= look_at:
+                look_at = now + self.look_s
                 try:
-                    if self.monotonic_s() >= look_at:
-                        if self.has_more():
-                            return
-                        look_at = self.monotonic_s() + self.look_s
-                    if not is_listening:
-                        self.bell.listen()
-                        is_listening = True
-                    if self.bell.rings(_SLICE_S):
-                        self.learn()
+                    if self.has_more():
+                        return
                 except LockstepError:  # the thread that follows the watermark reports it
-                    self.sleep(_SILENT_S)
-        finally:
-            self.bell.ignore()
+                    look_at = now + _SILENT_S
+            self.wait(_SLICE_S)

@@ -8,7 +8,9 @@ thread                    reads                                  writes         
 Spark's own               the checkpoint, the task's results     the destination, dead letters,     the query ends
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
-``follow_watermark``      when a rest wants it                   locks), ``failure``                last look
+``follow_watermark``      when something was published           locks), ``failure``                last look
+``log-<sink>``            whether something is written to        ``batch_done``, ``news``           soon after the
+``listen_to_log``         ``__progress`` or ``__schema``                                            query; not awaited
 ``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over
 ``SinkJob._keep_lease``   job has no query
 ``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
@@ -19,8 +21,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
 ``fill_columns``                                                 by step, beside the batches        or the gate closed
-``schema-<sink>``         ``__schema``, topics and settings      ``ending``, ``failure``            soon after the
-``ended_early``                                                                                     query; not awaited
+``schema-<sink>``         ``__schema``, topics and settings,     ``ending``, ``failure``            soon after the
+``ended_early``           after ``news``                                                            query; not awaited
 ========================  =====================================  =================================  ==================
 """
 
@@ -29,7 +31,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from types import MappingProxyType
+from typing import Final, Protocol
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
@@ -37,20 +40,26 @@ from cdc.model.table import Table, TableName
 from jobs.generations.lease import GenerationLease
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.topic_watch import RetentionWatch, TopicWatch
+from jobs.query.topic_watch import Looks, RetentionWatch, TopicWatch
 from jobs.report import BatchGoesOn, Reporter, SinkWaiting
 from sinks.contract import Progress
 
 POLL_S: Final = 0.1
 
 TICK_S: Final = 0.5
-"""How often a sink looks for progress records and pause requests; a batch makes it look for the former at once."""
+"""How often a sink looks for pause requests, and at most for progress records that no batch makes it look for."""
 
-_REST_TICK_S: Final = 5.0
-"""The same while its query rests: the bell makes it look when there are any."""
+_QUIET_S: Final = 5.0
+"""How often a sink looks at the log though nothing has told it of anything new."""
+
+_LISTEN_S: Final = 1.0
+_SILENT_S: Final = 1.0
+"""How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
 
 _SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
+
+NOBODY: Final[Mapping[str, Callable[[], None]]] = MappingProxyType({})
 
 _LONG_BATCH_S: Final = 15.0
 _SLOW_ROWS_PER_S: Final = 2_000
@@ -64,15 +73,20 @@ def patience_s(rows: int) -> float:
 
 
 class QueryState:
-    """What the threads of one query share."""
+    """What the threads of one query share. ``news`` is set when something was published."""
 
-    def __init__(self) -> None:
+    def __init__(self, news: threading.Event | None = None) -> None:
+        self.news = news or threading.Event()
         self.ended = threading.Event()
         self.batch_done = threading.Event()
         self.resting = threading.Event()
         """Set while the query rests (``jobs.query.rest``)."""
-        self.has_learned = threading.Event()
-        """Set after each look for progress records."""
+        self.woken = threading.Event()
+        """Set when a rest has to see whether it is over: after each look for progress records, and at its end."""
+        self.learned_at = float("-inf")
+        """When a look has last found progress records, by the monotonic clock."""
+        self.bell_is_deaf = threading.Event()
+        """Set when the bell hasn't rung for something."""
         self.filling = threading.Event()
         """Set while rows from before still lack columns."""
         self.failure: Exception | None = None
@@ -95,11 +109,10 @@ class QueryState:
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
 
-    def learn_now(self, timeout_s: float) -> None:
-        """Have the thread that follows the watermark look for progress records, and wait for that, but no longer."""
-        self.has_learned.clear()
-        self.batch_done.set()
-        self.has_learned.wait(timeout_s)
+    def wait_woken(self, timeout_s: float) -> None:
+        """Wait for that, but no longer."""
+        self.woken.wait(timeout_s)
+        self.woken.clear()
 
     def fail(self, error: Exception) -> None:
         """From a thread beside the batches: end the query."""
@@ -108,10 +121,20 @@ class QueryState:
 
 
 @contextmanager
-def side_threads(state: QueryState, sink: str, targets: Mapping[str, Callable[[], None]]) -> Iterator[None]:
-    """Run these functions, each in a thread, until the block ends: then ``ended`` is set and they are awaited."""
+def side_threads(
+    state: QueryState,
+    sink: str,
+    targets: Mapping[str, Callable[[], None]],
+    *,
+    not_awaited: Mapping[str, Callable[[], None]] = NOBODY,
+) -> Iterator[None]:
+    """Run these functions, each in a thread, until the block ends: then ``ended`` is set and they are awaited.
+
+    Those of ``not_awaited`` end soon after that.
+    """
     threads = [threading.Thread(target=target, name=f"{name}-{sink}", daemon=True) for name, target in targets.items()]
-    for thread in threads:
+    others = [threading.Thread(target=run, name=f"{name}-{sink}", daemon=True) for name, run in not_awaited.items()]
+    for thread in (*threads, *others):
         thread.start()
     try:
         yield
@@ -122,15 +145,56 @@ def side_threads(state: QueryState, sink: str, targets: Mapping[str, Callable[[]
             thread.join()
 
 
-def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], None], report: Reporter) -> None:
-    """Raise the watermark when progress records arrive, also while no batch runs. ``read_progress`` reads them."""
+class Bell(Protocol):
+    """Rings soon after something was published. It may ring for nothing, and it may stay silent."""
+
+    def rings(self, timeout_s: float) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def listen_to_log(state: QueryState, bell: Bell) -> None:
+    """Have the others look as soon as something is published. Closes the bell at the end.
+
+    One ring is followed by the next look at once, as long as looks find nothing: a transaction's record comes before it
+    is committed.
+    """
+    try:
+        while not state.ended.is_set():
+            if state.bell_is_deaf.is_set():
+                # A consumer may get nothing for ever from a broker that was restarted; a new one does.
+                state.bell_is_deaf.clear()
+                bell.close()
+            try:
+                if bell.rings(_LISTEN_S):
+                    spacing_s = POLL_S if state.resting.is_set() else TICK_S
+                    state.ended.wait(max(0.0, state.learned_at + spacing_s - time.monotonic()))
+                    state.news.set()
+                    state.batch_done.set()
+            except LockstepError:  # the looks report it
+                state.ended.wait(_SILENT_S)
+    except Exception as error:  # a bug of ours must not leave a job that notices everything late
+        state.fail(error)
+    finally:
+        bell.close()
+
+
+def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], bool], report: Reporter) -> None:
+    """Raise the watermark when progress records arrive, also while no batch runs.
+
+    ``read_progress`` reads them, and returns whether there were any.
+    """
     waiting = last = False
     while not last:
-        state.batch_done.wait(_REST_TICK_S if state.resting.is_set() else TICK_S)
+        was_told = state.batch_done.wait(TICK_S if waiting else _QUIET_S)
         state.batch_done.clear()
         last = state.ended.is_set()  # once more after the last batch: what it applied is to be known
         try:
-            read_progress()
+            if read_progress():
+                state.learned_at = time.monotonic()
+                if not was_told:
+                    state.bell_is_deaf.set()
+                    state.news.set()
             waiting = False
         except DataLost as error:
             state.fail(error)
@@ -140,7 +204,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], N
             waiting = True
         except Exception as error:  # a bug of ours must not leave a job whose watermark never moves
             state.fail(error)
-        state.has_learned.set()
+        state.woken.set()
 
 
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:
@@ -226,20 +290,33 @@ def ended_early(
     topics: TopicWatch,
     retention: RetentionWatch | None = None,
     *,
-    has_news: Callable[[], bool] = lambda: False,
+    news: threading.Event,
+    has_orders: Callable[[], bool] = lambda: False,
 ) -> Iterator[EarlyEnd]:
     """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
 
-    With ``retention`` also when a topic has come to lose records, and when ``has_news`` says so.
+    With ``retention`` also when a topic has come to lose records, and when ``has_orders`` says so. ``news`` is set when
+    something was published, and cleared here.
     """
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
+    looks = Looks(len(topics))
+
+    def has_log_moved() -> bool:
+        """Whether the next query has to read other shapes. Looks only where that is due."""
+        has_news = news.is_set()
+        news.clear()
+        if not looks.is_due(time.monotonic(), has_news=has_news or topics.has_heard):
+            return False
+        topics.look(cluster)
+        has_moved = watch.has_moved()
+        looks.has_looked(time.monotonic())
+        return has_moved
 
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
-                topics.look(cluster)
-                if watch.has_moved() or has_news() or (retention is not None and retention.loses_records(cluster)):
+                if has_log_moved() or has_orders() or (retention is not None and retention.loses_records(cluster)):
                     early.ending.set()
             except PositionMismatch as error:
                 early.failure = error

@@ -21,6 +21,33 @@ _SETTINGS_LOOK_S: Final = 15.0
 """An answer about settings has dozens for each topic, and they are rarely changed."""
 
 
+QUIET_S: Final = 5.0
+"""How often the log is looked at while nothing is published."""
+
+
+class Looks:
+    """When the log is looked at: at each chance until all topics had their turn since something was published.
+
+    While nothing is published a topic has nothing that a sink lacks, and so these looks may be rare. Pure.
+    """
+
+    def __init__(self, topics: int) -> None:
+        self._turns = max(1, -(-topics // TOPICS_AT_ONCE))
+        self._left = self._turns
+        self._looked_s = float("-inf")
+
+    def is_due(self, now_s: float, *, has_news: bool) -> bool:
+        """Whether to look now. ``has_news``: something was published since this was asked last."""
+        if has_news:
+            self._left = self._turns
+        return self._left > 0 or now_s - self._looked_s >= QUIET_S
+
+    def has_looked(self, now_s: float) -> None:
+        """A look has got its answers."""
+        self._left = max(0, self._left - 1)
+        self._looked_s = now_s
+
+
 class RetentionWatch:
     """Whether one of these topics, which kept the newest record of each key, loses records with time by now.
 
@@ -58,6 +85,10 @@ class TopicWatch:
         self._lock = threading.Lock()
         self._heard: set[str] = set()
 
+    def __len__(self) -> int:
+        """How many topics there are."""
+        return len(self._topics)
+
     def check(self, cluster: TopicAdmin, topics: Collection[str]) -> None:
         """Raises PositionMismatch when one of these isn't the same, and Unavailable without an answer."""
         if topics:
@@ -68,6 +99,11 @@ class TopicWatch:
         """Something of these was read: the next look is at them too."""
         with self._lock:
             self._heard.update(topics)
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether something was, since the last look."""
+        return bool(self._heard)
 
     def look(self, cluster: TopicAdmin) -> None:
         """Check those that were heard of since the last look, and the next ones of all. Raises as ``check``."""

@@ -12,7 +12,7 @@ class WarehouseCoordination:
         self._bookkeeping = bookkeeping
 
     def load(self, name: str) -> str | None:
-        with self._connection.transaction():
+        with self._connection.looking():
             if not self._bookkeeping.exist():
                 return None
             content = self._connection.execute(

@@ -42,6 +42,10 @@ class Connection(Protocol):
 
     def transaction(self) -> AbstractContextManager[object]: ...
 
+    def looking(self) -> AbstractContextManager[object]:
+        """For statements that only read, and need not see the same moment."""
+        ...
+
     @property
     def connected(self) -> "SqlConnection":
         """The transaction's connection."""
@@ -99,6 +103,13 @@ class Views(Protocol):
 
     Every method is called inside a transaction, with names of relations and what has them.
     """
+
+    def marks(self) -> str | None:
+        """Others after a change of the views, of what has their names, or of the tables that the sink knows.
+
+        None: they are to be looked at each time.
+        """
+        ...
 
     def held(self, relations: Mapping[str, str]) -> Sequence[View]:
         """These views, as far as they are there. Raises LockstepError where something else has a view's name."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -9,6 +10,9 @@ from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.stored_progress import check_stored, check_written
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S, purge_bound
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
+
+_CHECK_S: Final = 60.0
+"""How often all views are looked at though they are the same ones: their tables may have got another schema."""
 
 
 class WarehouseGenerations:
@@ -22,6 +26,8 @@ class WarehouseGenerations:
         self._number = tables.generation
         self._known: Progress | None = None
         self._timeline: str | None = None
+        self._checked: tuple[str | None, int | None] = None, None
+        self._check_at = 0.0
         self._purge_at = self._trim_at = 0.0
         self._trimmed_blocks = 0
 
@@ -30,10 +36,12 @@ class WarehouseGenerations:
             self._bookkeeping.migrate()
 
     def live(self) -> int | None:
-        with self._connection.transaction():
+        with self._connection.looking():
             if not self._bookkeeping.stored_format():  # who only looks changes nothing
                 return None
-            live = self._bookkeeping.live()
+            marks, live = self._tables.views.marks(), self._bookkeeping.live()
+            if marks is not None and (marks, live) == self._checked and time.monotonic() < self._check_at:
+                return live
             # A view that is missing is shown again by the next prepare; one of something else is somebody's intention.
             for view in self._tables.views.held(self._bookkeeping.relations()):
                 if live is not None and view.generations != {live}:
@@ -42,10 +50,12 @@ class WarehouseGenerations:
                         f"generation {live} was made live",
                         hint="somebody replaced it by hand; switch to the generation that is meant to be live",
                     )
+            # Read before what was checked: what changes meanwhile is checked the next time.
+            self._checked, self._check_at = (marks, live), time.monotonic() + _CHECK_S
         return live
 
     def numbers(self) -> list[int]:
-        with self._connection.transaction():
+        with self._connection.looking():
             return self._bookkeeping.generations() if self._bookkeeping.exist() else []
 
     def begin_bulk(self) -> None:

@@ -743,3 +743,54 @@ def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_cha
         following.prepare([_numbered(identity, replace(note, name="remark"))])
     following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
     assert warehouse.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]
+
+
+def test_statements_that_only_read_are_no_transaction_together(
+    warehouse: Any, settings: WarehouseSettings, name: str
+) -> None:
+    """A transaction is two more ways to the server and back."""
+    connection: Any = WarehouseTables(name, settings, 1).connection
+    query = "select pg_current_xact_id()::text"
+    with connection.looking():
+        assert connection.execute(query).scalar() != connection.execute(query).scalar()
+    with connection.transaction():
+        assert connection.execute(query).scalar() == connection.execute(query).scalar()
+    with pytest.raises(LockstepError), connection.looking():
+        connection.execute("select nothing from nowhere")
+    with connection.transaction():
+        assert connection.execute(query).scalar() == connection.execute(query).scalar()
+    with connection.looking():
+        pid = connection.execute("select pg_backend_pid()").scalar()
+    warehouse.execute("select pg_terminate_backend(%s, 30000)", (pid,))
+    with pytest.raises(Unavailable), connection.looking():
+        connection.execute(query)
+    with connection.looking():
+        assert connection.execute("show lock_timeout").scalar() == "300ms"
+    connection.close()
+
+
+def test_views_are_looked_at_again_once_one_was_changed(
+    warehouse: Any, sink: WarehouseSink, settings: WarehouseSettings, name: str
+) -> None:
+    asked = next(_questions(sink._tables))
+    generations = generations_of(sink)
+
+    def looks() -> int:
+        asked.clear()
+        assert generations.live() == 1
+        return len([statement for statement in asked if "pg_depend" in statement])
+
+    assert [looks(), looks()] == [1, 0]
+    sink.prepare([table(), OTHER])
+    assert [looks(), looks()] == [1, 0]
+    warehouse.execute(f"drop view {name}.other")
+    assert [looks(), looks()] == [1, 0]
+    second = WarehouseSink(WarehouseTables(name, settings, 2))
+    second.prepare([table()])
+    second.close()
+    assert looks() == 1
+    warehouse.execute(f"create or replace view {name}.orders as select * from {name}_g2.orders")
+    with pytest.raises(LockstepError, match="reads generation 2"):
+        generations.live()
+    with pytest.raises(LockstepError, match="reads generation 2"):
+        generations.live()

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.control_topics import ProgressBell, ProgressReader, read_progress, read_schema_records
+from cdc.kafka.control_topics import LogBell, ProgressReader, read_progress, read_schema_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -207,16 +207,23 @@ def test_what_lies_beside_the_shapes_is_passed_over(log: Log, key: bytes) -> Non
         read_schema_records(log.settings.client(), log.prefix)
 
 
-def test_a_bell_rings_for_what_is_published_while_somebody_listens(log: Log) -> None:
-    bell = ProgressBell(log.settings.client(), log.prefix)
-    log.publish(log.orders)
+def test_a_bell_rings_for_what_is_published_also_before_it_is_committed(log: Log) -> None:
+    bell = LogBell(log.settings.client(), log.prefix)
     for _ in range(2):
-        bell.listen()
         assert bell.rings(30)  # for what was before
         while bell.rings(0.5):
             pass
         log.publish(log.orders)
         assert bell.rings(30)
-        bell.ignore()
-    assert not bell.rings(0.1)
+        bell.close()
+
+
+def test_a_bell_rings_for_a_shape(log: Log) -> None:
+    bell = LogBell(log.settings.client(), log.prefix)
+    while bell.rings(0.5):
+        pass
+    producer = Producer(dict(log.settings.client()))
+    producer.produce(control_topic(log.prefix, SCHEMA), key=b"k", value=b"v")
+    assert producer.flush(30) == 0
+    assert bell.rings(30)
     bell.close()

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
@@ -70,6 +70,9 @@ class DuckDbConnection:
                     raise
         finally:
             self._turn.release()
+
+    def looking(self) -> "AbstractContextManager[Connection]":
+        return self.transaction()
 
     @property
     def connected(self) -> "Connection":

@@ -15,6 +15,9 @@ from sinks.warehouse.settings import WarehouseSettings
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, CursorResult, Engine
 
+_IDLE: Final = 0
+"""What libpq calls a connection that has no transaction: PQTRANS_IDLE."""
+
 _STATEMENTS: Final = 100  # per question: for thousands, the way to the server and back takes longer than they do
 
 # What a role, a database or the server may have, and our sessions can't have.
@@ -53,20 +56,34 @@ class WarehouseConnection:
         self._settings = settings
         self._forget = forget
         self._bound = {"view_schema": views, "generation": generation}
-        self.lock_timeout_ms = max(1, int(settings.lock_timeout_s * 1000))
+        self.lock_timeout_ms = lock_timeout_ms(settings)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
 
     @contextmanager
     def transaction(self) -> "Iterator[Connection]":
-        from sqlalchemy import text
-
         with self.translated():
             if self._connection is None:
                 self._connection = self.open()
             with self._connection.begin():
-                self._connection.execute(text(f"set local lock_timeout = {self.lock_timeout_ms}"))
                 yield self._connection
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        with self.translated():
+            if self._connection is None:
+                self._connection = self.open()
+            driver: Any = self._connection.connection.driver_connection
+            # Else the driver begins and ends a transaction: three ways to the server and back instead of one.
+            driver.autocommit = True
+            try:
+                with self._connection.begin():
+                    yield
+            finally:
+                if driver.info.transaction_status == _IDLE:
+                    driver.autocommit = False
+                else:  # it is broken, or in the middle of something
+                    self.disconnect()
 
     @property
     def connected(self) -> "Connection":
@@ -200,6 +217,11 @@ class WarehouseConnection:
 _APPLICATION: Final = "lockstep"
 
 
+def lock_timeout_ms(settings: WarehouseSettings) -> int:
+    """How long a statement waits for a lock."""
+    return max(1, int(settings.lock_timeout_s * 1000))
+
+
 def lines_of(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """The lines of COPY's output without their newlines, wherever its blocks end."""
     rest = b""
@@ -288,6 +310,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
     session = {
         **SESSION_SETTINGS,
         "idle_in_transaction_session_timeout": str(int(settings.idle_in_transaction_timeout_s * 1000)),
+        "lock_timeout": str(lock_timeout_ms(settings)),
     }
 
     def pin(connection: Any, _record: object) -> None:

@@ -221,7 +221,7 @@ class PostgreSql:
         selection = live_rows_sql(self._qualified(relation), table, [TAG_COLUMN, *names])
         # A connection of its own: the caller may apply a batch between two rows, and may take its time.
         with self.connection.translated(), self.connection.open() as connection, connection.begin():
-            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0")
+            connection.exec_driver_sql("set local idle_in_transaction_session_timeout = 0; set local lock_timeout = 0")
             driver: Any = connection.connection.driver_connection
             # COPY prints values as they were read; a cast to text would print a boolean in another way.
             with driver.cursor() as cursor, cursor.copy(f"copy ({selection}) to stdout") as copy:

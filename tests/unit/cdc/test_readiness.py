@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.readiness import wait_ready
+from cdc.readiness import wait_any_ready, wait_ready
 
 
 def test_there_is_something_to_read_once_it_was_sent_or_the_connection_has_ended() -> None:
@@ -18,6 +18,19 @@ def test_there_is_something_to_read_once_it_was_sent_or_the_connection_has_ended
         assert ours.recv(1) == b"x"
         theirs.close()
         assert wait_ready(ours, 0)
+
+
+def test_those_of_several_are_told_that_have_something_to_read() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    ours = [pair[0] for pair in pairs]
+    assert wait_any_ready(ours, 0) == []
+    pairs[1][1].send(b"x")
+    assert wait_any_ready(ours, 30) == [ours[1].fileno()]
+    pairs[0][1].close()
+    assert wait_any_ready(ours, 30) == [one.fileno() for one in ours]
+    for pair in pairs:
+        for one in pair:
+            one.close()
 
 
 @pytest.fixture

@@ -84,3 +84,13 @@ def test_who_waits_for_nothing_else_is_woken_by_the_end() -> None:
     gate.close(0)
     assert closed.wait(30)
     waiting.join()
+
+
+def test_whoever_is_wanted_at_the_gate_is_called() -> None:
+    calls: list[bool] = []
+    for want in (lambda gate: gate.hold(0), lambda gate: gate.close(0)):
+        gate = BatchGate()
+        gate.when_wanted(lambda gate=gate: calls.append(gate.is_wanted))
+        assert gate.enter()
+        want(gate)
+    assert calls == [True, True]

@@ -3,14 +3,29 @@
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from jobs.executor.log_reader import _IDLE_WAIT_S
-from jobs.executor.long_batch import END, GO_ON, GO_ON_S, SILENT_S, DriverLine, Told, is_applied
+from jobs.executor.log_reader import _IDLE_WAIT_S, Polled, Range
+from jobs.executor.long_batch import (
+    END,
+    FETCH_WAIT_MS,
+    GO_ON,
+    GO_ON_S,
+    SILENT_S,
+    DriverLine,
+    LongBatch,
+    Told,
+    _follow,
+    is_applied,
+    is_quiet,
+)
+from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
@@ -84,6 +99,64 @@ def test_somebody_at_the_gate_ends_the_batch() -> None:
                 wait_until_over(line)
             driver.gate.release()
             driver.told = Told()
+
+
+def test_somebody_at_the_gate_is_noticed_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.query.long_batches.GO_ON_S", 1e6)
+    with listening() as driver, DriverLine(driver.path) as line:
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+        driver.gate.close(0)
+        wait_until_over(line)
+
+
+class Clients:
+    """Read nothing but where partitions end, and then nothing at all."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[int, list[Range]]] = []
+        self.forgotten: list[int] = []
+
+    @contextmanager
+    def reader_for(self, _: object, followed: Sequence[Range], *, fetch_wait_ms: int) -> Iterator["Clients"]:
+        self.opened.append((fetch_wait_ms, list(followed)))
+        yield self
+
+    def follow(self, followed: Sequence[Range]) -> Generator[Polled]:
+        yield Polled([], {part.at: max(part.end, 7) for part in followed})
+        while True:
+            yield Polled([], {})
+
+    def forget(self, _: object, *, fetch_wait_ms: int) -> None:
+        self.forgotten.append(fetch_wait_ms)
+
+
+@pytest.mark.parametrize("polls", [0, 9], ids=["soon", "after a silence"])
+def test_another_client_goes_on_after_a_silence_and_is_not_kept_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, polls: int
+) -> None:
+    """It may be over because that one gets nothing any more."""
+    clients, left = Clients(), [*range(polls)]
+    monkeypatch.setattr("jobs.executor.long_batch.reader_for", clients.reader_for)
+    monkeypatch.setattr("jobs.executor.long_batch.forget_reader", clients.forget)
+    monkeypatch.setattr("jobs.executor.long_batch._QUIET_S", 0.0)
+    line: Any = SimpleNamespace(is_over=lambda: not left or left.pop() is None, tell=lambda _: None)
+    task: Any = SimpleNamespace(client={})
+    result = Result()
+    _follow(task, LongBatch("", 1e9, 1), [Range(*P0, 3, 5), Range(*P1, None, 0)], line, result)
+    planned = FETCH_WAIT_MS, [Range(*P0, 3, 5), Range(*P1, None, 0)]
+    quiet = 2_000, [Range(*P0, 7, 7), Range(*P1, 7, 7)]
+    assert clients.opened == ([planned] if polls == 0 else [planned, quiet])
+    assert clients.forgotten == ([] if polls == 0 else [2_000])
+    assert result.next_offsets == {P0: 7, P1: 7}
+
+
+def test_a_quiet_log_is_asked_less_often_once_its_ends_are_known() -> None:
+    parts = [Range(*P0, 3, 3), Range(*P1, None, 0)]
+    assert not is_quiet(4.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=FETCH_WAIT_MS)
+    assert is_quiet(5.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=FETCH_WAIT_MS)
+    assert not is_quiet(5.0, parts, {P0: 3}, fetch_wait_ms=FETCH_WAIT_MS), "where does the other one go on?"
+    assert not is_quiet(5.0, parts, {P0: 3, P1: 0}, fetch_wait_ms=2_000), "it is"
 
 
 def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """What runs beside a query."""
 
 from collections.abc import Callable, Sequence
+from threading import Event
 from typing import Any, cast
 
 import pytest
@@ -9,7 +10,15 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.threads import EarlyEnd, QueryState, ended_early, patience_s, store_told
+from jobs.query.threads import (
+    EarlyEnd,
+    QueryState,
+    ended_early,
+    follow_watermark,
+    listen_to_log,
+    patience_s,
+    store_told,
+)
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from tests.databases import until
 
@@ -39,18 +48,22 @@ class _Answers:
         return dict.fromkeys(topics, settings)
 
 
-Watch = Callable[[_Answers], Any]
+Watch = Callable[..., Any]
 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 0.01)
+    monkeypatch.setattr("jobs.query.topic_watch.QUIET_S", 0.0)
     nothing = cast("Any", None)
     plan = SinkPlan("s", nothing, 1, "p", KafkaSettings(bootstrap_servers="nowhere:1"), (), nothing, once=False)
 
-    def watching(cluster: _Answers) -> Any:
+    def watching(cluster: _Answers, news: Event | None = None, has_orders: Callable[[], bool] = lambda: False) -> Any:
         topics = TopicWatch("s", {"p.public.t": TopicFacts("a", 1, 0)})
-        return ended_early(plan, cast("Any", cluster), {}, topics, RetentionWatch(["p.public.t"]))
+        retention = RetentionWatch(["p.public.t"])
+        return ended_early(
+            plan, cast("Any", cluster), {}, topics, retention, news=news or Event(), has_orders=has_orders
+        )
 
     return watching
 
@@ -90,6 +103,93 @@ def test_a_topic_that_comes_to_lose_records_lets_the_next_query_begin(
         cluster.retention = "60000"
         assert early.ending.wait(30)
     assert early.failure is None
+
+
+def test_brokers_are_left_in_peace_until_something_is_published(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.query.threads.SchemaWatch.has_moved", lambda _: False)
+    monkeypatch.setattr("jobs.query.topic_watch.QUIET_S", 1e9)
+    turns = 0
+
+    def has_orders() -> bool:
+        nonlocal turns
+        turns += 1
+        return False
+
+    cluster, news = _Answers({"p.public.t": ("a", 1)}), Event()
+    early: EarlyEnd
+    with watch(cluster, news, has_orders) as early:
+        until(lambda: turns > 10)
+        assert cluster.questions == 1
+        news.set()
+        until(lambda: cluster.questions == 2)
+        assert not news.is_set()
+    assert early.failure is None
+
+
+class _Bell:
+    """Rings as often as it is told to, fails as often, and then says that the query has ended."""
+
+    def __init__(self, state: QueryState, *rings: bool | Exception) -> None:
+        self._state, self._rings = state, list(rings)
+        self.heard: list[bool] = []
+        self.closed = 0
+
+    def rings(self, timeout_s: float) -> bool:
+        self.heard.append(self._state.batch_done.is_set())
+        self._state.batch_done.clear()
+        if not self._rings:
+            self._state.ended.set()
+            return False
+        ring = self._rings.pop(0)
+        if isinstance(ring, Exception):
+            raise ring
+        return ring
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_bell_makes_everybody_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.query.threads._SILENT_S", 0.0)
+    state = QueryState()
+    bell = _Bell(state, False, True, Unavailable("no broker answers"), True)
+    listen_to_log(state, bell)
+    assert bell.heard == [False, False, True, False, True]
+    assert state.news.is_set()
+    assert state.failure is None
+    assert bell.closed == 1
+
+
+def test_a_bell_that_has_not_rung_is_replaced() -> None:
+    state = QueryState()
+    bell = _Bell(state, False)
+    state.bell_is_deaf.set()
+    listen_to_log(state, bell)
+    assert bell.closed == 2
+    assert not state.bell_is_deaf.is_set()
+
+
+def test_a_bug_of_the_bell_ends_the_query() -> None:
+    state = QueryState()
+    listen_to_log(state, _Bell(state, ValueError("a bug")))
+    assert str(state.failure) == "a bug"
+
+
+@pytest.mark.parametrize(
+    ("rung", "has_records", "is_deaf"), [(True, True, False), (False, True, True), (False, False, False)]
+)
+def test_a_bell_is_deaf_when_records_come_without_it(
+    monkeypatch: pytest.MonkeyPatch, rung: bool, has_records: bool, is_deaf: bool
+) -> None:
+    monkeypatch.setattr("jobs.query.threads._QUIET_S", 0.01)
+    state = QueryState()
+    if rung:
+        state.batch_done.set()
+
+    state.ended.set()  # it looks once more
+    follow_watermark(state, "s", lambda: has_records, lambda _: None)
+    assert state.bell_is_deaf.is_set() == is_deaf
+    assert state.woken.is_set()
 
 
 def _raising(error: Exception) -> Callable[[], Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.model.errors import PositionMismatch, Unavailable
 from jobs.query.resume_check import TopicFacts
-from jobs.query.topic_watch import TOPICS_AT_ONCE, RetentionWatch, TopicWatch
+from jobs.query.topic_watch import QUIET_S, TOPICS_AT_ONCE, Looks, RetentionWatch, TopicWatch
 
 TOPICS = [f"t{number:04}" for number in range(2 * TOPICS_AT_ONCE + 1)]
 
@@ -107,3 +107,33 @@ def test_the_settings_of_all_topics_are_looked_at_a_hundred_at_a_time() -> None:
         found.append(watch.loses_records(cast("Any", brokers)))
     assert brokers.asked == [100, 100, 50, 100]
     assert [second for second, lost in enumerate(found, start=1) if lost] == [45]
+
+
+def test_all_topics_have_their_turn_after_something_was_published_and_then_looks_are_rare() -> None:
+    looks = Looks(len(TOPICS))
+    for _ in range(3):
+        assert looks.is_due(1.0, has_news=False)
+        looks.has_looked(1.0)
+    assert not looks.is_due(2.0, has_news=False)
+    assert not looks.is_due(1.0 + QUIET_S - 0.1, has_news=False)
+    assert looks.is_due(1.0 + QUIET_S, has_news=False)
+    looks.has_looked(1.0 + QUIET_S)
+    assert not looks.is_due(2.0 + QUIET_S, has_news=False)
+    for _ in range(3):
+        assert looks.is_due(2.0 + QUIET_S, has_news=True)
+        looks.has_looked(2.0 + QUIET_S)
+
+
+def test_a_look_without_answers_is_due_again() -> None:
+    looks = Looks(1)
+    assert looks.is_due(1.0, has_news=True)
+    assert looks.is_due(2.0, has_news=False)
+
+
+def test_a_topic_of_which_something_was_read_is_heard_of_until_the_next_look(brokers: Any) -> None:
+    few = watch(3)
+    assert not few.has_heard
+    few.heard_of({TOPICS[1]})
+    assert few.has_heard
+    few.look(brokers)
+    assert not few.has_heard
