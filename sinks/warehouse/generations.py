@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
-from sinks.stored_progress import check_stored, check_written
-from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S, purge_bound
+from sinks.stored_progress import applied_below, check_stored, check_written
+from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 
@@ -138,7 +138,7 @@ class WarehouseGenerations:
             check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline
-        below, now = purge_bound(progress), time.monotonic()
+        below, now = applied_below(progress), time.monotonic()
         if below is None:
             return
         if self._tables.purges and now >= self._purge_at:
