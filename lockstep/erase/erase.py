@@ -111,10 +111,11 @@ class _Erasing:
             if not dry_run:
                 self._say(f"sink {sink}")
             places += sinks.places(sink, only_look=dry_run)
-        has_rows = {place.name for place in places if any(leftover.what == "the row" for leftover in place.left)}
+        # A sink that has the row still may have refused its deletion, which is a dead letter then.
+        is_gone = all(place.is_proven for place in places)
         work = self._topics.look if dry_run else self._topics.erase
         places.append(work(self._topic, is_wanted))
-        places += self._dead_letters(key, close=not dry_run and not has_rows)
+        places += self._dead_letters(key, close=not dry_run and is_gone)
         places += self._local(key)
         unchecked = self._unchecked()
         if not records and not any(place.found for place in places):
