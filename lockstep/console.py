@@ -29,6 +29,8 @@ EXIT_TAKEN_OVER = 3
 """Another process does the same. Whoever restarts this one has the two take over from each other without end."""
 EXIT_UNWATCHED = 4
 """What is shown is as old as the last look of somebody who has ended, or hangs."""
+EXIT_LEFT = 5
+"""Of ``erase``: something is left of the row, and it is known until when."""
 EXIT_INTERRUPTED = 130
 """What a shell reports for a program that Ctrl-C has ended."""
 

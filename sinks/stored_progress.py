@@ -6,6 +6,7 @@ It was put back to an earlier moment or has failed over, or another job writes t
 from collections.abc import Mapping
 
 from cdc.model.errors import DataLost, Overtaken
+from cdc.model.tag import Tag
 from sinks.contract import Progress, TopicPartition
 
 
@@ -55,3 +56,10 @@ def _is_behind(progress: Progress, other: Progress) -> bool:
         return True
     reached = {**progress.next_offsets, **progress.skipped}
     return any(reached.get(at, 0) < offset for at, offset in other.skipped.items())
+
+
+def applied_below(progress: Progress) -> str | None:
+    """The tag below which everything has been applied; None where that isn't so of all tables. Pure."""
+    if not progress.watermark_lsn or progress.skipped or progress.left_at_ms:
+        return None
+    return str(Tag(progress.epoch, progress.watermark_lsn, 0))

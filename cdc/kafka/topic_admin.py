@@ -6,11 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ClusterMetadata, ConfigResource, NewTopic, OffsetSpec, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ClusterMetadata,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from cdc.kafka.client import Refusals, new_client
 from cdc.kafka.settings import TopicSettings
-from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, ERASURES, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 
@@ -65,6 +75,13 @@ _UNANSWERED = (
 
 _NO_SUCH_OFFSET = -1
 """No record is of that time or later. librdkafka has another number below zero for a leader that didn't answer."""
+
+_REFUSED_CHANGE = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.POLICY_VIOLATION,
+)
 
 _UNREADABLE = (
     KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -160,6 +177,12 @@ def message_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
     """The topic of logical messages: one partition, so that they stay in order."""
     plan = table_topic_plan(control_topic(prefix, MESSAGES), settings, append_only=True)
     return [replace(plan, partitions=1)]
+
+
+def erasures_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
+    """The topic of what ``erase`` has changed for a while, and when it had topics compacted."""
+    plan = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
+    return replace(plan, name=control_topic(prefix, ERASURES))
 
 
 def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:
@@ -258,6 +281,39 @@ class TopicAdmin:
             for resource, future in futures.items():
                 configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
         return configs
+
+    def own_config(self, topic: str, names: Collection[str]) -> dict[str, str | None]:
+        """What was set of these settings for this topic alone; None where it has the brokers'."""
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        (future,) = self._admin.describe_configs([resource], request_timeout=_REQUEST_TIMEOUT_S).values()
+        entries = self._result(future)
+        is_own = {name: entries[name].source == ConfigSource.DYNAMIC_TOPIC_CONFIG.value for name in names}
+        return {name: entries[name].value if is_own[name] else None for name in names}
+
+    def change_config(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Change these settings of a topic; None: it has the brokers' from then on.
+
+        Raises LockstepError where the brokers refuse that.
+        """
+        entries = [
+            ConfigEntry(
+                name,
+                value,
+                incremental_operation=AlterConfigOpType.DELETE if value is None else AlterConfigOpType.SET,
+            )
+            for name, value in changes.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
+        (future,) = self._admin.incremental_alter_configs([resource], request_timeout=_REQUEST_TIMEOUT_S).values()
+        try:
+            self._result(future)
+        except Unavailable as error:
+            if not _has_code(error, _REFUSED_CHANGE):
+                raise
+            raise LockstepError(
+                f"settings of topic {topic} can't be changed: {reason(error.__cause__ or error)}",
+                hint="it takes the right AlterConfigs on the topic: docs/operations.md has the rights that are needed",
+            ) from error
 
     def create(self, plans: Sequence[TopicPlan]) -> None:
         """Create topics and wait until the brokers know them. One that exists by now is left as it is.

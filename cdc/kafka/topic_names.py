@@ -15,6 +15,9 @@ PROGRESS = "__progress"
 DEAD_LETTERS = "__dead_letters"
 """The dead-letter topic of all sinks of a pipeline."""
 
+ERASURES = "__erasures"
+"""What ``lockstep erase`` has changed of topics for a while, and when it had them compacted."""
+
 MESSAGES = "__messages"
 """Logical messages of the configured prefixes."""
 

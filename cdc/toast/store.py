@@ -343,6 +343,31 @@ class ToastStore:
         ) from error
 
 
+def holds_values(directory: Path, topic: str, key: bytes) -> bool | None:
+    """Whether a store holds values of a row, asked beside the one who writes it. None where no store is there.
+
+    Raises LockstepError for one that can't be read.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return None
+    try:
+        with (
+            lmdb.open(str(path), subdir=False, readonly=True, max_spare_txns=1) as environment,
+            environment.begin(buffers=True) as transaction,
+        ):
+            topic_id = transaction.get(_TOPIC_PREFIX + topic.encode())
+            if topic_id is None:
+                return False
+            record = transaction.get(entries.row_key(_TOPIC_ID.unpack(topic_id)[0], key))
+            return record is not None and key in entries.unpack(record)
+    except (lmdb.Error, Damaged, OSError) as error:
+        raise LockstepError(
+            f"the store of large values in {directory} can't be read: {error}",
+            hint="while capture is stopped it may be deleted, and is filled again from the topics",
+        ) from error
+
+
 def _with_prefix(transaction: "lmdb.Transaction[bytes]", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     cursor = transaction.cursor()
     cursor.set_range(prefix)

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         operate.state,
         operate.bundle,
         operate.verify,
+        operate.erase,
         operate.rebuild,
         operate.switch,
         operate.generations,

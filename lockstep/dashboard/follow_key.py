@@ -21,7 +21,7 @@ from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import newest_shapes
 from lockstep.config import Config
 from lockstep.dashboard.model import FollowedKey, KeyEvent, SinkRow, SourceRow
-from lockstep.verify.canonical import Key, parse_keys
+from lockstep.verify.canonical import Key, key_of_text
 from lockstep.verify.explain import rejection_reasons
 from lockstep.verify.sides.compared_columns import compared_table
 from lockstep.verify.sides.sink import SinkSide
@@ -92,26 +92,6 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
             SinkRow(sink=one.label, state=state, tag=one.tag, row=one.row)
             for one, state in zip(held, states, strict=True)
         ),
-    )
-
-
-def key_of_text(table: Table, text: str) -> Key:
-    """A key as events have it, or the one value of it. Raises ConfigurationError."""
-    given = [text]
-    if len(table.key) == 1 and not text.lstrip().startswith("{"):
-        quoted = orjson.dumps(text).decode()
-        column = orjson.dumps(table.key[0]).decode()
-        given = [f"{{{column}: {text}}}", f"{{{column}: {quoted}}}"]
-    for attempt in given:
-        try:
-            keys = parse_keys(table, (attempt,))
-        except ConfigurationError:
-            continue
-        if len(keys) == 1:
-            return keys[0]
-    names = ", ".join(table.key)
-    raise ConfigurationError(
-        f"that is no key of {table.name}", hint=f"write it as events have it, a JSON object with {names}"
     )
 
 

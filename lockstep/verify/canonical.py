@@ -95,6 +95,26 @@ def parse_keys(table: Table, texts: tuple[str, ...]) -> list[Key]:
     return list(keys)
 
 
+def key_of_text(table: Table, text: str) -> Key:
+    """A key as events have it, or the one value of it. Raises ConfigurationError."""
+    given = [text]
+    if len(table.key) == 1 and not text.lstrip().startswith("{"):
+        quoted = orjson.dumps(text).decode()
+        column = orjson.dumps(table.key[0]).decode()
+        given = [f"{{{column}: {text}}}", f"{{{column}: {quoted}}}"]
+    for attempt in given:
+        try:
+            keys = parse_keys(table, (attempt,))
+        except ConfigurationError:
+            continue
+        if len(keys) == 1:
+            return keys[0]
+    names = ", ".join(table.key)
+    raise ConfigurationError(
+        f"that is no key of {table.name}", hint=f"write it as events have it, a JSON object with {names}"
+    )
+
+
 def _has_the_type(value: JsonValue, column: Column) -> bool:
     if column.is_array:
         return isinstance(value, list | str)

@@ -7,8 +7,8 @@ from typing import Final
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
-from sinks.stored_progress import check_stored, check_written
-from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S, purge_bound
+from sinks.stored_progress import applied_below, check_stored, check_written
+from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
 _CHECK_S: Final = 60.0
@@ -148,7 +148,7 @@ class WarehouseGenerations:
             check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline
-        below, now = purge_bound(progress), time.monotonic()
+        below, now = applied_below(progress), time.monotonic()
         if below is None:
             return
         if self._tables.purges and now >= self._purge_at:

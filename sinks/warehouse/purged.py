@@ -12,8 +12,6 @@ from typing import Final
 import orjson
 
 from cdc.model.table import TableName
-from cdc.model.tag import Tag
-from sinks.contract import Progress
 from sinks.warehouse.dialect import Connection
 
 PORTION: Final = 1_000
@@ -28,13 +26,6 @@ BLOCKS: Final = 500
 
 PASS_S: Final = 3600.0
 """The shortest time between two passes through all histories."""
-
-
-def purge_bound(progress: Progress) -> str | None:
-    """The tag below which everything has been applied; None where that isn't so of all tables. Pure."""
-    if not progress.watermark_lsn or progress.skipped or progress.left_at_ms:
-        return None
-    return str(Tag(progress.epoch, progress.watermark_lsn, 0))
 
 
 class Purged:

@@ -78,8 +78,11 @@ class SourceSide:
         load: Load,
         waiting: Waiting,
         view: SinkView,
+        with_filters: bool = True,
     ) -> None:
+        """Without ``with_filters`` rows that the publication leaves out are there too."""
         self._source = source
+        self._with_filters = with_filters
         self._names = tuple(names)
         self._publication = publication
         self._epoch = epoch
@@ -94,7 +97,7 @@ class SourceSide:
         """The tables that exist, in the shape that is published, with their configured keys."""
         with self._connected() as connection:
             shapes = load_tables(connection, self._names, self._publication, self._source.keys)
-            filters = row_filters(connection, self._publication)
+            filters = row_filters(connection, self._publication) if self._with_filters else {}
             self._origins = {
                 name: _Origin(_relation(connection, table), filters.get(name, ""), _key_types(connection, table))
                 for name, table in shapes.items()

@@ -19,7 +19,7 @@ GROUPS = {
     "Set up": ["init", "doctor", "package"],
     "Run": ["run", "capture", "apply", "dashboard"],
     "Operate": [
-        *("lag", "wait", "tail", "state", "bundle", "verify", "rebuild", "switch", "generations"),
+        *("lag", "wait", "tail", "state", "bundle", "verify", "erase", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover"),
         *("snapshot", "rejections", "alerts", "views"),
     ],

@@ -1,0 +1,278 @@
+"""Has the brokers compact a topic now, up to a record that was just written, by settings that it has for a while.
+
+Only closed segments are compacted. So a record is written that nobody sees, since its transaction is aborted. The next
+one closes its segment. Compaction takes a record of an aborted transaction away: once it is gone, all before it has
+been compacted.
+
+What was changed is remembered on a topic before it is changed. Whoever was killed in between leaves it to the next one.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Self
+
+import orjson
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from cdc.kafka.client import new_client
+from cdc.kafka.control_topics import StoredRecord, read_compacted
+from cdc.kafka.key_records import still_there
+from cdc.kafka.settings import TopicSettings
+from cdc.kafka.topic_admin import TopicAdmin, erasures_topic_plan, reason
+from cdc.kafka.topic_names import ERASURES, control_topic
+from cdc.model.errors import LockstepError, Unavailable
+
+_SEGMENT_MS: Final = 1_000
+"""How old a segment gets at most: a topic that is written all the time has one a second more."""
+
+TEMPORARY: Final[Mapping[str, str]] = {"segment.ms": str(_SEGMENT_MS), "min.cleanable.dirty.ratio": "0.0"}
+"""The settings that a topic has meanwhile."""
+
+_ROLL_EVERY_S: Final = 1.2
+_LOOK_EVERY_S: Final = 0.3
+_ANSWER_S: Final = 15.0
+_TRANSACTION_MS: Final = 15_000
+"""After so long the brokers abort the transaction of one who was killed. Until then readers of the topic wait."""
+
+_KEPT_MAX: Final = 1_000
+"""How many compactions of a topic are remembered at most: the oldest say nothing that the others don't."""
+
+_FORMAT: Final = 1
+_DENIED: Final = (
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+)
+_FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970."""
+
+    at_ms: int
+    through: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRecord:
+    """What is remembered of a topic. ``settings`` are those to be put back, None where it has its own."""
+
+    settings: Mapping[str, str | None] | None = None
+    passes: tuple[Pass, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        passes = [
+            {"at_ms": each.at_ms, "through": {str(partition): offset for partition, offset in each.through.items()}}
+            for each in self.passes
+        ]
+        return orjson.dumps({"format": _FORMAT, "settings": self.settings, "passes": passes})
+
+    @classmethod
+    def from_record(cls, record: StoredRecord) -> Self:
+        """Raises LockstepError for a record that isn't one."""
+        try:
+            value = {_FORMAT: orjson.loads(record.value)}[orjson.loads(record.value)["format"]]
+            passes = tuple(
+                Pass(int(each["at_ms"]), {int(partition): int(end) for partition, end in each["through"].items()})
+                for each in value["passes"]
+            )
+            return cls(None if value["settings"] is None else dict(value["settings"]), passes)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LockstepError(
+                f"{record.what} is none of this version's",
+                hint="use the version of Lockstep that wrote it, or delete the topic once `lockstep doctor` finds that"
+                " topics have the settings that they should have",
+            ) from error
+
+    def compacted_since_ms(self, partition: int, offset: int) -> int | None:
+        """When a record was there at a compaction for the first time, as far as is known: at the latest."""
+        times = [each.at_ms for each in self.passes if each.through.get(partition, -1) > offset]
+        return min(times, default=None)
+
+
+class ForcedCompaction:
+    """Compacts topics of a pipeline. One at a time: who begins ends what another one is doing."""
+
+    def __init__(
+        self,
+        client: Mapping[str, str | int],
+        pipeline: str,
+        settings: TopicSettings,
+        *,
+        check: Callable[[], None] = lambda: None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``check`` is called now and then; what it raises ends the work, with all settings put back."""
+        self._client = client
+        self._plan = erasures_topic_plan(pipeline, settings)
+        self._topic = control_topic(pipeline, ERASURES)
+        self._transactional_id = f"{pipeline}.__erase"
+        self._cluster = TopicAdmin(client)
+        self._check = check
+        self._sleep = sleep
+        self._producer: Producer | None = None
+
+    def remembered(self, topic: str) -> TopicRecord:
+        """What is remembered of a topic. Raises LockstepError and Unavailable."""
+        return self._records().get(topic, TopicRecord())
+
+    def restore(self) -> list[str]:
+        """Put back the settings that somebody who was killed has left, and return the topics that had them."""
+        left = [topic for topic, record in self._records().items() if record.settings is not None]
+        existing = self._cluster.partition_counts() if left else {}
+        for topic in left:
+            self._put_back(topic, exists=topic in existing)
+        return left
+
+    def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float) -> bool:
+        """Have these partitions of a topic compacted up to now. Returns whether they were in time.
+
+        Raises LockstepError where the brokers refuse it, or another one has begun the same. Raises Unavailable when
+        they don't answer.
+        """
+        try:
+            through = self._compacted(topic, partitions, deadline=time.monotonic() + timeout_s)
+            if through is None:
+                return False
+            record = self.remembered(topic)
+            done = Pass(time.time_ns() // 1_000_000, through)
+            self._remember(topic, replace(record, passes=(*record.passes, done)[-_KEPT_MAX:]))
+        except _TakenOver as error:  # who has taken over puts the settings back
+            raise LockstepError(
+                "another `lockstep erase` of this pipeline has begun, and has taken over",
+                hint="wait until it has ended, then run this one again",
+            ) from error
+        return True
+
+    def _compacted(self, topic: str, partitions: Collection[int], *, deadline: float) -> dict[int, int] | None:
+        """Up to which offset each of the partitions was compacted, None where that wasn't in time."""
+        self._begin()
+        record = self.remembered(topic)
+        if record.settings is None:
+            self._remember(topic, replace(record, settings=self._cluster.own_config(topic, TEMPORARY)))
+        try:
+            self._cluster.change_config(topic, TEMPORARY)
+            first = self._roll(topic, partitions)
+            waiting, rolled = set(first.items()), time.monotonic()
+            while waiting and time.monotonic() < deadline:
+                self._check()
+                self._sleep(_LOOK_EVERY_S)
+                if time.monotonic() - rolled > _ROLL_EVERY_S:
+                    self._roll(topic, partitions)
+                    rolled = time.monotonic()
+                waiting = still_there(self._client, topic, waiting)
+        except _TakenOver:
+            raise
+        except BaseException:
+            self._put_back(topic, exists=True)
+            raise
+        self._put_back(topic, exists=True)
+        return None if waiting else first
+
+    def close(self) -> None:
+        """Nothing is held open by the brokers."""
+        self._producer = None
+
+    def _records(self) -> dict[str, TopicRecord]:
+        if self._topic not in self._cluster.partition_counts():
+            return {}
+        records = read_compacted(self._client, self._topic)
+        return {key.decode(): TopicRecord.from_record(record) for key, record in records.items()}
+
+    def _put_back(self, topic: str, *, exists: bool) -> None:
+        record = self.remembered(topic)
+        if record.settings is not None:
+            if exists:
+                self._cluster.change_config(topic, record.settings)
+            self._remember(topic, replace(record, settings=None))
+
+    def _begin(self) -> None:
+        """Become the one who does this. An earlier one's transaction is aborted before this returns."""
+        self._cluster.create(self._cluster.missing([self._plan]))
+        if self._producer is None:
+            self._producer = new_client(
+                Producer,
+                {
+                    **self._client,
+                    "transactional.id": self._transactional_id,
+                    "transaction.timeout.ms": _TRANSACTION_MS,
+                    "linger.ms": 0,
+                },
+            )
+            self._patiently(self._producer.init_transactions)
+
+    def _remember(self, topic: str, record: TopicRecord) -> None:
+        self._begin()
+        self._transaction(commits=True, records=[(self._topic, 0, topic.encode(), record.to_bytes())])
+
+    def _roll(self, topic: str, partitions: Collection[int]) -> dict[int, int]:
+        """Write a record that nobody sees to each of these partitions; returns where they are."""
+        # Without a value, which the log of a compacted topic would take for a deletion: its key is never a row's.
+        records = [(topic, partition, b"\0", b"") for partition in sorted(partitions)]
+        return self._transaction(commits=False, records=records)
+
+    def _transaction(self, *, commits: bool, records: list[tuple[str, int, bytes, bytes]]) -> dict[int, int]:
+        producer = self._producer
+        assert producer is not None
+        offsets: dict[int, int] = {}
+        failures: list[KafkaError] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                failures.append(error)
+            else:
+                offsets[message.partition() or 0] = message.offset() or 0
+
+        self._once(producer.begin_transaction)
+        for topic, partition, key, value in records:
+            self._once(
+                lambda topic=topic, partition=partition, key=key, value=value: producer.produce(  # type: ignore[misc]
+                    topic, key=key, value=value, partition=partition, on_delivery=delivered
+                )
+            )
+        self._once(lambda: producer.flush(_ANSWER_S))
+        if failures or len(offsets) < len(records):
+            self._producer = None  # the next one aborts what this one has begun
+            error = KafkaException(failures[0]) if failures else Unavailable("Kafka doesn't take a record in time")
+            raise self._translated(error) from error
+        self._patiently(producer.commit_transaction if commits else producer.abort_transaction)
+        return offsets
+
+    def _patiently(self, call: Callable[[float], None]) -> None:
+        deadline = time.monotonic() + _ANSWER_S
+        while True:
+            try:
+                call(_ANSWER_S)
+            except KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    self._producer = None
+                    raise self._translated(error) from error
+            else:
+                return
+
+    def _once(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except (KafkaException, BufferError) as error:
+            self._producer = None
+            raise self._translated(error) from error
+
+    def _translated(self, error: Exception) -> Exception:
+        if not isinstance(error, KafkaException):
+            return error if isinstance(error, LockstepError) else Unavailable("Kafka takes no more records now")
+        code = error.args[0].code()
+        if code in _FENCED:
+            return _TakenOver(reason(error))
+        if code in _DENIED:
+            return LockstepError(
+                f"Kafka refuses: {reason(error)}",
+                hint="it takes the right to write to the pipeline's topics, and with transactional ids that begin with"
+                " its name: docs/operations.md has the rights that are needed",
+            )
+        return Unavailable(f"Kafka doesn't answer: {reason(error)}")
+
+
+class _TakenOver(Exception):
+    """Another one has the transactional id."""

@@ -1,0 +1,213 @@
+"""``lockstep erase``: what it does, one place after the other."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cdc.kafka.control_topics import read_schema_records, read_state
+from cdc.kafka.forced_compaction import ForcedCompaction
+from cdc.kafka.key_records import KeyRecord
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, control_topic, is_outbox_topic, shared_outbox_topic
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.lsn import Lsn, format_lsn
+from cdc.model.table import TableName
+from cdc.toast.store import holds_values
+from jobs.dead_letters.record import event_of
+from jobs.dead_letters.topic import DeadLetterTopic
+from jobs.executor.shape_history import newest_shapes
+from lockstep.config import Config
+from lockstep.erase.report import Place, Report
+from lockstep.erase.sinks import DeletedRow, SinkErasing, stopped
+from lockstep.erase.source import deleted_at_source, kept_wal
+from lockstep.erase.topics import TopicErasing
+from lockstep.verify.canonical import key_values
+from lockstep.verify.waiting import Waiting
+from sinks.contract import Leftover
+
+_LOOK_EVERY_S: Final = 0.3
+
+_OF_KINDS: Final = {
+    "opensearch": "OpenSearch: snapshots of its indexes.",
+    "redis": "Redis: its files (RDB, AOF) have old values until they are written anew; replicas, backups.",
+    "warehouse": "the warehouse: dead rows until VACUUM, free blocks of a DuckDB file, WAL, backups.",
+    "delta": "Delta: versions that the object store keeps by itself.",
+}
+
+
+def erase(
+    config: Config,
+    table: str,
+    text: str,
+    *,
+    dry_run: bool,
+    timeout_s: float,
+    stopping: Callable[[], bool],
+    say: Callable[[str], None],
+) -> Report:
+    """Erase one row that was deleted at the source: of schema.table, with the key ``text``.
+
+    ``timeout_s`` is the time for each place.
+
+    Raises ConfigurationError for a table that isn't captured or has no key. Raises LockstepError where the source has
+    the row, or capture hasn't published its deletion. Raises Unavailable when a server that is needed doesn't answer.
+    """
+    try:
+        name = TableName.parse(table)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    if name not in config.source.table_names:
+        raise ConfigurationError(f"{name} isn't captured", hint="`lockstep doctor` lists the captured tables")
+    if name not in config.source.keyed_names:
+        raise ConfigurationError(
+            f"{name} is append-only: its events have no key, so none of them can be erased alone",
+            hint="docs/erase.md says what can be done",
+        )
+    return _Erasing(config, name, timeout_s=timeout_s, stopping=stopping, say=say).run(text, dry_run=dry_run)
+
+
+class _Erasing:
+    def __init__(
+        self,
+        config: Config,
+        name: TableName,
+        *,
+        timeout_s: float,
+        stopping: Callable[[], bool],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._name = name
+        self._timeout_s = timeout_s
+        self._stopping = stopping
+        self._say = say
+        self._client = config.kafka.client()
+        self._pipeline = config.pipeline.name
+        self._compaction = ForcedCompaction(self._client, self._pipeline, config.kafka.topics, check=self._check)
+        self._topics = TopicErasing(
+            self._client, self._compaction, timeout_s=timeout_s, check=self._check, say=self._say
+        )
+        self._topic = config.topics()[name]
+
+    def run(self, text: str, *, dry_run: bool) -> Report:
+        if not dry_run:
+            for topic in self._compaction.restore():
+                self._say(f"put back the settings of topic {topic}, which an interrupted run had changed")
+        _, key, lsn = deleted_at_source(self._config, self._name, text, Waiting(self._stopping))
+        self._wait_published(lsn)
+        logged = newest_shapes(read_schema_records(self._client, self._pipeline)).get(self._name)
+        if logged is None:
+            raise LockstepError(f"{self._name} isn't in the log yet", hint="start `lockstep capture`")
+
+        def is_wanted(record_key: bytes) -> bool:
+            return record_key == key
+
+        records = self._topics.records(self._topic, is_wanted)
+        row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic)
+        places = [Place("source")]
+        sinks = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
+        for sink in self._config.sinks:
+            if not dry_run:
+                self._say(f"sink {sink}")
+            places += sinks.places(sink, only_look=dry_run)
+        # A sink that has the row still may have refused its deletion, which is a dead letter then.
+        is_gone = all(place.is_proven for place in places)
+        work = self._topics.look if dry_run else self._topics.erase
+        places.append(work(self._topic, is_wanted))
+        places += self._dead_letters(key, close=not dry_run and is_gone)
+        places += self._local(key)
+        unchecked = self._unchecked()
+        if not records and not any(place.found for place in places):
+            unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
+        return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
+
+    def _check(self) -> None:
+        if self._stopping():
+            raise stopped()
+
+    def _wait_published(self, lsn: Lsn) -> None:
+        """Until capture has published all up to here: an event that is still to come would bring the row back."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            state = read_state(self._client, self._pipeline, self._config.slot)
+            if state is not None and state.end_lsn >= lsn:
+                return
+            if time.monotonic() > deadline:
+                raise LockstepError(
+                    f"capture hasn't published what is committed up to {format_lsn(lsn)} within"
+                    f" {self._timeout_s:.0f} s: an event of the row may still come",
+                    hint="start `lockstep capture`; `lockstep lag` says how far it is. Nothing was changed",
+                )
+            self._check()
+            time.sleep(_LOOK_EVERY_S)
+
+    def _deletion_tag(self, records: list[KeyRecord]) -> str:
+        """Of the newest event of the key, "" where the topic has none any more. Raises LockstepError for a row."""
+        if not records:
+            return ""
+        newest = max(records, key=lambda record: (record.tag, record.offset))
+        if not newest.is_deletion:
+            raise LockstepError(
+                f"topic {self._topic} has a row of this key that the source doesn't have, and no deletion after it",
+                hint=f"lockstep snapshot table '{self._name}' has capture copy the table, which deletes such rows."
+                " Then run this command again; nothing was changed",
+            )
+        return newest.tag
+
+    def _dead_letters(self, key: bytes, *, close: bool) -> list[Place]:
+        name = control_topic(self._pipeline, DEAD_LETTERS)
+        if name not in TopicAdmin(self._client).partition_counts():
+            return []
+
+        def is_wanted(record_key: bytes) -> bool:
+            return event_of(record_key) == (self._topic, key)
+
+        if not close:
+            return [self._topics.look(name, is_wanted)]
+        dead_letters = DeadLetterTopic(self._client, self._pipeline)
+        readable, unreadable = dead_letters.read()
+        keys = [record.record_key for record in readable] + [record.record_key for record in unreadable]
+        dead_letters.send((record_key, None) for record_key in keys if is_wanted(record_key))
+        return [self._topics.erase(name, is_wanted)]
+
+    def _local(self, key: bytes) -> list[Place]:
+        """The store of large values, where it is on this machine."""
+        directory = Path(self._config.capture.values_directory) / self._config.slot
+        place = "store of large values, on this machine"
+        try:
+            holds = holds_values(directory, self._topic, key)
+        except LockstepError as error:
+            return [Place(place, unasked=error.message)]
+        if holds is None:
+            return []
+        left = (Leftover("large values of the row", has_values=True),) if holds else ()
+        why = "capture removes them with the deletion: run the command again once it has come by"
+        return [Place(place, left, left, why)]
+
+    def _unchecked(self) -> list[str]:
+        """What is never looked at from here, in sentences."""
+        wal = kept_wal(self._config)
+        sentences = [
+            "the source: dead rows until VACUUM, "
+            + ("WAL" if wal is None else f"WAL (the slot keeps it from {wal} on)")
+            + ", archived WAL, replicas, backups; other tables with the same data.",
+            "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file."
+            " Its spool goes with each transaction. Spark's checkpoints have offsets, and no rows.",
+        ]
+        kinds = {settings.type for settings in self._config.sinks.values()}
+        sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
+        sentences.append("sinks that aren't in this configuration, and what readers have copied.")
+        topics = TopicAdmin(self._client).partition_counts()
+        others = [
+            topic
+            for topic in sorted(topics)
+            if topic in (control_topic(self._pipeline, MESSAGES), shared_outbox_topic(self._pipeline))
+            or is_outbox_topic(self._pipeline, topic)
+        ]
+        configs = TopicAdmin(self._client).configs(others)
+        for topic in others:
+            retention_ms = int(configs[topic]["retention.ms"])
+            kept = "for ever" if retention_ms < 0 else f"for {retention_ms / 3_600_000:.0f} h"
+            sentences.append(f"topic {topic}: its records have keys of their own. It keeps them {kept}.")
+        return sentences

@@ -1,0 +1,150 @@
+"""Erases a row from every generation of a sink."""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Final
+
+from cdc.model.errors import Fenced, LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Table
+from jobs.generations.asides import Wish, load_asides, load_orders
+from jobs.generations.record import Generation, Phase
+from lockstep.config import Config
+from lockstep.erase.report import Place
+from lockstep.generations import list_of, settings_of_generation
+from sinks.contract import Batch, Leftover, OpenedSink
+from sinks.registry import open_sink
+from sinks.stored_progress import applied_below
+from sinks.wrappers.retrying import Retries, retrying
+
+_LOOK_EVERY_S: Final = 0.5
+_PATIENCE_S: Final = 10.0
+"""How long a server that doesn't answer is asked again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedRow:
+    """The row to be erased. ``tag`` is that of its deletion, "" where no topic has it any more."""
+
+    table: Table
+    key: dict[str, JsonValue]
+    tag: str
+    topic: str
+
+
+class SinkErasing:
+    """Erases from the sinks of a configuration. ``timeout_s`` is how long it waits for one generation at most."""
+
+    def __init__(self, config: Config, row: DeletedRow, *, timeout_s: float, check: Callable[[], None]) -> None:
+        self._config = config
+        self._row = row
+        self._timeout_s = timeout_s
+        self._check = check
+
+    def places(self, sink: str, *, only_look: bool) -> Iterator[Place]:
+        """Every generation of a sink, oldest first. One that can't be asked is a place too."""
+        try:
+            generations = list_of(self._config, sink)
+        except LockstepError as error:
+            yield Place(f"sink {sink}", unasked=error.message)
+            return
+        for generation in generations:
+            if generation.phase is Phase.RETIRED:
+                yield Place(
+                    f"sink {sink}, generation {generation.number}",
+                    unasked=f"it is about to be dropped: `lockstep generations {sink} --drop {generation.number}`"
+                    " drops it for good",
+                )
+                continue
+            yield self._place(sink, generation, only_look=only_look)
+
+    def _place(self, sink: str, generation: Generation, *, only_look: bool) -> Place:
+        name = f"sink {sink}, generation {generation.number}" + (" (live)" if generation.is_live else "")
+        try:
+            settings = settings_of_generation(self._config, sink, generation)
+            opened = retrying(open_sink(sink, settings, generation.number), self._retries())
+            with closing(opened.sink):
+                found = tuple(opened.sink.leftovers(self._row.table, self._row.key))
+                if only_look:
+                    return Place(name, found, found)
+                if generation.phase is not Phase.READY:
+                    unasked = f"it is {generation.phase.value}: run this command again once that has ended"
+                    return Place(name, found, unasked=unasked)
+                left, why = self._erased(sink, generation.number, opened)
+                return Place(name, found, tuple(left), why)
+        except LockstepError as error:
+            if isinstance(error, _Stopped):
+                raise
+            return Place(name, unasked=error.message)
+
+    def _erased(self, sink: str, number: int, opened: OpenedSink) -> tuple[Sequence[Leftover], str | None]:
+        """What is left in a generation, and why."""
+        row = self._row
+        below, why = self._below(sink, number, opened)
+        if row.tag and any(leftover.has_values for leftover in opened.sink.leftovers(row.table, row.key)):
+            # The job may have set the table aside, or have lacked the deletion. Its tag decides, as always.
+            self._delete(opened)
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            left = opened.sink.erase(row.table, row.key, below=below)
+            is_known = all(leftover.until_ms is not None for leftover in left)
+            if is_known or time.monotonic() > deadline or why is not None:
+                break
+            self._wait()
+        if left and why is None:
+            why = f"run the command again later; `lockstep verify {sink}` says whether the sink is right"
+        return left, why
+
+    def _below(self, sink: str, number: int, opened: OpenedSink) -> tuple[str | None, str | None]:
+        """The tag below which this generation has all of the table; and where it lacks the deletion, why."""
+        table = str(self._row.table.name)
+        asides, orders = load_asides(opened.records, number), load_orders(opened.records, number)
+        order = orders.get(self._row.table.name)
+        if self._row.table.name in asides or (order is not None and order.wish is not Wish.APPLY):
+            return None, f"{table} is set aside in it: `lockstep resume {sink} {table}`, then run the command again"
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            progress = opened.generations.load_progress()
+            below = None if progress is None else applied_below(progress)
+            if below is not None and below > self._row.tag:
+                return below, None
+            if time.monotonic() > deadline:
+                return below, (
+                    "it hasn't applied all up to the deletion, or has left out a part of the log: `lockstep lag` says"
+                    f" how far it is. `lockstep rebuild {sink}` builds one that has left out nothing"
+                )
+            self._wait()
+
+    def _delete(self, opened: OpenedSink) -> None:
+        row = self._row
+        event = RowEvent(row.table.name, row.key, row.tag, None, Position(row.topic, 0, 0))
+        batch = Batch([event], overwrite_equal_tags=True)
+        try:
+            opened.sink.apply(replace(batch, fence=opened.sink.fence()))
+        except Fenced:  # a job has begun between the two calls
+            opened.sink.apply(replace(batch, fence=opened.sink.fence()))
+
+    def _wait(self) -> None:
+        self._check()
+        time.sleep(_LOOK_EVERY_S)
+
+    def _retries(self) -> Retries:
+        return Retries(
+            sleep=time.sleep,
+            monotonic=time.monotonic,
+            random=random.random,
+            on_wait=lambda _: self._check(),
+            give_up_after_s=_PATIENCE_S,
+        )
+
+
+class _Stopped(LockstepError):
+    """Somebody has asked to stop."""
+
+
+def stopped() -> LockstepError:
+    """The error for who was asked to stop in the middle."""
+    return _Stopped("stopped before it was done", hint="run the same command again: it goes on")

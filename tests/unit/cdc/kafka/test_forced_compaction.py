@@ -1,0 +1,27 @@
+"""cdc.kafka.forced_compaction: what is remembered of a topic; compaction itself is in tests/live"""
+
+import pytest
+
+from cdc.kafka.control_topics import StoredRecord
+from cdc.kafka.forced_compaction import Pass, TopicRecord
+from cdc.model.errors import LockstepError
+
+REMEMBERED = TopicRecord({"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}),))
+
+
+@pytest.mark.parametrize("remembered", [TopicRecord(), REMEMBERED])
+def test_what_is_remembered_is_read_back(remembered: TopicRecord) -> None:
+    assert TopicRecord.from_record(StoredRecord(remembered.to_bytes(), "it")) == remembered
+
+
+@pytest.mark.parametrize("value", [b"", b"[]", b'{"format":2}', b'{"format":1,"settings":{}}', b'{"format":1}'])
+def test_a_record_of_another_form_is_refused_with_its_place(value: bytes) -> None:
+    with pytest.raises(LockstepError, match="the record at offset 3"):
+        TopicRecord.from_record(StoredRecord(value, "the record at offset 3"))
+
+
+def test_a_record_was_there_at_the_first_compaction_that_got_beyond_it() -> None:
+    remembered = TopicRecord(passes=(Pass(5, {0: 3}), Pass(7, {0: 9, 1: 4}), Pass(9, {0: 12})))
+    assert remembered.compacted_since_ms(0, 2) == 5
+    assert remembered.compacted_since_ms(0, 3) == 7
+    assert remembered.compacted_since_ms(1, 4) is None

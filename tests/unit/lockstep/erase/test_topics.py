@@ -1,0 +1,53 @@
+"""lockstep.erase.topics: what records of a key are, and when a compaction takes something away"""
+
+from dataclasses import replace
+
+from cdc.kafka.forced_compaction import Pass, TopicRecord
+from cdc.kafka.key_records import KeyRecord
+from lockstep.erase.topics import TopicRules, leftovers_of, needs_compaction
+
+RULES = TopicRules(is_compacted=True, delete_retention_ms=1_000, min_compaction_lag_ms=0, retention_ms=-1)
+EVENT = KeyRecord(2, 5, 100, is_tombstone=False)
+TOMBSTONE = KeyRecord(2, 6, 100, is_tombstone=True)
+NOTHING = TopicRecord()
+COMPACTED = TopicRecord(passes=(Pass(500, {2: 6}), Pass(600, {2: 9}), Pass(700, {2: 20})))
+
+
+def test_a_tombstone_stays_for_a_while_after_the_first_compaction_that_came_by_it() -> None:
+    (left,) = leftovers_of([TOMBSTONE], RULES, COMPACTED, now_ms=900)
+    assert (left.has_values, left.until_ms) == (False, 1_600)
+    assert needs_compaction([TOMBSTONE], RULES, COMPACTED, now_ms=900) == set()
+
+
+def test_one_whose_time_is_over_or_that_was_never_compacted_goes_with_a_compaction() -> None:
+    assert needs_compaction([TOMBSTONE], RULES, COMPACTED, now_ms=1_601) == {2}
+    assert needs_compaction([TOMBSTONE], RULES, NOTHING, now_ms=900) == {2}
+    for remembered, now_ms in ((COMPACTED, 1_601), (NOTHING, 900)):
+        assert leftovers_of([TOMBSTONE], RULES, remembered, now_ms=now_ms)[0].until_ms is None
+
+
+def test_an_event_goes_with_a_compaction_unless_it_is_too_young_for_one() -> None:
+    assert needs_compaction([EVENT], RULES, COMPACTED, now_ms=900) == {2}
+    assert leftovers_of([EVENT], RULES, COMPACTED, now_ms=900)[0].until_ms is None
+    lagging = replace(RULES, min_compaction_lag_ms=5_000)
+    assert leftovers_of([EVENT], lagging, COMPACTED, now_ms=900)[0].until_ms == 5_900
+    assert leftovers_of([EVENT], lagging, COMPACTED, now_ms=9_900)[0].until_ms is None
+
+
+def test_a_topic_that_is_not_compacted_keeps_records_for_its_retention() -> None:
+    kept = replace(RULES, is_compacted=False, retention_ms=2_000)
+    assert needs_compaction([EVENT], kept, NOTHING, now_ms=900) == set()
+    (left,) = leftovers_of([EVENT], kept, NOTHING, now_ms=900)
+    assert (left.has_values, left.until_ms) == (True, 2_900)
+    assert leftovers_of([EVENT], replace(kept, retention_ms=-1), NOTHING, now_ms=900)[0].until_ms is None
+
+
+def test_settings_are_read_as_brokers_write_them() -> None:
+    config = {
+        "cleanup.policy": "compact",
+        "delete.retention.ms": "1000",
+        "min.compaction.lag.ms": "0",
+        "retention.ms": "604800000",
+    }
+    assert TopicRules.of(config) == RULES
+    assert TopicRules.of(config | {"cleanup.policy": "compact,delete"}).retention_ms == 604_800_000
