@@ -10,6 +10,7 @@ from lockstep.verify.comparing.table_comparer import TableComparer, ordered
 from lockstep.verify.options import SOURCE, VerifyOptions
 from lockstep.verify.report import TableReport, rows_text
 from lockstep.verify.sides.opening import Sides
+from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.waiting import Waiting
 
 _ASK_AGAIN_S: Final = 10.0
@@ -32,6 +33,7 @@ def repair(
     Asks again and again until everything is equal or ``options.repair_timeout_s`` seconds have passed. Raises Stalled
     when nothing is applied, Unavailable when a server can't be reached, LockstepError when a stop is asked for.
     """
+    assert isinstance(sides.source, SourceSide), "a view's rows aren't published"
     keys = sorted({difference.key for difference in report_before.differences})
     misplaced = [difference for difference in report_before.differences if difference.note]
     deadline = waiting.now_s() + options.repair_timeout_s

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.generations import settings_of
@@ -32,6 +33,7 @@ def verify(
     reached. Raises LockstepError when nothing is applied, or when it is stopped.
     """
     settings = options.settings or settings_of(config, options.sink)
+    _check_view(options, settings)
     names = chosen_tables(options, settings, config.source.keyed_names)
     append_only = [name for name in names if name in config.source.append_only]
     waiting = Waiting(stopping)
@@ -48,6 +50,20 @@ def verify(
     by_name = {table.table: table for report in reports for table in report.tables}
     by_name |= {name: replace(by_name[name], note=BY_TOPIC) for name in append_only if not by_name[name].not_compared}
     return replace(reports[0], against=SOURCE if keyed else TOPIC, tables=tuple(by_name[name] for name in names))
+
+
+def _check_view(options: VerifyOptions, settings: SinkSettings) -> None:
+    """Raises ConfigurationError for what can't be meant of a view."""
+    if settings.view is not None and options.against == TOPIC:
+        raise ConfigurationError(
+            f"{options.sink!r} is a view, and no topic has its rows",
+            hint="compare it with its query on the source, which is the default, or with another generation",
+        )
+    if settings.view is not None and options.repair:
+        raise ConfigurationError(
+            f"{options.sink!r} is a view, whose rows aren't published again one by one",
+            hint=f"`lockstep rebuild {options.sink} --switch` builds it anew from the log",
+        )
 
 
 def _compare(
@@ -75,6 +91,9 @@ def _compare(
                 continue
             may_lack_rows = sides.settings.may_lack_rows(table.name)
             report = replace(comparer.compare(table), left_out=compared.left_out, may_lack_rows=may_lack_rows)
+            if settings.view is not None:
+                reports.append(report)
+                continue
             if options.repair and report.differences and not is_append_only(table):
                 try:
                     report = repair(

@@ -13,6 +13,7 @@ from views.failures import Refusal, Refused
 from views.plan import ViewPlan
 from views.sql.keys import shortest_key
 from views.sql.reader import TopRows, read_view
+from views.sql.statement import statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,7 @@ def _refused_by_postgres(connection: psycopg.Connection[Any], sql: str) -> Refus
     try:
         with connection.transaction():
             connection.execute("set transaction read only")
-            # As views read names. Nobody's functions are called: of those that could be, the reader refuses all.
-            connection.execute("set local search_path = pg_catalog, public")
-            connection.execute(f"explain (verbose false) {sql}".encode())
+            connection.execute(f"explain (verbose false) {statement(sql)}".encode())
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:

@@ -33,11 +33,11 @@ def _names(table: exp.Table) -> Iterator[TableName]:
     schema, name = table.args.get("db"), _text(table.this)
     if schema is not None:
         yield TableName(_text(schema), name)
-    elif not _is_part_of_with(table, name):
+    elif not is_part_of_with(table, name):
         yield TableName("public", name)
 
 
-def _is_part_of_with(table: exp.Table, name: str) -> bool:
+def is_part_of_with(table: exp.Table, name: str) -> bool:
     """Whether the name is that of a part of a ``with`` around it. A part sees those before it alone."""
     below: Tree = table
     above = table.parent

@@ -18,11 +18,17 @@ from lockstep.verify.sides.set_aside import ProgressOfTables, SetAside
 from lockstep.verify.sides.sink import SinkSide
 from lockstep.verify.sides.sink_view import RowComputer, SinkView
 from lockstep.verify.sides.source import SourceSide
+from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.topic import TopicSide
+from lockstep.verify.sides.view import ViewSide
 from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting
+from lockstep.views.configured import plan_of, top_rows
 from sinks.append_only import stored_table
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
+from sinks.view_settings import ViewSettings
+from views.result import result_table
+from views.sql.statement import whole_statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,8 @@ class Sides:
 
     ``settings`` are those that the generation was built with, ``other_settings`` those of the generation that it is
     compared with, else the same. ``applied`` waits for the generation. ``source`` is the side that asks for repairs,
-    and the expected one where the options say so. ``new_topic_side`` gives another reader of the topics.
+    and the expected one where the options say so. ``new_topic_side`` gives another reader of the topics, None for a
+    view, whose rows have no topic.
     """
 
     generation: int
@@ -40,8 +47,8 @@ class Sides:
     sink: SinkSide
     applied: Applied
     expected: Expected
-    source: SourceSide
-    new_topic_side: Callable[[], TopicSide]
+    source: SourceSide | ViewSide
+    new_topic_side: Callable[[], TopicSide] | None
     log_ends: Callable[[], Mapping[TopicPartition, int]]
     tables: tuple[ComparedTable, ...]
     epoch_now: Callable[[], int]
@@ -70,13 +77,15 @@ def open_sides(
     waiting: Waiting,
     say: Callable[[str], None],
 ) -> Iterator[Sides]:
-    """Both sides until the block ends, with these tables of a sink with these settings.
+    """Both sides until the block ends, with these tables of a sink with these settings, or with a view's result.
 
     Raises LockstepError for a generation or a table that isn't there, Unavailable when a server can't be reached.
     """
     client = config.kafka.client()
     cluster = TopicAdmin(client)
     topics = config.topics()
+    if settings.view is not None:
+        names = config.sink_tables(settings)
 
     def epoch_now() -> int:
         state = read_state(client, config.pipeline.name, config.slot)
@@ -107,6 +116,30 @@ def open_sides(
         records = read_schema_records(client, config.pipeline.name)
         shapes = _logged_shapes(newest_shapes(records), names, config.pipeline.name)
         earlier_shapes = histories(records)
+        other: Expected | None = None
+        if others:
+            other = GenerationSide(opened[1].number, others[0], others_applied[0], log_ends)
+        if settings.view is not None:
+            connection = SourceConnection(config.source, epoch=epoch_now(), waiting=waiting)
+            closing.callback(connection.close)
+            of_query, compared = _view_side(connection, settings.view, shapes)
+            if not options.keys:
+                for side in (sink, *others):
+                    side.plan_scans([compared.table])
+            yield Sides(
+                generation,
+                settings,
+                other_settings,
+                sink,
+                applied,
+                other or of_query,
+                of_query,
+                None,
+                log_ends,
+                (compared,),
+                epoch_now,
+            )
+            return
 
         def open_computer() -> RowComputer:
             from jobs.spark.computed_columns import opened_row_computer  # PySpark takes longer than a small comparison
@@ -133,13 +166,13 @@ def open_sides(
 
         expected: Expected
         origins = shapes
-        if options.against == SOURCE:
+        if other is not None:
+            expected = other
+        elif options.against == SOURCE:
             expected = source
             origins = _source_tables(source, names, shapes, view)
-        elif options.against == TOPIC:
-            expected = new_topic_side()
         else:
-            expected = GenerationSide(opened[1].number, others[0], others_applied[0], log_ends)
+            expected = new_topic_side()
         tables = tuple(
             compared_table(
                 stored_table(origins[name]),
@@ -244,6 +277,15 @@ class _Generations:
         opened = open_sink(self._name, settings, generation)
         self._closing.callback(opened.sink.close)
         return opened
+
+
+def _view_side(
+    connection: SourceConnection, view: ViewSettings, shapes: Mapping[TableName, Table]
+) -> tuple[ViewSide, ComparedTable]:
+    """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused."""
+    plan = plan_of(view, shapes)
+    query = whole_statement(plan, view.sql, top_rows(view))
+    return ViewSide(connection, query=query, view=view.name), ComparedTable(result_table(plan, shapes, view.table), ())
 
 
 def _logged_shapes(

@@ -12,29 +12,24 @@ from typing import Any, Final, TypeVar
 
 import orjson
 import psycopg
-from psycopg import sql
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import load_tables, row_filters
-from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.key_types import KeyType, after_key, key_types
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.settings import SourceSettings
-from cdc.postgres.slot import emit_heartbeat
-from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.pgoutput import Field, Fields
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of, key_values, portions
 from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink_view import SinkView
+from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.source_load import Load, next_chunk_rows
 from lockstep.verify.waiting import SyncPoint, Waiting
 from sinks.columns.copy_text import array_literal, plain_text
-
-APPLICATION: Final = "lockstep verify"
 
 KEYS_AT_ONCE: Final = 500
 
@@ -86,10 +81,10 @@ class SourceSide:
         self._names = tuple(names)
         self._publication = publication
         self._epoch = epoch
+        self._opened = SourceConnection(source, epoch=epoch, waiting=waiting)
         self._load = load
         self._waiting = waiting
         self._view = view
-        self._connection: psycopg.Connection[Any] | None = None
         self._origins: dict[TableName, _Origin] = {}
         self._shapes: dict[TableName, Table] = {}
 
@@ -110,8 +105,8 @@ class SourceSide:
         return self._shapes[table.name] if self._view.changes(table.name) else table
 
     def sync_point(self) -> SyncPoint:
-        with self._connected() as connection:
-            return SyncPoint(lsn=emit_heartbeat(connection), epoch=self._epoch)
+        with self._connected():
+            return self._opened.sync_point()
 
     def scan(self, table: Table) -> Iterator[tuple[Key, Fingerprint]]:
         origin = self._origins[table.name]
@@ -171,9 +166,7 @@ class SourceSide:
             return SyncPoint(lsn=Lsn(lsn), epoch=self._epoch)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._opened.close()
 
     def _portion(self, table: Table, keys: Sequence[Key], kept_of: Callable[[Version, Row], _Kept]) -> dict[Key, _Kept]:
         """What is to be kept of each row: all of them together may be large."""
@@ -207,7 +200,7 @@ class SourceSide:
         # Names that no table has, since the filter's columns aren't qualified.
         aliases = [f"lockstep_key_{index}" for index in range(len(table.key))]
         arrays = ", ".join(
-            self._literal([text[index] for text in texts]) + "::text[]" for index in range(len(table.key))
+            self._opened.literal([text[index] for text in texts]) + "::text[]" for index in range(len(table.key))
         )
         matches = [
             f"t.{quote_identifier(name)} {kind.equals} {alias}::{kind.sql}"
@@ -235,29 +228,19 @@ class SourceSide:
             yield key, Version(fingerprint(table, key, row), stamps[key]), row
 
     def _copy(self, query: str) -> Iterator[Fields]:
-        statement = f"copy ({query}) to stdout".encode()
-        with self._connected() as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for line in copy:
-                yield split_row(bytes(line)[:-1])
+        with self._connected():
+            yield from self._opened.copy(query)
 
     def _literals(self, values: Sequence[Field], types: Sequence[KeyType]) -> list[str]:
         texts = [value.decode() for value in values if isinstance(value, bytes)]
-        return [f"{self._literal(text)}::{kind.sql}" for text, kind in zip(texts, types, strict=True)]
-
-    def _literal(self, value: str | list[str]) -> str:
-        return sql.Literal(value).as_string(self._connection)
+        return [f"{self._opened.literal(text)}::{kind.sql}" for text, kind in zip(texts, types, strict=True)]
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """The connection, opened where there is none, with its errors as ours."""
-        self._waiting.check()
-        if self._connection is None or self._connection.closed:
-            self._connection = connect(self._source, application=APPLICATION)
-            self._connection.execute(LOCK_TIMEOUT)
+        """The connection, with its errors as ours."""
         try:
-            yield self._connection
-        except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+            with self._opened.opened() as connection:
+                yield connection
         except (psycopg.errors.UndefinedColumn, psycopg.errors.UndefinedTable) as error:
             raise LockstepError(
                 "a table has got another shape while it was compared", hint="run `lockstep verify` again"

@@ -1,0 +1,37 @@
+"""A view's query as PostgreSQL can run it."""
+
+import pytest
+
+from tests.view_queries import TABLES
+from views.sql.reader import TopRows, read_view
+from views.sql.statement import statement, whole_statement
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select id from a", 'select id from "public".a'),
+        ("select id from a ; -- the end;", 'select id from "public".a'),
+        ("select id from a -- no end", 'select id from "public".a'),
+        ("select a.id from a join s.b on a.id = b.id", 'select a.id from "public".a join s.b on a.id = b.id'),
+        ('select x.id from "Odd ""name" x', 'select x.id from "public"."Odd ""name" x'),
+        ("with a as (select id from a) select id from a", 'with a as (select id from "public".a) select id from a'),
+        ("select 'from a' as t from (select id from a) q", "select 'from a' as t from (select id from \"public\".a) q"),
+        ("select 1 from a union select id from b", 'select 1 from "public".a union select id from "public".b'),
+        ("select é.id from a é", 'select é.id from "public".a é'),
+    ],
+)  # fmt: skip
+def test_a_table_without_a_schema_gets_public_and_what_follows_the_query_is_left_out(sql: str, expected: str) -> None:
+    assert statement(sql) == expected
+
+
+def test_top_is_a_rank_in_the_order_that_a_view_has() -> None:
+    sql, top = "select id, t from a where t is not null", TopRows(("t",), "id desc", 3)
+    plan = read_view(sql, TABLES, key=("t", "id"), top=top)
+    ranked = (
+        'select q.*, row_number() over (partition by "t" order by id desc, "t" collate "C", "id")'
+        ' as lockstep_rank from (select id, t from "public".a where t is not null\n) as q'
+    )
+    whole = f'select "id", "t" from ({ranked}) as ranked where lockstep_rank <= 3'
+    assert whole_statement(plan, sql, top) == whole
+    assert whole_statement(plan, sql, None) == 'select id, t from "public".a where t is not null'
