@@ -19,7 +19,7 @@ def shortest_key(sql: str, tables: Mapping[TableName, Table]) -> tuple[str, ...]
 
     None where there is no such key of at most five columns, or the query can't be read.
     """
-    reader = QueryReader(tables)
+    reader = QueryReader(tables, {})
     try:
         relation = reader.read(sqlglot.parse_one(sql, dialect="postgres"))
     except (SqlglotError, Refuse):
