@@ -133,7 +133,8 @@ def test_the_state_is_about_as_large_as_estimated(rows: Rows, tmp_path: Path) ->
         estimated = estimate(plan, statistics(rows))
         assert estimated.kept_rows == pytest.approx(state.size().entries, rel=0.25)
         used = state.size().bytes
-        assert 0.5 < estimated.kept_bytes / used < 2, sql
+        # The file has free pages as well: what was pending in each step, and was written and forgotten again.
+        assert 1 / 3 < estimated.kept_bytes / used < 2, sql
         state.close()
 
 
