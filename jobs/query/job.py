@@ -440,7 +440,7 @@ class SinkJob:
         start = load_start_position(opened.records, plan.generation)
         checkpoint = self._checkpoint(start)
         committed = checkpoint.committed()
-        if (start.topics is not None or self._asides_by_topic()) and start.topics != frozenset(log.topics):
+        if _reads_others(start, committed, log, has_asides=bool(self._asides)):
             if committed is not None:  # what it lacks must not pass for what was left out on purpose
                 known = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
                 check_destination(known, committed)
@@ -646,6 +646,13 @@ class SinkJob:
 def _offsets_of(progress: Progress, log: LogFacts) -> Offsets:
     """Where each of these partitions is read on, as far as the destination knows."""
     return {at: progress.next_offsets.get(at, 0) for at in log.partitions}
+
+
+def _reads_others(start: StartPosition, committed: Offsets | None, log: LogFacts, *, has_asides: bool) -> bool:
+    """Whether other topics are to be read than by the query before: tables joined, left, or were set aside."""
+    if start.topics is not None or has_asides:
+        return start.topics != frozenset(log.topics)
+    return committed is not None and {topic for topic, _ in committed} != set(log.topics)
 
 
 def _of_topic(progress: Progress, topic: str) -> Progress:

@@ -52,7 +52,6 @@ def check_resume(
         _check_topics(point, point.progress, topics)
         _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
     if point.committed is not None:
-        _check_subscription(point, point.committed, topics)
         check_destination(point, point.committed)
 
 
@@ -151,18 +150,6 @@ def check_deletes_are_there(
                 hint=_rebuild(sink, "rows that were deleted in between would stay")
                 + "; where reading takes that long, first set delete.retention.ms of the topic to more",
             )
-
-
-def _check_subscription(point: ResumePoint, committed: Offsets, topics: Mapping[str, TopicFacts]) -> None:
-    read, wanted_topics = {topic for topic, _ in committed}, set(topics)
-    if read == wanted_topics:
-        return
-    changes = [f"{topic} is new" for topic in sorted(wanted_topics - read)]
-    changes += [f"{topic} is no longer read" for topic in sorted(read - wanted_topics)]
-    raise PositionMismatch(
-        f"the checkpoint of sink {point.sink!r} is for other topics: {', '.join(changes)}",
-        hint=_rewind(point),
-    )
 
 
 def check_destination(point: ResumePoint, committed: Offsets) -> None:

@@ -66,8 +66,10 @@ class Pipeline:
             "spark": spark_settings(self.directory),
         }
 
-    def job(self, spark: SparkSession) -> Job:
-        return Job(spark, partial(run_sinks, **self._arguments()))
+    def job(self, spark: SparkSession, *tables: Table) -> Job:
+        """Where ``tables`` are named, no others are captured."""
+        captured = [table.name for table in tables] or self.log.table_names
+        return Job(spark, partial(run_sinks, **self._arguments() | {"tables": captured}))
 
     def process(self) -> JobProcess:
         return JobProcess(**self._arguments(), once=False)
@@ -186,6 +188,31 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
         pipeline.wait_watermark(newest)
         assert job.stop() == 0
     assert pipeline.progress().left_at_ms == {}
+
+
+def test_a_table_more_or_less_is_taken_up_by_a_sink_that_names_none(pipeline: Pipeline, spark: SparkSession) -> None:
+    with pipeline.job(spark, ORDERS) as job:
+        first = pipeline.both(1, "first")
+        pipeline.wait_rows(ORDERS, {1: "first"})
+        pipeline.wait_watermark(first)
+        assert job.stop() == 0
+    pipeline.write(Put(ITEMS, {"id": 2, "note": "before it joined"}))
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first", 2: "before it joined"})
+        second = pipeline.both(3, "second")
+        pipeline.wait_watermark(second)
+        assert pipeline.rows(ORDERS) == {1: "first", 3: "second"}
+        assert job.stop() == 0
+    with pipeline.job(spark, ITEMS) as job:  # what leaves keeps its rows
+        third = pipeline.both(4, "third")
+        pipeline.wait_watermark(third)
+        assert pipeline.rows(ORDERS) == {1: "first", 3: "second"}
+        assert job.stop() == 0
+    pipeline.write(Delete(ORDERS, {"id": 1}))
+    with pipeline.job(spark) as job:  # and goes on from where it was
+        pipeline.wait_rows(ORDERS, {3: "second", 4: "third"})
+        assert pipeline.rows(ITEMS) == {1: "first", 2: "before it joined", 3: "second", 4: "third"}
+        assert job.stop() == 0
 
 
 def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline, spark: SparkSession) -> None:

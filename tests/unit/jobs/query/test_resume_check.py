@@ -111,13 +111,6 @@ def test_an_empty_destination_with_a_checkpoint_has_lost_data() -> None:
         check(None, STORED)
 
 
-def test_a_checkpoint_for_other_topics_is_refused() -> None:
-    with pytest.raises(
-        PositionMismatch, match=r"other topics: shop.public.items is new, shop.public.orders is no longer"
-    ):
-        check(progress(), STORED, topics={"shop.public.items": FACTS})
-
-
 def test_what_comes_after_a_gap_counts_as_there() -> None:
     check(replace(progress(), skipped={(TOPIC, 0): 40}), {(TOPIC, 0): 40, (TOPIC, 1): 20})
 
