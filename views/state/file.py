@@ -54,7 +54,6 @@ class FileState:
                 str(directory / FILE_NAME),
                 subdir=False,
                 map_size=map_bytes,
-                metasync=False,
                 mode=0o600,
                 readahead=False,
                 max_spare_txns=1,
