@@ -40,8 +40,9 @@ class Pipeline:
 
     def topics(self) -> Mapping[TableName, str]:
         """Captured table -> its topic. Raises ConfigurationError for a name that is too long for Kafka."""
-        if self._topics is None:
-            topics = MappingProxyType({table: table_topic(self.name, table) for table in self.source.table_names})
+        topics = self._topics
+        if topics is None:
+            topics = {table: table_topic(self.name, table) for table in self.source.table_names}
             object.__setattr__(self, "_topics", topics)  # which depends on nothing that changes
-            return topics
-        return self._topics
+        # Kept without it: a pipeline goes to copy workers, which are other processes.
+        return MappingProxyType(topics)

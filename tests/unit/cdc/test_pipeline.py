@@ -1,5 +1,6 @@
 """cdc.pipeline: what one capture is, asked for again and again where there are thousands of tables."""
 
+import pickle
 from typing import Any
 
 import pytest
@@ -39,6 +40,12 @@ def test_each_topic_is_named_once_however_often_they_are_asked_for(monkeypatch: 
     pipeline = _pipeline("many.*").capturing(_FOUND)
     assert all(pipeline.topics()[name] == f"shop.many.{name.name}" for name in _FOUND)
     assert counted.calls == len(_FOUND)
+
+
+def test_a_pipeline_goes_to_another_process_also_after_its_topics_were_asked_for() -> None:
+    pipeline = _pipeline("many.*").capturing(_FOUND)
+    topics = pipeline.topics()
+    assert pickle.loads(pickle.dumps(pipeline)).topics() == topics
 
 
 def test_another_pipeline_has_its_own_topics() -> None:
