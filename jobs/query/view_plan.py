@@ -20,6 +20,10 @@ class PlannedView:
 
 def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> PlannedView:
     """The plan over tables of these shapes. Raises Refused where the query can't be kept."""
-    top = None if settings.top is None else TopRows(settings.top.per, settings.top.order, settings.top.n)
-    plan = read_view(settings.sql, tables, key=settings.key, top=top)
+    plan = read_view(settings.sql, tables, key=settings.key, top=top_rows(settings))
     return PlannedView(plan, result_table(plan, tables, settings.table))
+
+
+def top_rows(settings: ViewSettings) -> TopRows | None:
+    """Its setting ``top``, as the reader of queries has it."""
+    return None if settings.top is None else TopRows(settings.top.per, settings.top.order, settings.top.n)

@@ -9,6 +9,7 @@ from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import list_generations
+from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
@@ -22,6 +23,7 @@ from sinks.registry import (
     setting_problems,
     with_definition,
 )
+from views.failures import Refused
 
 _JOB_STOPS: Final = "its job would stop there"
 _RIGHT_TO_TRY: Final = (
@@ -47,8 +49,13 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
     used = settings if built is None else with_definition(settings, built.definition)
     tables = _of_sink(config, settings, shapes) if shapes else []
+    if tables and settings.view is not None:
+        try:
+            tables = [planned_view(settings.view, shapes).table]
+        except Refused as refused:
+            return findings + _refusals(name, refused, why=_JOB_STOPS if built is None else _rebuild_stops(name))
     if tables and definition(used) != definition(settings):
-        findings += _setting_findings(name, settings, tables, sql, why=f"`lockstep rebuild {name}` would stop there")
+        findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
     elif tables and built is None:
         findings += _setting_findings(name, settings, tables, sql, why=_JOB_STOPS)
     if tables and built is not None:
@@ -59,6 +66,18 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
             for problem in problems_at_work(used, tables)
         ]
     return findings
+
+
+def _rebuild_stops(name: str) -> str:
+    return f"`lockstep rebuild {name}` would stop there"
+
+
+def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
+    """Why a view's query can't be kept, each reason by itself."""
+    return [
+        error(f"view {name}", f"{refusal.clause}: {refusal.reason}", why, refusal.remedy)
+        for refusal in refused.refusals
+    ]
 
 
 def source_shapes(config: Config) -> dict[TableName, Table]:
@@ -111,7 +130,9 @@ def append_only_findings(config: Config) -> list[Finding]:
     findings = []
     for table in config.source.append_only_names if config.sinks else ():
         having = [name for name, settings in config.sinks.items() if table in config.sink_tables(settings)]
-        others = {name: settings for name, settings in config.sinks.items() if name not in having}
+        others = {
+            name: settings for name, settings in config.sinks.items() if name not in having and settings.view is None
+        }
         could = [name for name, settings in others.items() if settings.TAKES_APPEND_ONLY]
         can_not = [name for name in others if name not in could]
         sentences = [f"its events go to {', '.join(having)}" if having else "no sink gets its events"]

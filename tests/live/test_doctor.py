@@ -250,6 +250,27 @@ def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_
         opened.sink.close()
 
 
+def test_a_view_that_can_not_be_kept_is_told_of_with_every_reason(case: Case, endpoints: Endpoints) -> None:
+    view = """
+[sinks.cache]
+type = "redis"
+url = "{url}"
+apply = false
+[views.newest]
+sink = "cache"
+key = ["id"]
+sql = "select id, lower(v) as v, now() as t from t"
+[views.kept]
+sink = "cache"
+key = ["id"]
+sql = "select id, v from t"
+"""
+    case.path.write_text(case.path.read_text() + view.format(url=endpoints.redis_url))
+    found = [finding for finding in examine(load(case.path)) if finding.severity is Severity.ERROR]
+    assert {finding.subject for finding in found} == {"view newest"}
+    assert sorted(finding.what.partition(":")[0] for finding in found) == ["CURRENT_TIMESTAMP", "LOWER(v)"]
+
+
 def test_an_index_that_a_sink_which_is_there_cannot_have_is_a_warning(case: Case, endpoints: Endpoints) -> None:
     text = case.path.read_text()
     sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'

@@ -17,6 +17,7 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from jobs.generations.record import Record, save_record
+from jobs.query.view_plan import planned_view
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import open_source
@@ -26,7 +27,6 @@ from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.view import ViewSide
 from lockstep.verify.verify import verify
 from lockstep.verify.waiting import Waiting
-from lockstep.views.configured import plan_of
 from sinks.contract import Batch, OpenedSink, Progress
 from sinks.registry import definition, open_sink
 from stack.stack import Endpoints
@@ -72,7 +72,7 @@ class Kept:
         self.settings = config.sinks[name]
         assert self.settings.view is not None
         shapes = read_tables(pipeline.client, pipeline.name)
-        plan = plan_of(self.settings.view, shapes)
+        plan = planned_view(self.settings.view, shapes).plan
         self.table: Table = result_table(plan, shapes, self.settings.view.table)
         self.opened: OpenedSink = open_sink(name, self.settings, 1)
         self.opened.sink.prepare([self.table])

@@ -9,6 +9,7 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
+from jobs.query.view_plan import planned_view, top_rows
 from lockstep.config import Config
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
 from lockstep.verify.sides.compared_columns import ComparedTable, compared_table, has_all_columns
@@ -22,12 +23,10 @@ from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.sides.view import ViewSide
 from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting
-from lockstep.views.configured import plan_of, top_rows
 from sinks.append_only import stored_table
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.view_settings import ViewSettings
-from views.result import result_table
 from views.sql.statement import whole_statement
 
 
@@ -283,9 +282,9 @@ def _view_side(
     connection: SourceConnection, view: ViewSettings, shapes: Mapping[TableName, Table]
 ) -> tuple[ViewSide, ComparedTable]:
     """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused."""
-    plan = plan_of(view, shapes)
-    query = whole_statement(plan, view.sql, top_rows(view))
-    return ViewSide(connection, query=query, view=view.name), ComparedTable(result_table(plan, shapes, view.table), ())
+    planned = planned_view(view, shapes)
+    query = whole_statement(planned.plan, view.sql, top_rows(view))
+    return ViewSide(connection, query=query, view=view.name), ComparedTable(planned.table, ())
 
 
 def _logged_shapes(
