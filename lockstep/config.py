@@ -285,7 +285,7 @@ def read(path: Path) -> Config:
         config = Config.model_validate(expanded)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-        problems += [_problem(details, views) for details in found]
+        problems += dict.fromkeys(_problem(details, views) for details in found)
     if problems or config is None:
         raise ConfigurationError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
@@ -413,13 +413,16 @@ _SINK_TYPES: Final = ", ".join(
 )
 
 
-def _problem(details: Any, views: Collection[str]) -> str:
+def _problem(details: Any, views: Mapping[str, Any]) -> str:
     location, kind = list(details["loc"]), details["type"]
     if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
     if location[:1] == ["sinks"] and len(location) > 1 and location[1] in views:
         location[0] = "views"
         location[2:3] = [part for part in location[2:3] if part != "view"]
+        own = views[location[1]]
+        if location[2:] and isinstance(own, dict) and location[2] not in (*own, "tables"):
+            location[:2] = ["sinks", str(own.get("sink"))]  # whose setting the view has taken over
     message = details["msg"].removeprefix("Value error, ")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         location.append("type")

@@ -124,6 +124,12 @@ def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, p
     assert problem in told[0]
 
 
+@pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
+def test_what_a_view_has_taken_over_is_told_of_once_and_where_it_stands(tmp_path: Path, lends_only: str) -> None:
+    text = VALID.replace('tables = ["public.orders"]\nprefix', f'{lends_only}adress = "x"\nprefix')
+    assert problems(tmp_path, text) == ["sinks.cache.adress: unknown setting: check its spelling and its section"]
+
+
 def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:
     text = VALID.replace('key = ["person"]\n', "").replace("redis://cache:6379/3", "http://cache")
     told = problems(tmp_path, text)
