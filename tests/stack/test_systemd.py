@@ -87,7 +87,7 @@ def test_every_directory_that_is_written_to_is_named_where_etc_is_read_only(text
         for name in model.model_fields
         if name.endswith("directory")
     ]
-    assert len(named) == 4
+    assert len(named) == 5
     for section, name in named:
         if text in UNITS:
             assert service(text)["ProtectSystem"] == "full"
