@@ -43,6 +43,7 @@ _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
 _POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
+_DELIVERED, _RUN = b"\x00delivered", b"\x00run"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
 _GONE: Final = b"-"
 """Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
@@ -249,6 +250,22 @@ class View:
 
         return self._state.read(look)
 
+    def delivered(self) -> Mapping[TopicPartition, int]:
+        """The next offset of each partition as of the newest output that was acknowledged; empty before the first.
+
+        The state has forgotten that output. So a sink that doesn't know of these offsets has lost rows that only a new
+        state can give it.
+        """
+        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_DELIVERED) or b"[]")))
+
+    def is_of(self, run: str) -> bool:
+        """Whether this run of a job has made or adopted the state: it knows what became of the output."""
+        return self._state.read(lambda state: state.get(_RUN) == run.encode())
+
+    def adopt(self, run: str) -> None:
+        """The state belongs to this run of a job from now on."""
+        self._state.update(lambda state: state.put(_RUN, run.encode()))
+
     def _step(
         self, state: Step, events: Sequence[RowEvent], epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
     ) -> Counters:
@@ -345,6 +362,8 @@ class View:
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
             state.delete(_IS_WHOLE)
+            if output.changes:
+                state.put(_DELIVERED, orjson.dumps(_triples(position.offsets)))
             for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
                 state.delete(key)
                 if key in aside:
@@ -385,8 +404,8 @@ def _position(state: Reading) -> ViewPosition:
     if stored is None:
         return ViewPosition(is_building=state.get(_IS_BUILDING) is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
-    offsets = {(topic, partition): offset for topic, partition, offset in parsed["offsets"]}
-    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, Counters(**parsed["counters"]), seq=parsed["seq"])
+    offsets, counters = _offsets(parsed["offsets"]), Counters(**parsed["counters"])
+    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"])
 
 
 def _keep_position(state: Step, position: ViewPosition) -> None:
@@ -394,7 +413,15 @@ def _keep_position(state: Step, position: ViewPosition) -> None:
         "epoch": position.epoch,
         "lsn": position.lsn,
         "seq": position.seq,
-        "offsets": [(topic, partition, offset) for (topic, partition), offset in position.offsets.items()],
+        "offsets": _triples(position.offsets),
         "counters": asdict(position.counters),
     }
     state.put(_POSITION, orjson.dumps(stored))
+
+
+def _triples(offsets: Mapping[TopicPartition, int]) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+
+
+def _offsets(triples: Sequence[tuple[str, int, int]]) -> dict[TopicPartition, int]:
+    return {(topic, partition): offset for topic, partition, offset in triples}

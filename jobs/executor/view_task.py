@@ -106,7 +106,7 @@ def _follow(task: Task, result: Result, line: DriverLine | None) -> None:
     while True:
         with _opened_state(task, task.view) as state:
             view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
-            is_to_be_built = is_to_be_built or not _is_usable(view.position(), task.view.reached)
+            is_to_be_built = is_to_be_built or not _is_usable(view, task.run, task.view.reached)
             try:
                 _Run(task, task.view, view, result, line, builds=is_to_be_built).follow()
                 return
@@ -130,11 +130,18 @@ def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
         yield state
 
 
-def _is_usable(position: ViewPosition, reached: Offsets) -> bool:
-    """Whether a view can go on from here: its state is whole, and no earlier one than the sink knows."""
+def _is_usable(view: View, run: str, reached: Offsets) -> bool:
+    """Whether a view can go on from here: its state is whole, and fits what the sink was told of.
+
+    A state that is behind the sink is an earlier one. A state that has forgotten output which the sink wasn't told of
+    may be ahead of a sink that was put back. So may one whose job was killed before the sink was told.
+    """
+    position = view.position()
     if position.is_building or not position.lsn:
         return False
-    return all(position.offsets.get(at, 0) >= offset for at, offset in reached.items())
+    if any(position.offsets.get(at, 0) < offset for at, offset in reached.items()):
+        return False
+    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.delivered().items())
 
 
 class _Run:
@@ -166,6 +173,8 @@ class _Run:
     def follow(self) -> None:
         """Until the batch has to end. Raises _TooMuch and _IsOver."""
         if not self._builds:
+            if not self._view.is_of(self._task.run):
+                self._view.adopt(self._task.run)
             self._result.next_offsets = self._of_tables(self._position.offsets)
             self._deliver()  # what a batch that was killed has left
             self._follow()
@@ -290,6 +299,7 @@ class _Run:
                 raise _IsOver
         seq = self._seq_of_new_state(cut)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq)
+        self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
 

@@ -6,11 +6,15 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 
+from jobs.offsets import Offsets
 from stack.stack import Endpoints
 from tests.databases import Database
 from tests.view_jobs import ViewPipeline, traffic
 from tests.view_task_process import ENDED, KILLED, run_batch
+from views.state.file import FileState
+from views.view import View, identity
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -90,3 +94,43 @@ def test_a_state_from_before_what_the_sink_has_is_built_anew(pipeline: ViewPipel
     (tmp_path / "earlier").rename(tmp_path / "state")
     assert run_batch(pipeline.task(settings, reached=reached | ends)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+
+
+def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(pipeline: ViewPipeline) -> None:
+    """The state has forgotten what it has delivered, and nothing of it changes any more."""
+    settings = pipeline.settings("redis")
+    lsn = traffic(pipeline, 20)
+    assert run_batch(pipeline.task(settings)) == ENDED
+    with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
+        store.delete(*store.scan_iter(f"{pipeline.sink}:*"))
+    assert run_batch(pipeline.task(settings)) == ENDED
+    assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_another_run_goes_on_with_a_state_whose_output_the_sink_was_told_of(
+    pipeline: ViewPipeline, is_told: bool
+) -> None:
+    settings = pipeline.settings("redis")
+    first = traffic(pipeline, 20)
+    assert run_batch(pipeline.task(settings)) == ENDED
+    told, _ = _delivered_and_steps(pipeline)
+    traffic(pipeline, 5, seed=2)
+    assert run_batch(pipeline.task(settings, reached=told)) == ENDED
+    newest, steps = _delivered_and_steps(pipeline)
+    assert newest != told
+    lsn = traffic(pipeline, 1, seed=3)
+    assert run_batch(pipeline.task(settings, reached=newest if is_told else told)) == ENDED
+    assert pipeline.rows(settings) == pipeline.states[lsn] != pipeline.states[first]
+    _, steps_then = _delivered_and_steps(pipeline)
+    assert (steps_then > steps) is is_told  # else they are counted from a new building on
+
+
+def _delivered_and_steps(pipeline: ViewPipeline) -> tuple[Offsets, int]:
+    shapes = {table.name: table for table in pipeline.tables}
+    state = FileState(pipeline.directory / "state", identity=identity(pipeline.plan, shapes))
+    try:
+        view = View(pipeline.plan, shapes, state)
+        return dict(view.delivered()), view.position().counters.steps
+    finally:
+        state.close()
