@@ -25,7 +25,7 @@ from lockstep.verify.canonical import Key, key_of_text
 from lockstep.verify.explain import rejection_reasons
 from lockstep.verify.sides.compared_columns import compared_table
 from lockstep.verify.sides.sink import SinkSide
-from lockstep.verify.sides.sink_view import RowComputer, SinkView
+from lockstep.verify.sides.sink_view import SinkView, no_computer
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.topic import AFTER_EVERY_END
 from lockstep.verify.source_load import Load
@@ -65,7 +65,7 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
         raise LockstepError("the table isn't in the log yet", hint="start `lockstep capture`")
     waiting = Waiting(lambda: False)
     with ExitStack() as closing:
-        source = _source(config, name, waiting, SinkView(Projection(), _no_computer), closing)
+        source = _source(config, name, waiting, SinkView(Projection(), no_computer), closing)
         origin = source.tables().get(name)
         if origin is None:
             raise LockstepError("the table isn't in the source any more", hint="`lockstep doctor` says what to do")
@@ -145,10 +145,6 @@ def _state(has_row: bool, newest: KeyEvent | None, one: Held) -> str:
     return "unknown" if one.is_equal is None else "differs"
 
 
-def _no_computer() -> RowComputer:
-    raise AssertionError("nothing is evaluated here")
-
-
 def _source(config: Config, name: TableName, waiting: Waiting, view: SinkView, closing: ExitStack) -> SourceSide:
     source = SourceSide(
         config.source,
@@ -210,7 +206,7 @@ def _held(
     closing: ExitStack,
 ) -> list[Held]:
     """What every generation of a sink holds."""
-    view = SinkView(projection_of(settings), _no_computer)
+    view = SinkView(projection_of(settings), no_computer)
     table = compared_table(origin, logged, view, ours=settings, theirs=settings, against="source").table
     found: list[Held] = []
     try:

@@ -15,7 +15,7 @@ from cdc.protocol.copy_text import split_row
 from cdc.protocol.envelope import TableEncoder
 from lockstep.config import Config
 from lockstep.verify.canonical import Key, key_of_text, key_values
-from lockstep.verify.sides.sink_view import RowComputer, SinkView
+from lockstep.verify.sides.sink_view import SinkView, no_computer
 from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.source_load import Load
 from lockstep.verify.waiting import Waiting
@@ -35,7 +35,7 @@ def deleted_at_source(config: Config, name: TableName, text: str, waiting: Waiti
         epoch=0,
         load=Load(pause_ratio=0),
         waiting=waiting,
-        view=SinkView(Projection(), _no_computer),
+        view=SinkView(Projection(), no_computer),
         with_filters=False,
     )
     with closing(side):
@@ -80,7 +80,3 @@ def _as_published(config: Config, table: Table, key: Key) -> Key:
                 f"that is no key of {table.name}", hint="write it as events have it: `lockstep tail` shows them"
             ) from None
     return bytes(encoder.key(split_row(b"".join(lines)[:-1])))
-
-
-def _no_computer() -> RowComputer:
-    raise AssertionError("nothing is evaluated here")

@@ -25,6 +25,11 @@ class RowComputer(Protocol):
         ...
 
 
+def no_computer() -> RowComputer:
+    """For a view of a sink of which no expression is evaluated."""
+    raise AssertionError("nothing is evaluated here")
+
+
 class SinkView:
     """Brings rows into what the sink is to have. ``open_computer`` is asked once, when the first row needs it.
 
