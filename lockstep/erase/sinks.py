@@ -35,6 +35,13 @@ class DeletedRow:
     topic: str
 
 
+_IN_A_VIEW: Final = (
+    "a view's rows and its state have no key of this table. The view takes the row out of its result, and its sink may"
+    " keep a mark with values. `lockstep rebuild {sink} --switch`, then `lockstep generations {sink} --drop` of the"
+    " older one leave nothing"
+)
+
+
 class SinkErasing:
     """Erases from the sinks of a configuration. ``timeout_s`` is how long it waits for one generation at most."""
 
@@ -46,6 +53,11 @@ class SinkErasing:
 
     def places(self, sink: str, *, only_look: bool) -> Iterator[Place]:
         """Every generation of a sink, oldest first. One that can't be asked is a place too."""
+        settings = self._config.sinks[sink]
+        if settings.view is not None:
+            if self._row.table.name in self._config.sink_tables(settings):
+                yield Place(f"view {sink}", unasked=_IN_A_VIEW.format(sink=sink))
+            return
         try:
             generations = list_of(self._config, sink)
         except LockstepError as error:
