@@ -189,6 +189,14 @@ class Config(Settings):
         topics = self.topics()
         return [topics[table] for table in tables]
 
+    def sinks_of(self, table: TableName) -> dict[str, SinkSettings]:
+        """The sinks that get this table's rows. A view that reads it has rows of its own."""
+        return {
+            name: settings
+            for name, settings in self.sinks.items()
+            if settings.view is None and table in self.sink_tables(settings)
+        }
+
     def sink_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
         """The tables of a sink with these settings."""
         return tuple(map(TableName.parse, settings.tables)) or self.source.keyed_names

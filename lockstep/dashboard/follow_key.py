@@ -75,8 +75,7 @@ def follow_key(config: Config, name: TableName, text: str) -> FollowedKey:
         events = _events(config, name, key)
         held = [
             one
-            for sink, settings in config.sinks.items()
-            if name in config.sink_tables(settings)
+            for sink, settings in config.sinks_of(name).items()
             for one in _held(config, sink, settings, origin, logged, key, waiting, closing)
         ]
     row = None if found is None else found[1]

@@ -107,7 +107,7 @@ class Questions:
     def sinks_of(self, table: TableName) -> list[str]:
         """The sinks that have a captured table. Raises ConfigurationError where none has."""
         config = self._tables.config()
-        having = [name for name, settings in config.sinks.items() if table in config.sink_tables(settings)]
+        having = list(config.sinks_of(table))
         if not having:
             raise ConfigurationError("no sink has this table")
         return having

@@ -129,7 +129,7 @@ def append_only_findings(config: Config) -> list[Finding]:
     """Which sinks get the tables without a key: nothing that is captured is missing anywhere without a word."""
     findings = []
     for table in config.source.append_only_names if config.sinks else ():
-        having = [name for name, settings in config.sinks.items() if table in config.sink_tables(settings)]
+        having = list(config.sinks_of(table))
         others = {
             name: settings for name, settings in config.sinks.items() if name not in having and settings.view is None
         }

@@ -74,6 +74,11 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
 
 def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
     """Raises ConfigurationError for settings that a generation can't get in place. Pure."""
+    if settings.view is not None:
+        raise ConfigurationError(
+            "the rows of a view aren't in the log, so they can't be written again from it",
+            hint="build a generation beside: lockstep rebuild, without --in-place",
+        )
     now, built_definition = definition(settings), definition(built_with)
     problems = [
         f"{name}: rows would be stored in another place or form, beside those that are there"

@@ -77,6 +77,12 @@ def test_a_view_has_settings_of_its_kind_of_sink(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_a_view_is_none_of_the_sinks_that_get_a_tables_rows(tmp_path: Path) -> None:
+    config = read(written(tmp_path))
+    assert list(config.sinks_of(TableName("public", "orders"))) == ["cache"]
+    assert list(config.sinks_of(TableName("crm", "people"))) == []
+
+
 def test_a_sink_may_only_lend_its_address(tmp_path: Path) -> None:
     config = read(written(tmp_path, VALID.replace("prefix", "apply = false\nprefix")))
     assert list(config.sinks) == ["totals"]

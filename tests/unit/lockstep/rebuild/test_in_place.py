@@ -50,3 +50,11 @@ def test_rows_that_are_too_many_are_removed_but_for_those_that_a_retention_took_
     assert [(delete.table, delete.key, delete.row, delete.tag) for delete in deletes] == [
         (ORDERS, {"id": 1}, None, "0" * 27 + "7")
     ]
+
+
+def test_a_view_is_not_written_again_in_place() -> None:
+    adapter: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
+    view = {"name": "open", "sql": "select id from orders", "key": ["id"]}
+    settings = adapter.validate_python({"type": "redis", "url": "redis://cache", "view": view})
+    with pytest.raises(ConfigurationError, match="rows of a view"):
+        check_in_place(settings, settings)
