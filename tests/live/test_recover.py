@@ -301,7 +301,9 @@ def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
     before = _state(captured)
     captured.start()
     terminal, theirs = pty.openpty()
-    command = [sys.executable, "-m", "lockstep", "recover", "--config", str(captured.path)]
+    # As at a terminal: what a shell runs in the background ignores the signal, and so would all that the tests start.
+    heeding = ["env", "--default-signal=INT"]
+    command = [*heeding, sys.executable, "-m", "lockstep", "recover", "--config", str(captured.path)]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         told = b""
