@@ -26,6 +26,9 @@ from sinks.registry import SinkSettings
 _LONG_LOG: Final = 1_000_000
 """From so many offsets on, a compiler that takes its time is worth it; a shorter log is read before it is done."""
 
+_LOCK_WAIT_S: Final = 5
+"""The server learns only after a rebuild has ended, or was killed, that its connection is closed."""
+
 
 def rebuild(
     config: Config,
@@ -79,12 +82,14 @@ def _only_rebuild(config: Config, name: str) -> Iterator[None]:
     lock = f"lockstep rebuild {config.pipeline.name} {name}"
     try:
         with connect(config.source, application="lockstep rebuild") as connection:
-            row = connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (lock,)).fetchone()
-            if row is None or not row[0]:
+            connection.execute("select set_config('lock_timeout', %s, false)", (f"{_LOCK_WAIT_S}s",))
+            try:
+                connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
+            except psycopg.errors.LockNotAvailable as error:
                 raise LockstepError(
                     f"sink {name!r} is being rebuilt already",
                     hint="wait for the other `lockstep rebuild`, or stop it: this one then goes on where it was",
-                )
+                ) from error
             yield
     except psycopg.OperationalError as error:
         raise connection_error(error) from error

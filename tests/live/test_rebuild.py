@@ -6,17 +6,19 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
 from cdc.model.event import Position, RowEvent
 from cdc.model.lsn import format_lsn, parse_lsn
+from cdc.postgres.connection import connect
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations.record import list_generations
 from jobs.query.start_position import StartPosition, load_start_position
@@ -201,11 +203,22 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
     assert _generations(config, sink)[-1] == (live + 1, False, "building")
-    goes_on = pipeline.rebuild(pipeline.spark, sink, path=path)
+    with _lock_of_a_rebuild(config, sink) as holder:  # the server learns late that whoever held it has gone
+        goes_on = pipeline.rebuild(pipeline.spark, sink, path=path)
+        waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        wait_until(lambda: holder.execute(waiting).fetchone()[0], what="the rebuild waits for its lock")  # type: ignore[index]
     assert goes_on.finish().report.is_equal
     assert f"going on with generation {live + 1}" in goes_on.said
     assert _generations(config, sink)[-1] == (live + 1, False, "ready")
     drop(config, sink, live + 1, agreed=lambda _: True)
+
+
+@contextmanager
+def _lock_of_a_rebuild(config: Config, sink: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(config.source, application="the last rebuild") as connection:
+        lock = f"lockstep rebuild {config.pipeline.name} {sink}"
+        connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
+        yield connection
 
 
 @pytest.mark.parametrize("kind", _change_runs("warehouse"))
