@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -143,6 +144,7 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
@@ -535,8 +537,13 @@ class SinkQuery:
         self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:
-        """Whether there were new records."""
-        records = self._progress_reader.new_records()
+        """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
+        self._unlearned += self._progress_reader.new_records()
+        records = self._unlearned
+        # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
+        bounded = {topic for record in records for topic in record.bounds}
+        self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
+        self._unlearned = []
         progress = self._keeper.learn(records)
         if progress is not None:
             self._report(
