@@ -232,8 +232,10 @@ class _Run:
             return False
         if self._at_end_s is None:
             self._at_end_s = now_s
-        is_all_taken = self._inbox is None and not self._log.waits
-        return is_all_taken or now_s - self._at_end_s > _RECORD_S
+        if self._inbox is None and not self._log.waits:
+            return True
+        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        return self._result.lacks_record
 
     def _take(self, polled: Polled) -> None:
         """Take in what has come, up to the newest cut."""

@@ -108,10 +108,14 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
         ('sink = "cache"', 'sink = "nowhere"', "views.totals.sink: there is no section [sinks.nowhere]"),
         ('sink = "cache"\n', "", "views.totals.sink: is missing"),
         ("[views.totals]", "[views.cache]", "views.cache and sinks.cache have one name"),
-        ("[views.totals]", "[views.Totals]", "names are lower-case letters"),
+        ("[views.totals]", "[views.Totals]", "sinks and views have names of a lower-case letter"),
+        ("[views.totals]", f"[views.{'v' * 42}]", "followed by up to 40"),
         ("crm.people", "crm.persons", "views.totals.sql reads tables that aren't captured: crm.persons"),
         ("from orders", "form orders", "views.totals.sql: it can't be parsed"),
-        ('key = ["person"]', "key = []", "views.totals.key: "),
+        ('key = ["person"]', "key = []", "views.totals.key: must not be empty"),
+        ('key = ["person"]', "key = [1]", "views.totals.key.0: must be a text"),
+        ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
+        ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),
         ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
         ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
@@ -134,6 +138,18 @@ def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, p
 def test_what_a_view_has_taken_over_is_told_of_once_and_where_it_stands(tmp_path: Path, lends_only: str) -> None:
     text = VALID.replace('tables = ["public.orders"]\nprefix', f'{lends_only}adress = "x"\nprefix')
     assert problems(tmp_path, text) == ["sinks.cache.adress: unknown setting: check its spelling and its section"]
+
+
+@pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
+@pytest.mark.parametrize(
+    ("type_line", "problem"), [('type = "reddis"\n', "'reddis' is none of"), ("", "is missing: "), ("type = 5\n", "")]
+)
+def test_a_type_that_is_none_is_told_of_the_sink_whose_store_a_view_takes(
+    tmp_path: Path, lends_only: str, type_line: str, problem: str
+) -> None:
+    text = VALID.replace('type = "redis"\n', type_line + lends_only)
+    [told] = problems(tmp_path, text)
+    assert told.startswith(f"sinks.cache.type: {problem}")
 
 
 def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:
