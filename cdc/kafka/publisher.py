@@ -203,7 +203,12 @@ class TransactionalPublisher:
             self._flush()
             bounds = self._bounds(self._touched)
             record = ProgressRecord(
-                state.end_lsn, state.commit_time_ms, bounds, state.epoch, self._uncopied_topics(state)
+                state.end_lsn,
+                state.commit_time_ms,
+                bounds,
+                state.epoch,
+                self._uncopied_topics(state),
+                self._table_texts.selection(state),
             )
             self._add(self._progress_topic, slot, record.to_bytes())
         for schema in schemas:
