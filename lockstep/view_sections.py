@@ -84,7 +84,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any
     kind = _MODELS.get(sinks[lender].get("type", ""))
     if kind is None:  # which is told of the sink itself
         raise _Unfit
-    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view"}]
+    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
     if not_its_own:
         raise _Unfit(*(f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in not_its_own))
     if not isinstance(section["sql"], str):
@@ -96,4 +96,4 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
     view = {"name": name} | {key: section[key] for key in ("sql", "key", "top") if key in section}
-    return taken_over | own | {"tables": tables, "view": view}
+    return taken_over | own | {"tables": tables, "view": view, "lender": lender}
