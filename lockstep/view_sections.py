@@ -107,7 +107,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any
     problems = [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
     if problems:
         raise _Unfit(*problems)
-    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view"}]
+    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
     if not_its_own:
         raise _Unfit(*(f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in not_its_own))
     if not isinstance(section["sql"], str):
@@ -119,4 +119,4 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
     view = {"name": name} | {key: section[key] for key in ("sql", "key", "top") if key in section}
-    return taken_over | own | {"tables": tables, "view": view}
+    return taken_over | own | {"tables": tables, "view": view, "lender": lender}

@@ -68,6 +68,7 @@ class Operator(Protocol):
 
 
 _NODE: Final = 2
+PREFIX_LENGTH: Final = 1 + _NODE + 1
 
 
 def prefix_of(kind: bytes, number: int, part: int = 0) -> bytes:

@@ -56,6 +56,7 @@ def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
     assert (view.url, view.login) == (cache.url, cache.login)
     assert view.login.password_file == tmp_path / "cache"
     assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert (view.lender, cache.lender) == ("cache", "")
     assert view.view is not None
     assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
     assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
