@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
 from cdc.postgres.statistics import table_statistics
 from views.estimate import Estimate, estimate
@@ -13,7 +14,7 @@ from views.failures import Refusal, Refused
 from views.plan import ViewPlan
 from views.sql.keys import shortest_key
 from views.sql.reader import TopRows, read_view
-from views.sql.statement import statement
+from views.sql.statement import reads_events, statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ def check(connection: psycopg.Connection[Any], question: Question, tables: Mappi
 
     Raises psycopg.Error where the server can't be asked.
     """
+    tables = stored_tables(tables)
     key = question.key or shortest_key(question.sql, tables) or ()
     try:
         plan = read_view(question.sql, tables, key=key, top=question.top)
     except Refused as refused:
         return Checked(key, refused.refusals)
-    if (refusal := _refused_by_postgres(connection, question.sql)) is not None:
+    is_known_there = not reads_events(question.sql)
+    if is_known_there and (refusal := _refused_by_postgres(connection, question.sql)) is not None:
         return Checked(key, (refusal,))
     known = table_statistics(connection, plan.tables)
     not_analysed = tuple(table for table in plan.tables if table not in known)

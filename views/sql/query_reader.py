@@ -7,6 +7,7 @@ from itertools import count
 from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
+from cdc.model.append_only import OWN_COLUMNS, is_append_only
 from cdc.model.table import Table, TableName
 from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, refs, rewritten
 from views.failures import Refusal
@@ -23,6 +24,8 @@ class _Item:
 
     alias: str
     names: Mapping[str, Expression]
+    hidden: frozenset[str] = frozenset()
+    """Names that ``*`` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -236,8 +239,8 @@ class QueryReader:
             name = _identifier(alias.this)
         if any(item.alias == name for item in scope.items):
             refuse(tree, f"{name!r} is there twice", "give one of them an alias")
-        scope.items.append(_Item(name, relation.names))
-        return replace(relation, branches=())
+        scope.items.append(_Item(name, relation.names, relation.hidden))
+        return replace(relation, branches=(), hidden=frozenset())
 
     def _named(self, tree: exp.Table, name: str, known: Mapping[str, _Known]) -> Relation:
         schema = tree.args.get("db")
@@ -253,7 +256,7 @@ class QueryReader:
                 tree, f"the table {table} isn't captured", "add it to `source.tables`, or write its schema before it"
             )
         if not shape.key:
-            refuse(tree, f"the table {table} has no key", "give it a primary key")
+            refuse(tree, f"the table {table} has no key", "give it a primary key, or set `append_only` for it")
         columns = {column.name: self._new(type_of(column)) for column in shape.columns}
         key = tuple(columns[column] for column in shape.key)
         ids = frozenset(column.id for column in key)
@@ -267,7 +270,8 @@ class QueryReader:
         self._keys |= {column.id: ids for column in columns.values()}
         node = Scan(table, tuple(columns), tuple(columns.values()), key)
         everything = frozenset(column.id for column in columns.values())
-        return Relation(node, dict(columns), ((ids, everything),), ids)
+        hidden = frozenset(OWN_COLUMNS) if is_append_only(shape) else frozenset[str]()
+        return Relation(node, dict(columns), ((ids, everything),), ids, hidden=hidden)
 
     def _view(self, tree: Tree, name: str) -> Relation:
         if name in self._within:
@@ -648,7 +652,7 @@ class QueryReader:
             items = [item for item in scope.items if not alias or item.alias == alias]
             if not items:
                 refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
-            return [pair for item in items for pair in item.names.items()]
+            return [pair for item in items for pair in item.names.items() if pair[0] not in item.hidden]
         match part:
             case exp.Alias():
                 return [(_identifier(part.args["alias"]), reader.read(part.this))]

@@ -9,6 +9,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.expressions import Expr as Tree
 
+from cdc.model.append_only import OWN_COLUMNS
 from cdc.model.table import Table, TableName
 from views.expressions import Expression, SortKey, refs
 from views.failures import Refusal, Refused
@@ -74,6 +75,11 @@ def _parsed(sql: str | None, clause: str = "sql") -> Tree:
 
 def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusals: list[Refusal]) -> ViewPlan:
     _check_key(relation, key, refusals)
+    refusals += [
+        Refusal(f"{name} in the select list", "sinks need that name for themselves", f"write `{name} as` another name")
+        for name in relation.names
+        if name in OWN_COLUMNS
+    ]
     node: Node = relation.node
     if top is not None:
         try:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import TableName
 from tests.view_queries import TABLES, column, shape
 from views.failures import Refusal, Refused
@@ -24,6 +25,10 @@ ODD = {
         )
     },
 }  # fmt: skip
+
+
+EVENTS = stored_tables({TableName("public", "log"): shape("log", [], column("at", "timestamptz"))})
+"""An append-only table, as views read it."""
 
 
 def refusals(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> tuple[Refusal, ...]:
@@ -331,3 +336,23 @@ def test_names_are_in_lower_case_unless_they_are_quoted() -> None:
 def test_tables_are_those_that_the_query_reads() -> None:
     plan = kept("select x.id from a x join b on x.b_id = b.id join a y on y.id = x.id")
     assert plan.tables == (TableName("public", "a"), TableName("public", "b"))
+
+
+# --- append-only tables ---
+
+
+def test_a_table_without_a_key_is_known_by_its_events_where_it_is_append_only() -> None:
+    assert [refusal.remedy for refusal in refusals("select at from log", ["at"])] == [
+        "give it a primary key, or set `append_only` for it"
+    ]
+    plan = read_view("select l._event as event, l.* from log l", EVENTS, key=["event"])
+    assert [name for name, _ in plan.outputs] == ["event", "at"]  # as PostgreSQL's system columns, it isn't in `*`
+
+
+def test_a_result_has_no_column_that_sinks_need_for_themselves() -> None:
+    with pytest.raises(Refused) as refused:
+        read_view("select _event, _operation, at from log", EVENTS, key=["_event"])
+    assert [(refusal.clause, refusal.remedy) for refusal in refused.value.refusals] == [
+        ("_event in the select list", "write `_event as` another name"),
+        ("_operation in the select list", "write `_operation as` another name"),
+    ]
