@@ -107,16 +107,10 @@ class _Joinable:
 
 
 class QueryReader:
-    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept.
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
 
-    ``views`` are parsed queries of other views by name, which stand in ``from`` as subqueries do.
-    """
-
-    def __init__(self, tables: Mapping[TableName, Table], views: Mapping[str, Callable[[], Tree]]) -> None:
+    def __init__(self, tables: Mapping[TableName, Table]) -> None:
         self._tables = tables
-        self._views = views
-        self._within: list[str] = []
-        """The views that are being read, from the outermost one on."""
         self._ids = count(1)
         self._keys: dict[int, frozenset[int]] = {}
         """Column of a scan -> the key of its table."""
@@ -247,8 +241,6 @@ class QueryReader:
         if schema is None and name in known:
             expression = known[name]
             return self.read(expression.tree, expression.known)
-        if schema is None and name in self._views:
-            return self._view(tree, name)
         table = TableName("public" if schema is None else _identifier(schema), name)
         shape = self._tables.get(table)
         if shape is None:
@@ -272,16 +264,6 @@ class QueryReader:
         everything = frozenset(column.id for column in columns.values())
         hidden = frozenset(OWN_COLUMNS) if is_append_only(shape) else frozenset[str]()
         return Relation(node, dict(columns), ((ids, everything),), ids, hidden=hidden)
-
-    def _view(self, tree: Tree, name: str) -> Relation:
-        if name in self._within:
-            circle = " -> ".join((*self._within[self._within.index(name) :], name))
-            refuse(tree, f"views read each other in a circle: {circle}", "take one of them out of the other's query")
-        self._within.append(name)
-        try:
-            return self.read(self._views[name]())
-        finally:
-            self._within.pop()
 
     def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
         keeps_left = join.side == "LEFT"

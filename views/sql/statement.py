@@ -9,7 +9,7 @@ from cdc.model.append_only import OWN_COLUMNS
 from cdc.model.table import quote_identifier
 from views.plan import ViewPlan
 from views.sql.reader import TopRows
-from views.sql.tables_read import is_part_of_with
+from views.sql.tables_read import identifier_text, is_part_of_with
 from views.values import Kind
 
 _RANK = "lockstep_rank"
@@ -33,21 +33,17 @@ def _without_schema(sql: str) -> Iterator[int]:
     """Where the names of such tables begin."""
     for table in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Table):
         name = table.this
-        if table.args.get("db") is None and not is_part_of_with(table, _text(name)):
+        if table.args.get("db") is None and not is_part_of_with(table, identifier_text(name)):
             yield name.meta["start"]
 
 
 def reads_events(sql: str) -> bool:
     """Whether the query names a column that only the log has of an append-only table, so no server can run it."""
     return any(
-        _text(column.this) in OWN_COLUMNS
+        identifier_text(column.this) in OWN_COLUMNS
         for column in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Column)
         if isinstance(column.this, exp.Identifier)
     )
-
-
-def _text(identifier: exp.Identifier) -> str:
-    return identifier.name if identifier.args.get("quoted") else identifier.name.lower()
 
 
 def whole_statement(plan: ViewPlan, sql: str, top: TopRows | None) -> str:

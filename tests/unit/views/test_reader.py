@@ -269,37 +269,6 @@ def test_a_top_that_cant_be_kept(top: TopRows, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in refusals("select id, g, t from a", top=top))
 
 
-def test_a_view_stands_in_from_as_its_query_does() -> None:
-    views = {
-        "big": "select id, g, n from a where n > 1",
-        "sums": "select g, sum(n) as s from big where g > 0 group by g",
-    }
-    over = read_view("select g, s from sums where s > 2", ODD, key=["g"], views=views)
-    whole = f"select g, s from (select g, sum(n) as s from ({views['big']}) q where g > 0 group by g) r where s > 2"
-    assert over == kept(whole, ["g"])
-    # Its name isn't a table's with the schema before it, and `with` comes first.
-    assert read_view("select id from public.a", ODD, key=["id"], views={"a": "select 1"}) == kept("select id from a")
-    shadowed = read_view("with big as (select id from b) select id from big", ODD, key=["id"], views=views)
-    assert shadowed.tables == (TableName("public", "b"),)
-
-
-@pytest.mark.parametrize(
-    ("sql", "views", "clause", "reason"),
-    [
-        ("select id from v", {"v": "select id from w", "w": "select id from v"}, "v", "in a circle: v -> w -> v"),
-        ("select id from v", {"v": "select id from v"}, "v", "in a circle: v -> v"),
-        ("select id from v", {"v": None}, "the view 'v'", "has a `top`"),
-        ("select id from v", {"v": "select from where"}, "the view 'v'", "can't be parsed"),
-        ("select id from v", {"v": "select id from a; select 1"}, "the view 'v'", "2 statements"),
-        ("select id from v", {"v": "select id from a limit 1"}, "LIMIT 1", "no order"),
-    ],
-)
-def test_views_over_views_that_cant_be_kept(sql: str, views: dict[str, str | None], clause: str, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
-        read_view(sql, ODD, key=["id"], views=views)
-    assert [(found.clause, reason in found.reason) for found in refused.value.refusals] == [(clause, True)]
-
-
 def test_only_the_columns_that_are_read_are_kept() -> None:
     plan = kept("select a.id, b.t from a join b on a.b_id = b.id where a.f")
     assert [node.names for node in nodes(plan.root) if isinstance(node, Scan)] == [("id", "b_id", "f"), ("id", "t")]
