@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import (
     NOTHING_ADDED,

@@ -11,10 +11,10 @@ from typing import Final
 
 import orjson
 
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
 from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
