@@ -653,6 +653,7 @@ class LagCollector:
                 0 if progress is None else progress.rejected,
                 job,
                 records_held=held,
+                has_begun=progress is not None,
             )
 
     def _records_left(
