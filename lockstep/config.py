@@ -28,7 +28,7 @@ from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
-from sinks.view_settings import ViewSettings
+from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 
 DEFAULT_PATH = Path("lockstep.toml")
@@ -244,7 +244,12 @@ def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings
 def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableName], bool]) -> list[str]:
     unknown = [text for text in sink.tables if not may_have(TableName.parse(text))]
     astray = sorted(str(table) for table in sink.named_tables() if table not in sink.held_tables)
-    problems = []
+    problems = [
+        f"views.{name}.sql reads {text}, and there is no section [{text}]"
+        for text in unknown
+        if TableName.parse(text).schema == VIEWS_SCHEMA
+    ]
+    unknown = [text for text in unknown if TableName.parse(text).schema != VIEWS_SCHEMA]
     if unknown:
         problems.append(f"views.{name}.sql reads tables that aren't captured: {', '.join(unknown)}")
     if astray:

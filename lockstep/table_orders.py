@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import AsideState, Order, Wish, give_order, is_done, load_asides
+from jobs.generations.asides import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
 from jobs.generations.status import has_error, job_status
@@ -109,10 +109,12 @@ def _wait_until_obeyed(
     say: Callable[[str], None],
 ) -> bool:
     if not is_running(opened.records, number):
+        give_again(opened.records, number, orders, tables)
         say(f"{label}: no job applies to it now; the next one does what was asked for, `lockstep apply` starts it")
         return True
     deadline, had_error = time.monotonic() + _OBEYED_S, has_error(opened.records, number)
     while time.monotonic() < deadline:
+        orders = give_again(opened.records, number, orders, tables)
         asides = load_asides(opened.records, number)
         if all(is_done(orders[table], asides.get(table)) for table in tables):
             break

@@ -550,7 +550,7 @@ class LagCollector:
         read_s, state = self._copying
         if time.monotonic() - read_s > _STATE_EVERY_S:
             state = None
-            if newest is not None or control_topic(pipeline.name, STATE) in self._cluster.partition_counts():
+            if newest is not None or self._cluster.exists(control_topic(pipeline.name, STATE)):
                 state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             self._copying = time.monotonic(), state
         return state
@@ -600,7 +600,7 @@ class LagCollector:
         if self._progress is None:
             name = self._pipeline.name
             topics = tuple(self._pipeline.topics().values())
-            if not set(topics) <= self._cluster.partition_counts().keys():
+            if not set(topics) <= self._cluster.partition_counts(topics).keys():
                 return None  # Capture has never run.
             self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
         for record in self._progress.new_records():

@@ -56,6 +56,7 @@ def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
     assert (view.url, view.login) == (cache.url, cache.login)
     assert view.login.password_file == tmp_path / "cache"
     assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert (view.lender, cache.lender) == ("cache", "")
     assert view.view is not None
     assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
     assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
@@ -133,6 +134,52 @@ def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, p
     told = problems(tmp_path, text)
     assert len(told) == 1
     assert problem in told[0]
+
+
+OVER = (
+    VALID.replace("top = {", "# top = {")
+    + """
+[views.many]
+sink = "cache"
+key = ["person"]
+sql = "select t.person, u.name from views.totals t join items u on u.id = t.person where t.n > 3"
+"""
+)
+
+
+def test_a_view_may_read_another_one_whose_query_is_part_of_its_own(tmp_path: Path) -> None:
+    many = read(written(tmp_path, OVER)).sinks["many"]
+    assert many.view is not None
+    assert many.tables == ("crm.people", "public.items", "public.orders")
+    assert 'count(*) as n from "public".orders o join crm.people p' in many.view.sql
+    other = read(written(tmp_path, OVER.replace("count(*)", "count(o.id)"))).sinks["many"]
+    assert definition(other)["view"] != definition(many)["view"]  # so a rebuild takes the other view's new query
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("# top", "top", ["views.many.sql: from views.totals: it has a `top`, which isn't part of its query"]),
+        (
+            "views.totals t",
+            "views.total t",
+            ["views.many.sql reads views.total, and there is no section [views.total]"],
+        ),
+        (
+            "from orders o",
+            "from views.many o",
+            [
+                "views.totals.sql: from views.many: views read each other in a circle:",
+                "views.many.sql: from views.totals: views read each other in a circle:",
+            ],
+        ),
+        ('sql = "select p', 'sql = 3 # "select p', ["views.totals.sql: must be a text"]),
+    ],
+)
+def test_what_is_wrong_between_views_is_told(tmp_path: Path, old: str, new: str, told: list[str]) -> None:
+    found = problems(tmp_path, OVER.replace(old, new))
+    assert len(found) == len(told)
+    assert all(words in problem for words, problem in zip(told, found, strict=True)), found
 
 
 @pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
