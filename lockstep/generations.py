@@ -27,7 +27,7 @@ from jobs.offsets import Offsets
 from lockstep.config import Config
 from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
 _DROP_WAIT_S = 60.0
@@ -110,8 +110,7 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
-        build_definition = definition(built_with)
-        differs = sorted(key for key in today if today[key] != build_definition[key])
+        differs = changed_settings(definition(built_with), today)
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
         descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number], verification))
     return descriptions

@@ -47,7 +47,7 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -653,6 +653,7 @@ class LagCollector:
                 0 if progress is None else progress.rejected,
                 job,
                 records_held=held,
+                has_begun=progress is not None,
             )
 
     def _records_left(
@@ -687,7 +688,7 @@ class LagCollector:
         if known is None or known.definition != record.definition:
             built = with_definition(settings, record.definition)
             today, then = definition(settings), definition(built)
-            changed = tuple(sorted(key for key in today if today[key] != then[key]))
+            changed = tuple(changed_settings(then, today))
             known = self._built[name, generation.number] = _BuiltWith(record.definition, built, changed)
         return known
 

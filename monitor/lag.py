@@ -83,6 +83,7 @@ class SinkFacts:
     sink's next offsets and the topics' ends, transaction markers included, ``records_held`` those among them that wait
     for tables which are set aside. ``job`` says whether anybody applies to it,
     None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
+    ``has_begun``: something was applied to it, as far as is known.
     """
 
     name: str
@@ -95,6 +96,7 @@ class SinkFacts:
     job: JobStatus | None = None
     complete_ms: int = 0
     records_held: int = 0
+    has_begun: bool = True
 
     @property
     def label(self) -> str:

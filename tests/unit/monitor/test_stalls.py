@@ -200,6 +200,32 @@ def test_a_sink_that_applies_nothing_hangs_and_the_others_do_not() -> None:
     assert _states(lag)[4] is StageState.CURRENT
 
 
+def test_first_rows_take_their_time_unless_the_job_is_silent_or_waits_for_a_lock() -> None:
+    def first(second: int) -> SinkFacts:
+        return _behind(has_begun=False, watermark_lsn=0, job=JobStatus(JobState.RUNNING, last_sign_ms=second))
+
+    watching = Watching()
+    for second in range(600):
+        lag = watching.look(_source(), first(second))
+        assert lag.worst is None
+    assert (lag.stages[3].state, lag.stages[3].reason) == (StageState.BUILDING, "its first rows are being loaded")
+    assert _worst(watching.look(_source(), first(600))).state is StageState.STALLED
+    assert _worst(Watching().watch(_source(), first(1))).state is StageState.STALLED, "no sign of life"
+    watching = Watching()
+    for second in range(round(_LONG_S)):
+        lag = watching.look(_source(), first(second), blocked={"cache": "pid 9 (dbt)"})
+    assert "pid 9 (dbt)" in (_worst(lag).reason or "")
+
+
+def test_a_job_that_was_started_again_has_longer_for_its_first_batch() -> None:
+    watching = Watching()
+    watching.look(_source(), _behind(job=JobStatus(JobState.ABSENT)))
+    assert watching.watch(_source(), _behind(), seconds=30).worst is None
+    assert _worst(watching.watch(_source(), _behind())).state is StageState.STALLED
+    watching.look(_source(), _behind(watermark_lsn=950))
+    assert _worst(watching.watch(_source(), _behind(watermark_lsn=950))).state is StageState.STALLED
+
+
 def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
     many = _behind(records_behind=100_000)
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"
