@@ -11,6 +11,7 @@ from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch,
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
+from views.figures import ViewFigures
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +92,8 @@ class Result:
     resolved: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and key of earlier rejections that this batch has made void."""
     failures: list[Failure] = field(default_factory=list)
+    view: ViewFigures | None = None
+    """Of a view's task, as of its end."""
 
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition."""
@@ -102,6 +105,7 @@ class Result:
         self.rejected += other.rejected
         self.resolved += other.resolved
         self.failures += other.failures
+        self.view = other.view or self.view
 
 
 def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
@@ -137,6 +141,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "failures": [
                 [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
             ],
+            "view": None if result.view is None else result.view.to_json(),
         }
     ]
     facts += [
@@ -182,6 +187,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     commit_time_ms=fact["commit_time_ms"],
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
                     failures=[Failure(*failure) for failure in fact["failures"]],
+                    view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
                 )
             )
     return total
