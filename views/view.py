@@ -55,7 +55,7 @@ _AS_STORED: Final = b"q"
 _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
 """Rows that were acknowledged, and the next offsets as of them: both by the number of the output."""
 
-_FORGOTTEN, _RUN = b"\x00forgotten", b"\x00run"
+_FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
 _NOT_ARRANGED, _ARRANGED = b"", b"1"
 _GONE: Final = b"-"
@@ -215,10 +215,19 @@ class View:
 
     # --- building ---
 
-    def begin_building(self) -> None:
-        """Forget all that the state holds, and mark it as one that is being built."""
+    def begin_building(self, *, log: str = "") -> None:
+        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what."""
+
+        def work(state: Step) -> None:
+            state.put(_IS_BUILDING, orjson.dumps(asdict(Counters())))
+            state.put(_LOG, log.encode())
+
         self._state.clear()
-        self._state.update(lambda state: state.put(_IS_BUILDING, orjson.dumps(asdict(Counters()))))
+        self._state.update(work)
+
+    def log(self) -> str:
+        """What the state was built from, as ``begin_building`` was told."""
+        return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
     def build(self, events: Sequence[RowEvent]) -> None:
         """Bring in rows as of the position that the building ends with: any number of them, in any order.

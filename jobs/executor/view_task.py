@@ -113,7 +113,8 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     while True:
         with _opened_state(task.view, shapes) as state:
             view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
-            is_to_be_built = is_to_be_built or not _is_usable(view, task.run, stored)
+            is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
+            is_to_be_built = is_to_be_built or not is_usable
             try:
                 _Run(task, task.view, view, result, line, stored, builds=is_to_be_built).follow()
                 return
@@ -197,7 +198,7 @@ class _Run:
             self._deliver()  # what a batch that was killed has left
             self._follow()
             return
-        self._view.begin_building()
+        self._view.begin_building(log=self._input.log)
         append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
         directory = Path(self._input.directory) / "inbox"
         with closing(Inbox(directory, self._input.plan.tables, append_only=append_only)) as self._inbox:
@@ -225,7 +226,7 @@ class _Run:
             polled_s = time.monotonic()
             for polled in all_polled:
                 now = time.monotonic()
-                if now - polled_s > _STALLED_S and not log.is_behind:
+                if not log.is_behind and (now - polled_s > _STALLED_S or log.is_late(now)):
                     log.catch_up(self._ends(), now)
                 polled_s = now
                 self._take(polled)

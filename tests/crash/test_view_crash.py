@@ -110,6 +110,27 @@ def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(pipelin
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
+def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipeline) -> None:
+    """Nothing was delivered of it, so neither the sink nor an offset tells that it is of other topics."""
+    from tests.events import Put
+    from tests.view_jobs import FOLLOWS, TWEETS, USERS
+
+    settings = pipeline.settings("redis")
+    for number in range(8):
+        pipeline.write(Put(USERS, {"id": number, "name": "before"}))
+    assert run_batch(pipeline.task(settings, log="before")) == ENDED
+    pipeline.log.recreate_topic(USERS)
+    for name in ("after", "after that"):
+        pipeline.write(*(Put(USERS, {"id": number, "name": name}) for number in range(8)))
+        pipeline.write(*(Put(USERS, {"id": number + 8, "name": name}) for number in range(30)))
+    lsn = pipeline.write(
+        *(Put(FOLLOWS, {"follower_id": 1, "followee_id": number}) for number in range(8)),
+        *(Put(TWEETS, {"id": number, "user_id": number, "body": "b"}) for number in range(8)),
+    )
+    assert run_batch(pipeline.task(settings, log="after")) == ENDED
+    assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+
+
 @pytest.mark.parametrize("is_put_back", [True, False])
 def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_output(
     pipeline: ViewPipeline, is_put_back: bool
