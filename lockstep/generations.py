@@ -89,11 +89,12 @@ def settings_of_generation(config: Config, name: str, generation: Generation) ->
     return settings if generation.record is None else with_definition(settings, generation.record.definition)
 
 
-def describe(config: Config, name: str) -> list[Description]:
-    """All generations of a sink, oldest first. Raises as ``list_of``."""
+def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | None = None) -> list[Description]:
+    """All generations of a sink, oldest first. ``epoch`` is capture's now, None where Kafka doesn't say; it is asked
+    for where none is given. Raises as ``list_of``."""
     settings = settings_of(config, name)
     today = definition(settings)
-    descriptions, epoch = list[Description](), cache(partial(_epoch, config))
+    descriptions, epoch = list[Description](), epoch or cache(partial(_epoch, config))
     generations = list_of(config, name)
     if not generations:
         return []
@@ -159,6 +160,8 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.verification is not None
     ]
+    if not descriptions:
+        return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
     return Group(
         table,
         *verified,

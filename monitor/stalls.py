@@ -57,6 +57,7 @@ class Look:
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    silent_kafka: str | None = None
 
 
 @dataclass(slots=True)
@@ -116,6 +117,9 @@ class Stalls:
                     f" {silent_s:.0f} s: its process hangs"
                 )
                 return _as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN)
+            if look.silent_kafka is not None and look.source.is_captured:
+                reason = f"capture is there and doesn't read slot {look.slot}: Kafka has what it is at work on"
+                return _as(stage, StageState.UNKNOWN, reason=reason, hint=_LOOK_AT_SERVERS)
             if look.source.copied_from_lsn is not None and look.source.is_captured:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
@@ -130,7 +134,7 @@ class Stalls:
             if look.source.copied_from_lsn is not None:
                 reason = "the first copy isn't complete, and no capture is at work on it"
                 return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
-            if stage.lsn is None:
+            if stage.lsn is None and look.silent_kafka is None:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
         is_at_work = look.source.walsender == ""
@@ -148,6 +152,8 @@ class Stalls:
         if look.source.told_at is not None and silent_s < STALLED_S:
             waits = f", until {look.source.slot_waits_for} ends its transaction" if look.source.slot_waits_for else ""
             reason = f"{taken}, but gives signs of life: it reads a whole topic, or waits for a slot{waits}"
+            if look.silent_kafka is not None:
+                reason = f"{taken}, but gives signs of life: it waits for Kafka"
             return _as(stage, StageState.BEHIND, reason=reason)
         reason = f"{taken}, and given no sign of life: its process hangs"
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
@@ -163,6 +169,9 @@ class Stalls:
         return since_ms if state is StageState.SILENT or (state is StageState.STALLED and not waits) else None
 
     def _in_kafka(self, stage: Stage, look: Look, report: LagReport, *, received: Stage) -> Stage:
+        if look.silent_kafka is not None:
+            self._still(stage, look, lacks=False)
+            return _as(stage, StageState.UNKNOWN, reason=look.silent_kafka, hint=_LOOK_AT_SERVERS)
         is_held_up = received.state not in (StageState.CURRENT, StageState.BEHIND)
         lacks = None not in (stage.lsn, received.lsn) and (stage.lsn or 0) < (received.lsn or 0)
         still_s = self._still(stage, look, lacks=lacks and not is_held_up)
@@ -206,6 +215,8 @@ class Stalls:
             step = aside.next_step(sink.name, str(table))
             paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
             return replace(paused, since_ms=aside.since_ms)
+        if look.silent_kafka is not None:
+            return _as(stage, StageState.UNKNOWN, reason=look.silent_kafka, hint=_LOOK_AT_SERVERS)
         if report.paused_copies or report.first_copy_paused:
             if not has_rows_left:
                 return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])
@@ -256,14 +267,11 @@ class Stalls:
         return stage if stage.since_ms is not None else replace(stage, since_ms=known[1])
 
 
-def unreachable(
-    last: LagReport | None, sinks: Iterable[str], server: str, error_text: str, *, now_ms: int
-) -> tuple[Stage, ...]:
-    """The stages where ``source`` or ``kafka`` couldn't be asked: those before it as they were last, if ever. Pure.
+def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *, now_ms: int) -> tuple[Stage, ...]:
+    """The stages where the source couldn't be asked: nothing is known of any. Pure.
 
     Every one of ``sinks`` has its stage, also where nobody has ever answered.
     """
-    first = 0 if server == "source" else 2
     stages = () if last is None else last.stages
     if not stages:
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
@@ -271,9 +279,9 @@ def unreachable(
             *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
             *(Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink) for sink in facts),
         )
-    blamed = stages[first]
+    blamed = stages[0]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
-    unknown = [
+    return tuple(
         Stage(
             stage.name,
             None,
@@ -286,9 +294,8 @@ def unreachable(
             reason=error_text,
             hint=_LOOK_AT_SERVERS,
         )
-        for stage in stages[first:]
-    ]
-    return (*stages[:first], *unknown)
+        for stage in stages
+    )
 
 
 def _is_left(stages: Iterable[Stage], look: Look) -> bool:

@@ -31,7 +31,7 @@ from views.plan import Scan, ViewPlan, nodes
 from views.state.contract import Reading, State, Step
 from views.values import Value, from_event, to_event
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of what the operators keep. Another number means another state, which is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
@@ -71,20 +71,33 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a view has done since its state began.
+    """What a view has done since its state was built.
 
-    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators.
+    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators. ``rows``
+    are those that the result has now. While a state is being built, what that has done is counted in the same way.
     """
 
     steps: int = 0
     changes_in: int = 0
     changes_out: int = 0
     inside: int = 0
+    transactions: int = 0
+    rows: int = 0
 
     @property
     def amplification(self) -> float:
         """Rows of the result that change with one row of a table, on average."""
         return self.changes_out / self.changes_in if self.changes_in else 0.0
+
+    @property
+    def rows_per_step(self) -> float:
+        """Changed rows of tables that one step takes in, on average."""
+        return self.changes_in / self.steps if self.steps else 0.0
+
+    @property
+    def transactions_per_step(self) -> float:
+        """Transactions that one step takes in, on average."""
+        return self.transactions / self.steps if self.steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,14 @@ class ViewPosition:
     def tag(self) -> Tag:
         """The version of rows that are pending."""
         return Tag(self.epoch, self.lsn, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How many rows of the result have changed, and by how many it has grown."""
+
+    changed: int
+    grown: int
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
@@ -151,22 +172,29 @@ class View:
 
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
-        return self._state.read(_position)
+        return self._state.read(stored_position)
 
     def step(
-        self, events: Sequence[RowEvent], *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
+        self,
+        events: Sequence[RowEvent],
+        *,
+        epoch: int,
+        lsn: int,
+        offsets: Mapping[TopicPartition, int],
+        transactions: int = 1,
     ) -> Counters:
         """Take in the changes of whole transactions, so that the result is exact at ``lsn``.
 
         ``events`` are all changes of the query's tables between the position and ``lsn``, in any order; of one key the
         one with the greatest tag counts. Events of other tables are left out. ``offsets`` are where the log goes on,
-        of those partitions that have moved. Returns what this step did. The rows for the sink are pending then.
+        of those partitions that have moved. ``transactions`` is how many these are, for the counters. Returns what this
+        step did. The rows for the sink are pending then.
 
         Raises EvaluationError, FanOutExceeded or the state's errors; nothing of the step was kept then.
         """
 
         def work(state: Step) -> Counters:
-            return self._step(state, events, epoch, lsn, offsets)
+            return self._step(state, events, ViewPosition(epoch, lsn, offsets), transactions)
 
         return self._state.update(work)
 
@@ -206,8 +234,9 @@ class View:
             raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
         work = Work(state, limit)
         changes, changed_in = self._dataflow.changed(events, work)
-        changed_out = self._keep_pending(state, changes, keeps_gone=False)
-        counters = _added(Counters(**orjson.loads(stored)), Counters(0, changed_in, changed_out, work.changed))
+        kept = self._keep_pending(state, changes, keeps_gone=False)
+        done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
+        counters = _added(Counters(**orjson.loads(stored)), done)
         state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
         return work.changed
 
@@ -225,7 +254,9 @@ class View:
                 raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
             state.delete(_IS_BUILDING)
             state.put(_IS_WHOLE, b"")
-            _keep_position(state, ViewPosition(epoch, lsn, offsets, Counters(**orjson.loads(stored)), seq=seq))
+            # What a change costs on average isn't told by the building, which has made each row once.
+            counters = Counters(rows=orjson.loads(stored)["rows"])
+            _keep_position(state, ViewPosition(epoch, lsn, offsets, counters, seq=seq))
 
         self._state.update(work)
 
@@ -266,10 +297,9 @@ class View:
         """The state belongs to this run of a job from now on."""
         self._state.update(lambda state: state.put(_RUN, run.encode()))
 
-    def _step(
-        self, state: Step, events: Sequence[RowEvent], epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
-    ) -> Counters:
-        position = _position(state)
+    def _step(self, state: Step, events: Sequence[RowEvent], until: ViewPosition, transactions: int) -> Counters:
+        position = stored_position(state)
+        epoch, lsn = until.epoch, until.lsn
         if position.is_building:
             raise LockstepError("the view's state is being built; it takes no step", hint="build the view's state anew")
         if (epoch, lsn) < (position.epoch, position.lsn):
@@ -280,16 +310,16 @@ class View:
             )
         step_work = Work(state, self._changes_max)
         changes, changed_in = self._dataflow.changed(events, step_work)
-        changed_out = self._keep_pending(state, changes)
-        done = Counters(1, changed_in, changed_out, step_work.changed)
+        kept = self._keep_pending(state, changes)
+        done = Counters(1, changed_in, kept.changed, step_work.changed, transactions, kept.grown)
         total = _added(position.counters, done)
         seq = SNAPSHOT_SEQ
         if (epoch, lsn) == (position.epoch, position.lsn):
-            seq = position.seq + bool(changed_out)
-        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **offsets}, total, seq=seq))
+            seq = position.seq + bool(kept.changed)
+        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **until.offsets}, total, seq=seq))
         return done
 
-    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> int:
+    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> "_Kept":
         """The result's changes by the view's key. A key that went and came is one change.
 
         Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
@@ -303,6 +333,8 @@ class View:
             assert key not in into, "two rows of the result have one key"
             into[key] = values
         stored: dict[bytes, bytes] = {}
+        grown = len(rows) - len(vanished)  # a key that went and came is in both
+        gone = sum(key not in rows for key in vanished)
         for key, old in vanished.items():
             if key not in rows:
                 if keeps_gone:
@@ -318,7 +350,7 @@ class View:
         for key, values in rows.items():
             stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
         state.put_all(stored)
-        return len(rows) + sum(key not in rows for key in vanished)
+        return _Kept(len(rows) + gone, grown)
 
     def _as_in_events(self, values: list[Value]) -> list[JsonValue]:
         made: list[JsonValue] = [*values]
@@ -330,7 +362,7 @@ class View:
         """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
 
         def look(state: Reading) -> Output | None:
-            position = _position(state)
+            position = stored_position(state)
             if position.is_building:
                 return None
             entries = state.scan(_PENDING)
@@ -358,7 +390,7 @@ class View:
         aside = {_PENDING + self._stored_key(key) for key in refused}
 
         def work(state: Step) -> None:
-            position = _position(state)
+            position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
             state.delete(_IS_WHOLE)
@@ -396,13 +428,18 @@ def _added(before: Counters, done: Counters) -> Counters:
         before.changes_in + done.changes_in,
         before.changes_out + done.changes_out,
         before.inside + done.inside,
+        before.transactions + done.transactions,
+        before.rows + done.rows,
     )
 
 
-def _position(state: Reading) -> ViewPosition:
+def stored_position(state: Reading) -> ViewPosition:
+    """Up to where a state is exact, whosever it is. Of one that is being built, what it has done so far."""
     stored = state.get(_POSITION)
     if stored is None:
-        return ViewPosition(is_building=state.get(_IS_BUILDING) is not None)
+        building = state.get(_IS_BUILDING)
+        counters = Counters() if building is None else Counters(**orjson.loads(building))
+        return ViewPosition(counters=counters, is_building=building is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets, counters = _offsets(parsed["offsets"]), Counters(**parsed["counters"])
     return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"])

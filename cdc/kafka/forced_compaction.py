@@ -176,7 +176,7 @@ class ForcedCompaction:
         self._producer = None
 
     def _records(self) -> dict[str, TopicRecord]:
-        if self._topic not in self._cluster.partition_counts():
+        if not self._cluster.exists(self._topic):
             return {}
         records = read_compacted(self._client, self._topic)
         return {key.decode(): TopicRecord.from_record(record) for key, record in records.items()}

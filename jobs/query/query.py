@@ -50,7 +50,7 @@ from jobs.query.threads import (
     store_told,
 )
 from jobs.query.topic_watch import TopicWatch
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, ViewLacksRecord, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -429,6 +429,13 @@ class SinkQuery:
         if result.next_offsets:
             progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
+            if result.lacks_record and self._plan.once:
+                self._report(ViewLacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+        elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
+            raise LockstepError(
+                f"view {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
+                hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+            )
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
     def _takes_slot(self) -> bool:

@@ -157,7 +157,7 @@ class _Erasing:
 
     def _dead_letters(self, key: bytes, *, close: bool) -> list[Place]:
         name = control_topic(self._pipeline, DEAD_LETTERS)
-        if name not in TopicAdmin(self._client).partition_counts():
+        if not TopicAdmin(self._client).exists(name):
             return []
 
         def is_wanted(record_key: bytes) -> bool:
