@@ -27,7 +27,7 @@ from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, syst
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
-from jobs.generations.record import Generation, list_generations
+from jobs.generations.record import Generation, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
 from monitor.lag import (
     APPLIED,
@@ -401,7 +401,11 @@ class LagCollector:
         generations = self._generations(name)
         self._answered[name] = True
         for generation in generations:
-            self._built_with(name, generation)  # Raises for this sink alone where it doesn't go with today's settings.
+            # Both raise for this sink alone: another pipeline's progress says nothing of this one, and what was built
+            # with other settings has to go with today's.
+            if generation.record is not None:
+                check_owner(name, generation.number, generation.record, self._configured.name)
+            self._built_with(name, generation)
         if not generations:
             return []
         jobs: Mapping[int, JobStatus] = {}
