@@ -47,7 +47,7 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, load_client, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -145,6 +145,7 @@ class LagCollector:
         self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, Question[_Progresses]] = {}
         self._of_kafka: Question[_OfKafka] | None = None
+        self._asked_sinks = False
         self._built: dict[tuple[str, int], _BuiltWith] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
@@ -371,6 +372,10 @@ class LagCollector:
 
     def _ask_sinks(self, *, with_jobs: bool) -> dict[str, _Answer]:
         """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by little."""
+        if not self._asked_sinks:  # a server isn't to blame for the time that this takes
+            for settings in self._settings.values():
+                load_client(settings)
+            self._asked_sinks = True
         for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = Question(partial(self._ask, name, with_jobs=with_jobs))
