@@ -205,6 +205,10 @@ class Stalls:
         held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
+        if sink.is_view and silent_s < STALLED_S and (building := _building(sink)) is not None:
+            reason, since_ms = building
+            self._still(stage, look, lacks=False)
+            return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
         # Nobody is at work on the rows of a table that is set aside.
         rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
@@ -310,6 +314,16 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
         )
         for stage in stages
     )
+
+
+def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
+    """How far the building of a view's state is, and since when; None where it is there. Nothing is applied before."""
+    told = sink.view
+    if told is not None and told.figures.building is not None:
+        return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms
+    if told is None and not sink.watermark_lsn:
+        return "the view's state is to be built", None
+    return None
 
 
 def _is_left(stages: Iterable[Stage], look: Look) -> bool:
