@@ -18,9 +18,22 @@ if TYPE_CHECKING:
 _OWN: Final = ("sink", "sql", "key", "top")
 """What a view's section has besides settings of its kind of sink."""
 
+_OF_ITS_SINK: Final = {
+    "apply": "a view is always applied: remove it, or say so of a sink",
+    "type": "a view has the store of its sink: remove it, or name another sink",
+}
+
 _MODELS: Final[Mapping[str, type[TableSettings]]] = {
     model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])
 }
+
+
+SINK_TYPES: Final = ", ".join(map(repr, _MODELS))
+
+
+def problem_of_type(kind: Any) -> str:
+    """What is wrong with a sink's ``type``, None where it has none."""
+    return f"is missing: {SINK_TYPES}" if kind is None else f"{kind!r} is none of {SINK_TYPES}"
 
 
 def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -42,6 +55,8 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if not isinstance(section["apply"], bool):
                 problems.append(f"sinks.{name}.apply: true or false")
             lends[name] = section["apply"]
+            if section["apply"] is False and _kind_of(section) is None:  # the models get no such section
+                problems.append(f"sinks.{name}.type: {problem_of_type(section.get('type'))}")
     used = set[str]()
     for name, section in views.items():
         if isinstance(section, dict) and isinstance(section.get("sink"), str):
@@ -61,6 +76,11 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if lends.get(name) is not False
     }
     return rest | ({"sinks": plain | made} if "sinks" in document else {}), problems
+
+
+def _kind_of(section: Mapping[str, Any]) -> type[TableSettings] | None:
+    kind = section.get("type")
+    return _MODELS.get(kind) if isinstance(kind, str) else None
 
 
 class _Unfit(Exception):
@@ -99,10 +119,13 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
         raise _Unfit(f"views.{name} and sinks.{name} have one name: give the view another one")
     if not isinstance(lender, str) or not isinstance(sinks.get(lender), dict):
         raise _Unfit(f"{at}.sink: there is no section [sinks.{lender}], whose store it would take")
-    kind = _MODELS.get(sinks[lender].get("type", ""))
+    kind = _kind_of(sinks[lender])
     if kind is None:  # which is told of the sink itself
         raise _Unfit
-    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view"}]
+    problems = [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
+    if problems:
+        raise _Unfit(*problems)
+    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
     if not_its_own:
         raise _Unfit(*(f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in not_its_own))
     if not isinstance(section["sql"], str):
@@ -118,4 +141,4 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
     view = {"name": name, "sql": sql} | {key: section[key] for key in ("key", "top") if key in section}
-    return taken_over | own | {"tables": list(map(str, names)), "view": view}
+    return taken_over | own | {"tables": list(map(str, names)), "view": view, "lender": lender}

@@ -115,10 +115,10 @@ class ViewPipeline:
 
     # --- writing ---
 
-    def write(self, *changes: Change) -> int:
-        """One transaction, in the log and in the judge. Returns its LSN."""
+    def write(self, *changes: Change, progress: bool = True) -> int:
+        """One transaction, in the log and in the judge. Returns its LSN. ``progress``: its record is there as well."""
         self._write_judge(changes)
-        return self._committed(self.log.commit(changes))
+        return self._committed(self.log.commit(changes, progress=progress))
 
     def write_in_parts(self, parts: Sequence[Sequence[Change]]) -> int:
         """One transaction that is published in parts, each with a progress record of what was before it."""

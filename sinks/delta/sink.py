@@ -191,7 +191,7 @@ class DeltaSink:
                 properties,
                 overwrite_equal_tags=batch.overwrite_equal_tags,
                 deletes_before=emptied if empties else "",
-                erased="" if batch.overwrite_equal_tags else erased_tag(opened),
+                erased="" if batch.never_applied else erased_tag(opened),
             ),
             offsets,
         )

@@ -74,6 +74,7 @@ MIRROR: Final = b"m"
 """What the keys of tables' own rows begin with."""
 
 _NODE: Final = 2
+PREFIX_LENGTH: Final = 1 + _NODE + 1
 
 
 def prefix_of(kind: bytes, number: int, part: int = 0) -> bytes:

@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.config import Config, read
 from sinks.redis.settings import RedisSettings
-from sinks.registry import definition, with_definition
+from sinks.registry import changed_settings, definition, with_definition
 from sinks.view_settings import TopSettings
 from views.sql.tables_read import tables_read
 
@@ -56,6 +56,7 @@ def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
     assert (view.url, view.login) == (cache.url, cache.login)
     assert view.login.password_file == tmp_path / "cache"
     assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert (view.lender, cache.lender) == ("cache", "")
     assert view.view is not None
     assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
     assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
@@ -98,6 +99,7 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     view = read(written(tmp_path)).sinks["totals"]
     other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]
     assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
+    assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
 
@@ -108,10 +110,14 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
         ('sink = "cache"', 'sink = "nowhere"', "views.totals.sink: there is no section [sinks.nowhere]"),
         ('sink = "cache"\n', "", "views.totals.sink: is missing"),
         ("[views.totals]", "[views.cache]", "views.cache and sinks.cache have one name"),
-        ("[views.totals]", "[views.Totals]", "names are lower-case letters"),
+        ("[views.totals]", "[views.Totals]", "sinks and views have names of a lower-case letter"),
+        ("[views.totals]", f"[views.{'v' * 42}]", "followed by up to 40"),
         ("crm.people", "crm.persons", "views.totals.sql reads tables that aren't captured: crm.persons"),
         ("from orders", "form orders", "views.totals.sql: it can't be parsed"),
-        ('key = ["person"]', "key = []", "views.totals.key: "),
+        ('key = ["person"]', "key = []", "views.totals.key: must not be empty"),
+        ('key = ["person"]', "key = [1]", "views.totals.key.0: must be a text"),
+        ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
+        ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),
         ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
         ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
@@ -180,6 +186,18 @@ def test_what_is_wrong_between_views_is_told(tmp_path: Path, old: str, new: str,
 def test_what_a_view_has_taken_over_is_told_of_once_and_where_it_stands(tmp_path: Path, lends_only: str) -> None:
     text = VALID.replace('tables = ["public.orders"]\nprefix', f'{lends_only}adress = "x"\nprefix')
     assert problems(tmp_path, text) == ["sinks.cache.adress: unknown setting: check its spelling and its section"]
+
+
+@pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
+@pytest.mark.parametrize(
+    ("type_line", "problem"), [('type = "reddis"\n', "'reddis' is none of"), ("", "is missing: "), ("type = 5\n", "")]
+)
+def test_a_type_that_is_none_is_told_of_the_sink_whose_store_a_view_takes(
+    tmp_path: Path, lends_only: str, type_line: str, problem: str
+) -> None:
+    text = VALID.replace('type = "redis"\n', type_line + lends_only)
+    [told] = problems(tmp_path, text)
+    assert told.startswith(f"sinks.cache.type: {problem}")
 
 
 def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_all_refusals_are_told_at_once() -> None:
         ("select g, t from a where g is not null", ["g"], "two rows"),
         ("select id, t from a", ["missing"], "no column 'missing'"),
         ("select id, t from a", [], "names no column"),
+        ("select id, t from a", ["id", "id"], "names 'id' twice"),
         ("select a.id from a join b on a.g = b.y", ["id"], "two rows"),
         ("select a.id, b.id as other from a left join b on a.b_id = b.id", ["id", "other"], "can be null"),
         ("select u from a where u is not null", ["u"], "equality of 'u'"),
