@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import orjson
 
+from cdc.model.append_only import stored_tables
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
@@ -156,6 +157,7 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
     Another name, type or number of one of these makes another identity: a column that was dropped and added again
     holds other values. Other columns may come and go.
     """
+    tables = stored_tables(tables)
     read: dict[TableName, set[str]] = {}
     for node in nodes(plan.root):
         if isinstance(node, Scan):
@@ -177,7 +179,7 @@ class View:
         self.plan = plan
         self._state = state
         self._changes_max = changes_max
-        self._dataflow = Dataflow(plan.root, tables)
+        self._dataflow = Dataflow(plan.root, stored_tables(tables))
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)

@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
 from cdc.model.event import Events, Position, RowEvent, TableEvents
-from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -119,10 +117,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     sink_for(task).apply(Batch([], fence=task.fence))
     stored = {**task.view.reached, **stored}
     is_to_be_built = False
-    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task.view, shapes) as state:
-            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task, task.view) as state:
+            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
             is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
             is_to_be_built = is_to_be_built or not is_usable
             try:
@@ -135,9 +132,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 
 
 @contextmanager
-def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
+def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, shapes)
+    own = identity(view.plan, task.shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:

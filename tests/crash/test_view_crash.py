@@ -10,7 +10,7 @@ import redis
 
 from stack.stack import Endpoints
 from tests.databases import Database
-from tests.view_jobs import ViewPipeline, traffic
+from tests.view_jobs import HITS, USERS, VISITORS, ViewPipeline, hits, traffic
 from tests.view_task_process import ENDED, KILLED, run_batch
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -63,6 +63,26 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(pipeline: Vie
         before = lsn
         shutil.rmtree(pipeline.directory / "state")
     assert kills >= BUILDING_POINTS - 3
+
+
+def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
+    endpoints: Endpoints, tmp_path: Path, shared_database: Database
+) -> None:
+    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
+        pipeline = ViewPipeline(endpoints, tmp_path, judge, view=VISITORS, query=VISITORS.sql, tables=(USERS, HITS))
+        settings = pipeline.settings("redis")
+        task = pipeline.task(settings)
+        kills = 0
+        for point in range(1, BUILDING_POINTS + 1):
+            lsn = hits(pipeline, 12, seed=point)
+            kills += run_batch(task, kill_at=point) == KILLED
+            lsn = hits(pipeline, 2, seed=-point)
+            assert run_batch(task) == ENDED
+            assert pipeline.rows(settings) == pipeline.states[lsn], point
+            if point % 2 == 0:
+                shutil.rmtree(pipeline.directory / "state")
+        assert kills >= BUILDING_POINTS // 2
+        pipeline.close()
 
 
 def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(pipeline: ViewPipeline) -> None:
