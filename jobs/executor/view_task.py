@@ -21,7 +21,7 @@ from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
 from cdc.model.event import Events, Position, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
-from cdc.model.tag import Tag
+from cdc.model.tag import TRANSACTION_LENGTH, Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
@@ -33,6 +33,7 @@ from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.failures import FanOutExceeded
 from views.state.contract import UnusableState
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -305,8 +306,14 @@ class _Run:
         elif taken.records is None and not self._moves(taken.next_offsets):
             return
         else:
-            events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(list(events), epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets)
+            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            try:
+                self._view.step(events, epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets)
+            except FanOutExceeded:
+                # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+                if len({event.tag[:TRANSACTION_LENGTH] for event in events}) == 1:
+                    raise
+                raise _TooMuch from None
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
