@@ -14,7 +14,7 @@ all of them are in. Then the whole result is.
 import hashlib
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final
@@ -103,6 +103,12 @@ class Counters:
     def amplification(self) -> float:
         """Rows of the result that change with one row of a table, on average."""
         return self.changes_out / self.changes_in if self.changes_in else 0.0
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was done since then. A state that was built anew has counted from 0."""
+        if self.steps < before.steps or self.changes_in < before.changes_in:
+            return self
+        return _added(self, Counters(*(-count for count in astuple(before))))
 
     @property
     def rows_per_step(self) -> float:

@@ -26,6 +26,7 @@ from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
+from views.figures import ViewFigures
 
 FETCH_WAIT_MS: Final = 200
 """For how long the broker keeps a request without records. A commit is answered at once: commit to read was 1 ms at the
@@ -74,7 +75,7 @@ class LongBatch:
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
-    ``is_building``: a view's state is being built, and nothing can be applied before it is.
+    ``view`` are the figures of a view, None of any other sink.
     """
 
     rows: int = 0
@@ -82,7 +83,12 @@ class Told:
     stale: int = 0
     commit_time_ms: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    is_building: bool = False
+    view: ViewFigures | None = None
+
+    @property
+    def is_building(self) -> bool:
+        """Whether a view's state is being built: nothing can be applied before it is."""
+        return self.view is not None and self.view.building is not None
 
     def to_json(self) -> bytes:
         """One line."""
@@ -92,7 +98,7 @@ class Told:
             "stale": self.stale,
             "commit_time_ms": self.commit_time_ms,
             "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
-            "building": self.is_building,
+            "view": None if self.view is None else self.view.to_json(),
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -104,7 +110,8 @@ class Told:
         self.stale += facts["stale"]
         self.commit_time_ms = max(self.commit_time_ms, facts["commit_time_ms"])
         self.next_offsets |= {(topic, partition): offset for topic, partition, offset in facts["next_offsets"]}
-        self.is_building = facts["building"]
+        if facts["view"] is not None:
+            self.view = ViewFigures.from_json(facts["view"])
 
 
 class DriverLine:
@@ -255,9 +262,9 @@ def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
         result.next_offsets[at] = max(end, result.next_offsets.get(at, 0))
 
 
-def take_told(result: Result, told: Offsets, *, is_building: bool = False) -> Told:
+def take_told(result: Result, told: Offsets) -> Told:
     """What the driver is to be told now, which the result has no longer but for its offsets."""
     moved = {at: offset for at, offset in result.next_offsets.items() if told.get(at) != offset}
-    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, is_building)
+    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved)
     result.rows = result.applied = result.stale = 0
     return taken
