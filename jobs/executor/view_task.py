@@ -21,7 +21,7 @@ from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
 from cdc.model.event import Events, Position, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
-from cdc.model.tag import TRANSACTION_LENGTH, Tag
+from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
@@ -367,7 +367,7 @@ class _Run:
                 )
             except FanOutExceeded:
                 # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
-                if len({event.tag[:TRANSACTION_LENGTH] for event in events}) == 1:
+                if taken.transactions == 1:
                     raise
                 raise _TooMuch from None
         self._position = self._view.position()
