@@ -353,7 +353,10 @@ class View:
 
         def work(state: Step) -> None:
             again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
-            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for key, row in again.items():
+                # Of a key whose newest row was refused, the one before isn't written as if it were the newest.
+                if state.get(_PENDING + key) is None and state.get(_REFUSED + key) is None:
+                    state.put(_PENDING + key, row)
             for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
                 state.delete(entry)
             state.put(_RUN, run.encode())
