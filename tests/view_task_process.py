@@ -58,6 +58,7 @@ def main() -> int:
     task = pickle.loads(sys.stdin.buffer.read())
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
+    file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
     sink = view_task.sink_for(task)
     sink.apply = watched(sink.apply)  # type: ignore[method-assign]
     import pyarrow as pa

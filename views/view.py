@@ -9,6 +9,7 @@ all of them are in. Then the whole result is.
 """
 
 import hashlib
+import struct
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,9 +30,9 @@ from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.state.contract import Reading, State, Step
-from views.values import Value, from_event, to_event
+from views.values import Row, from_event, to_event
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of what the operators keep. Another number means another state, which is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
@@ -45,8 +46,8 @@ _BUILD_CHANGES_MAX: Final = 200_000
 _POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
 _DELIVERED, _RUN = b"\x00delivered", b"\x00run"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
-_GONE: Final = b"-"
-"""Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
+_KEY_LENGTH: Final = struct.Struct("<I")
+"""Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,24 @@ class ViewChange:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Rows for the sink. ``tag`` is the version that they are written with: that of the newest step.
+    """Rows for the sink, as JSON objects by their keys'. One that is gone is None.
 
-    With ``is_last`` nothing else is pending, so a sink that has these rows holds the result as of that position.
+    ``tag`` is the version that they are written with: that of the newest step. With ``is_last`` nothing else is
+    pending, so a sink that has these rows holds the result as of that position.
     """
 
     tag: Tag
-    changes: Sequence[ViewChange]
+    keys: Sequence[bytes]
+    rows: Sequence[bytes | None]
     is_last: bool = True
+
+    @property
+    def changes(self) -> list[ViewChange]:
+        """The same, parsed."""
+        return [
+            ViewChange(orjson.loads(key), None if row is None else orjson.loads(row))
+            for key, row in zip(self.keys, self.rows, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +177,7 @@ class View:
             if not made.type.is_same_in_events
         ]
         self._key_places = [self._names.index(name) for name in plan.key]
+        self._named_key = list(zip(plan.key, self._key_places, strict=True))
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
         self._build_size = sys.maxsize
@@ -265,6 +277,10 @@ class View:
         """Whether all of the result is pending, since nothing was acknowledged after the building."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
 
+    def compact(self) -> None:
+        """Give back the space of what was pending: of a whole result that was delivered, about half of the file."""
+        self._state.compact()
+
     def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
         """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
 
@@ -277,7 +293,7 @@ class View:
                 raise LockstepError(
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
-            return [key for key in keys if (state.get(_PENDING + self._stored_key(key)) or _GONE).startswith(_GONE)]
+            return [key for key in keys if _row_of(state.get(_PENDING + self._stored_key(key))) is None]
 
         return self._state.read(look)
 
@@ -324,11 +340,12 @@ class View:
 
         Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
         """
-        rows: dict[bytes, list[Value]] = {}
-        vanished: dict[bytes, list[Value]] = {}
+        rows: dict[bytes, Row] = {}
+        vanished: dict[bytes, Row] = {}
+        outputs, encode_key, key_places = self._outputs, self._encode_key, self._key_places
         for row, weight in changes.items():
-            values = list(self._outputs(row))
-            key = self._encode_key([values[place] for place in self._key_places])
+            values = outputs(row)
+            key = encode_key([values[place] for place in key_places])
             into = rows if weight > 0 else vanished
             assert key not in into, "two rows of the result have one key"
             into[key] = values
@@ -338,8 +355,7 @@ class View:
         for key, old in vanished.items():
             if key not in rows:
                 if keeps_gone:
-                    own = self._as_in_events(old)
-                    stored[_PENDING + key] = _GONE + orjson.dumps([own[place] for place in self._key_places])
+                    stored[_PENDING + key] = self._pending_row(old, is_gone=True)
                 else:
                     state.delete(_PENDING + key)
                 state.delete(_REFUSED + key)
@@ -348,15 +364,17 @@ class View:
             else:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
-            stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
+            stored[_PENDING + key] = self._pending_row(values)
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
 
-    def _as_in_events(self, values: list[Value]) -> list[JsonValue]:
-        made: list[JsonValue] = [*values]
+    def _pending_row(self, values: Row, *, is_gone: bool = False) -> bytes:
+        own: list[JsonValue] = [*values]
         for place, convert in self._converted:
-            made[place] = convert(values[place])
-        return made
+            own[place] = convert(values[place])
+        key = orjson.dumps({name: own[place] for name, place in self._named_key})
+        row = b"" if is_gone else orjson.dumps(dict(zip(self._names, own, strict=True)))
+        return _KEY_LENGTH.pack(len(key)) + key + row
 
     def pending(self, limit: int | None = None) -> Output | None:
         """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
@@ -366,20 +384,18 @@ class View:
             if position.is_building:
                 return None
             entries = state.scan(_PENDING)
-            changes = [self._change(stored) for _, stored in islice(entries, limit)]
-            if not changes:
+            keys: list[bytes] = []
+            rows: list[bytes | None] = []
+            for _, stored in islice(entries, limit):
+                end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0]
+                keys.append(stored[_KEY_LENGTH.size : end])
+                rows.append(stored[end:] or None)
+            if not keys:
                 return None
             is_last = limit is None or next(entries, None) is None
-            return Output(position.tag, changes, is_last)
+            return Output(position.tag, keys, rows, is_last)
 
         return self._state.read(look)
-
-    def _change(self, stored: bytes) -> ViewChange:
-        if stored.startswith(_GONE):
-            return ViewChange(dict(zip(self.plan.key, orjson.loads(stored[len(_GONE) :]), strict=True)), None)
-        values = orjson.loads(stored)
-        key = {name: values[place] for name, place in zip(self.plan.key, self._key_places, strict=True)}
-        return ViewChange(key, dict(zip(self._names, values, strict=True)))
 
     def acknowledge(self, output: Output, *, refused: Collection[Mapping[str, JsonValue]] = ()) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
@@ -394,9 +410,9 @@ class View:
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
             state.delete(_IS_WHOLE)
-            if output.changes:
+            if output.keys:
                 state.put(_DELIVERED, orjson.dumps(_triples(position.offsets)))
-            for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
+            for key, stored in list(islice(state.scan(_PENDING), len(output.keys))):
                 state.delete(key)
                 if key in aside:
                     state.put(_REFUSED + key[len(_PENDING) :], stored)
@@ -420,6 +436,11 @@ class View:
 
     def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+
+
+def _row_of(stored: bytes | None) -> bytes | None:
+    """The row of a pending entry; None where there is none."""
+    return None if stored is None else stored[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0] :] or None
 
 
 def _added(before: Counters, done: Counters) -> Counters:

@@ -316,8 +316,9 @@ class _Run:
         stored = (row.key for row in sink.scan(self._input.table))
         while keys := list(islice(stored, _FED_ROWS)):
             if absent := self._view.absent(keys):
-                self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
-        self._view.acknowledge(Output(self._view.position().tag, ()))
+                gone = [RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent]
+                self._apply(TableEvents.of(self._input.table.name, gone), {})
+        self._view.acknowledge(Output(self._view.position().tag, (), ()))
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
@@ -325,20 +326,22 @@ class _Run:
         offsets = self._of_tables(position.offsets)
         if position.seq:
             self._note_tag(position)
-        if self._view.is_whole:
+        is_whole = self._view.is_whole
+        if is_whole:
             self._delete_rows_of_before()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
-            tag = str(output.tag)
-            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            tags = [str(output.tag)] * len(output.keys)
+            events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             self._apply(events, offsets if output.is_last else {})
             self._view.acknowledge(output)
+        if is_whole:
+            self._view.compact()
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
-        of_result = TableEvents.of(self._input.table.name, events)
-        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> None:
+        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         if outcome.rejections:
             first = outcome.rejections[0]
