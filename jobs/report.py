@@ -8,6 +8,8 @@ from typing import assert_never
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
+from views.figures import ViewFigures
+from views.view import Counters
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,16 @@ class WatermarkRaised:
     generation: int
     watermark_lsn: int
     commit_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewReport:
+    """What a view holds now, and ``done`` what it has done since the last report, which was seconds ago."""
+
+    sink: str
+    generation: int
+    figures: ViewFigures
+    done: Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +176,7 @@ Report = (
     | KeepsMicroBatches
     | StatusReport
     | WatermarkRaised
+    | ViewReport
     | SinkWaiting
     | BatchGoesOn
     | SinkFailed
@@ -214,6 +227,20 @@ def _message(report: Report) -> tuple[int, LogMessage]:
         case WatermarkRaised():
             return logging.DEBUG, LogMessage(
                 "watermark raised", {"sink": report.sink, "watermark": format_lsn(report.watermark_lsn)}
+            )
+        case ViewReport():
+            building = report.figures.building
+            return logging.DEBUG if building is None else logging.INFO, LogMessage(
+                "view is kept" if building is None else "view is being built",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "rows": report.figures.rows,
+                    "state_bytes": report.figures.state_bytes,
+                    "steps": report.done.steps,
+                }
+                if building is None
+                else {"sink": report.sink, "generation": report.generation, "progress": building.sentence},
             )
         case SinkWaiting():
             return logging.WARNING, LogMessage(

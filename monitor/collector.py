@@ -29,6 +29,7 @@ from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
+from jobs.generations.view_state import ToldView, load_told
 from monitor.lag import (
     APPLIED,
     IN_KAFKA,
@@ -47,7 +48,7 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -78,7 +79,7 @@ _TABLES_EVERY_S = 10.0
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None]]
+_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None, ToldView | None]]
 _Answer = _Progresses | LockstepError
 _Asking = Literal["source", "others"]
 
@@ -331,7 +332,7 @@ class LagCollector:
         for name, answer in answers.items():
             if isinstance(answer, LockstepError):
                 continue
-            for generation, progress, _, blocked_by in answer:
+            for generation, progress, _, blocked_by, _ in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
                     signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
@@ -419,9 +420,14 @@ class LagCollector:
                 self._opened(name, generation.number).generations.load_progress(),
                 jobs.get(generation.number),
                 blocked_by,
+                self._told_view(name, generation.number),
             )
             for generation in generations
         ]
+
+    def _told_view(self, name: str, number: int) -> ToldView | None:
+        """What the job of a view has told of it."""
+        return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
@@ -637,7 +643,7 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress, job, _ in answer:
+        for generation, progress, job, _, view in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
@@ -653,6 +659,9 @@ class LagCollector:
                 0 if progress is None else progress.rejected,
                 job,
                 records_held=held,
+                has_begun=progress is not None,
+                is_view=self._settings[name].view is not None,
+                view=view,
             )
 
     def _records_left(
@@ -687,7 +696,7 @@ class LagCollector:
         if known is None or known.definition != record.definition:
             built = with_definition(settings, record.definition)
             today, then = definition(settings), definition(built)
-            changed = tuple(sorted(key for key in today if today[key] != then[key]))
+            changed = tuple(changed_settings(then, today))
             known = self._built[name, generation.number] = _BuiltWith(record.definition, built, changed)
         return known
 

@@ -29,6 +29,12 @@ _ROWS_PER_S: Final = 5000
 _ROWS_MAX: Final = 300_000
 """A batch of many rows may take as long as they take at this rate, and as those of a very large batch at most."""
 
+_STARTING_S: Final = 30.0
+"""So much longer a job may take for its first batch: Spark and the sink's code are loaded for it."""
+
+_FIRST_ROWS_S: Final = 600.0
+"""So long the first rows of a generation may take. Of a view, nothing is applied before its state is built."""
+
 _START: Final = "`lockstep run` or `lockstep capture` starts it"
 _CAPTURE_AGAIN: Final = (
     "look into its log: where that has nothing new for minutes, end its process, and start `lockstep run` again;"
@@ -65,6 +71,7 @@ class _Seen:
     """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
 
     ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
+    ``has_ended``: its job was seen not to run, and it hasn't moved since.
     """
 
     sign: Hashable
@@ -73,6 +80,7 @@ class _Seen:
     blocker: str | None = None
     life: Hashable | None = None
     life_s: float = 0.0
+    has_ended: bool = False
 
 
 class Stalls:
@@ -192,10 +200,15 @@ class Stalls:
         job = sink.job
         if job is not None and job.state is not JobState.RUNNING:
             self._still(stage, look, lacks=False)
+            self._seen[stage.name].has_ended = True
             return _ended(stage, job)
         held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
+        if sink.is_view and silent_s < STALLED_S and (building := _building(sink)) is not None:
+            reason, since_ms = building
+            self._still(stage, look, lacks=False)
+            return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
         # Nobody is at work on the rows of a table that is set aside.
         rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
@@ -204,9 +217,13 @@ class Stalls:
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
         still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
-        blocker = self._seen[stage.name].blocker
+        seen = self._seen[stage.name]
+        blocker = seen.blocker
+        is_at_work = not (blocker or silent_s >= STALLED_S)
         rows = min(rows_left, _ROWS_MAX)
-        patience_s = STALLED_S + (0 if blocker or silent_s >= STALLED_S else rows / _ROWS_PER_S)
+        patience_s = STALLED_S + (rows / _ROWS_PER_S + _STARTING_S * seen.has_ended if is_at_work else 0)
+        if is_at_work and not sink.has_begun and lacks and still_s < _FIRST_ROWS_S:
+            return _as(stage, StageState.BUILDING, reason="its first rows are being loaded")
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
@@ -236,6 +253,7 @@ class Stalls:
         if seen is None:
             seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
         if seen.sign != sign or not lacks:
+            seen.has_ended = seen.has_ended and seen.sign == sign
             seen.sign, seen.moved_s, seen.moved_ms, seen.blocker = sign, look.at_s, look.now_ms, None
         seen.blocker = blocker or seen.blocker
         return look.at_s - seen.moved_s
@@ -296,6 +314,16 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
         )
         for stage in stages
     )
+
+
+def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
+    """How far the building of a view's state is, and since when; None where it is there. Nothing is applied before."""
+    told = sink.view
+    if told is not None and told.figures.building is not None:
+        return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms
+    if told is None and not sink.watermark_lsn:
+        return "the view's state is to be built", None
+    return None
 
 
 def _is_left(stages: Iterable[Stage], look: Look) -> bool:

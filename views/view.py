@@ -4,6 +4,9 @@ A step takes the changes of whole transactions and is kept with its output, its 
 output stays pending until it is acknowledged: whoever was killed between the two writes it again. Written to a guarded
 sink with the output's tag, the same output changes nothing the second time.
 
+What was acknowledged is kept beside it until the sink's progress is known to have it (``confirm``). Another run of a
+job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
+
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
 all of them are in. Then the whole result is.
 """
@@ -11,9 +14,10 @@ all of them are in. Then the whole result is.
 import hashlib
 import struct
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import chain, islice, takewhile
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -29,7 +33,7 @@ from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
-from views.state.contract import Reading, State, Step
+from views.state.contract import Entry, Reading, State, Step
 from views.values import Row, from_event, to_event
 
 FORMAT: Final = 4
@@ -40,14 +44,25 @@ CHANGES_MAX: Final = 5_000_000
 
 TopicPartition = tuple[str, int]
 
+NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
+
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
 _POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
-_DELIVERED, _RUN = b"\x00delivered", b"\x00run"
+_AS_STORED: Final = b"q"
+"""Pending rows that the sink has already, but for their tags: nobody sees them change, so they come last."""
+
+_SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
+"""Rows that were acknowledged, and the next offsets as of them: both by the number of the output."""
+
+_FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
+_NOT_ARRANGED, _ARRANGED = b"", b"1"
 _KEY_LENGTH: Final = struct.Struct("<I")
 """Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
+
+_NUMBER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,12 @@ class Counters:
     def amplification(self) -> float:
         """Rows of the result that change with one row of a table, on average."""
         return self.changes_out / self.changes_in if self.changes_in else 0.0
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was done since then. A state that was built anew has counted from 0."""
+        if self.steps < before.steps or self.changes_in < before.changes_in:
+            return self
+        return _added(self, Counters(*(-count for count in astuple(before))))
 
     @property
     def rows_per_step(self) -> float:
@@ -212,10 +233,19 @@ class View:
 
     # --- building ---
 
-    def begin_building(self) -> None:
-        """Forget all that the state holds, and mark it as one that is being built."""
+    def begin_building(self, *, log: str = "") -> None:
+        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what."""
+
+        def work(state: Step) -> None:
+            state.put(_IS_BUILDING, orjson.dumps(asdict(Counters())))
+            state.put(_LOG, log.encode())
+
         self._state.clear()
-        self._state.update(lambda state: state.put(_IS_BUILDING, orjson.dumps(asdict(Counters()))))
+        self._state.update(work)
+
+    def log(self) -> str:
+        """What the state was built from, as ``begin_building`` was told."""
+        return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
     def build(self, events: Sequence[RowEvent]) -> None:
         """Bring in rows as of the position that the building ends with: any number of them, in any order.
@@ -265,53 +295,86 @@ class View:
             if stored is None:
                 raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
             state.delete(_IS_BUILDING)
-            state.put(_IS_WHOLE, b"")
+            state.put(_IS_WHOLE, _NOT_ARRANGED)
             # What a change costs on average isn't told by the building, which has made each row once.
             counters = Counters(rows=orjson.loads(stored)["rows"])
             _keep_position(state, ViewPosition(epoch, lsn, offsets, counters, seq=seq))
 
         self._state.update(work)
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the result is pending, since nothing was acknowledged after the building."""
-        return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
-
     def compact(self) -> None:
         """Give back the space of what was pending: of a whole result that was delivered, about half of the file."""
         self._state.compact()
 
-    def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
-        """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
 
-        A state knows it only while all of the result is pending: from the end of its building until the first output is
-        acknowledged. Raises LockstepError at any other time.
+    def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
+        """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
+
+        Those of which the result has no row become pending deletions. Those that are as they should be come last: so
+        all that readers see change is pending first. Raises LockstepError where not all of the result is pending.
         """
 
-        def look(state: Reading) -> list[Mapping[str, JsonValue]]:
-            if state.get(_IS_WHOLE) is None:
+        def work(state: Step) -> None:
+            if state.get(_IS_WHOLE) != _NOT_ARRANGED:
                 raise LockstepError(
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
-            return [key for key in keys if _row_of(state.get(_PENDING + self._stored_key(key))) is None]
+            for key, row in stored:
+                own = self._stored_key(key)
+                pending = state.get(_PENDING + own)
+                if pending is None:
+                    if state.get(_AS_STORED + own) is None:
+                        state.put(_PENDING + own, _stored({name: key[name] for name in self.plan.key}, None))
+                elif (is_to_be := _row_of(pending)) is not None and orjson.loads(is_to_be) == {
+                    name: row.get(name) for name in self._names
+                }:
+                    state.delete(_PENDING + own)
+                    state.put(_AS_STORED + own, pending)
 
-        return self._state.read(look)
+        self._state.update(work)
 
-    def delivered(self) -> Mapping[TopicPartition, int]:
-        """The next offset of each partition as of the newest output that was acknowledged; empty before the first.
+    def end_arranging(self) -> None:
+        """All that the sink has was taken in."""
 
-        The state has forgotten that output. So a sink that doesn't know of these offsets has lost rows that only a new
-        state can give it.
+        def work(state: Step) -> None:
+            if next(_pending(state), None) is None:
+                state.delete(_IS_WHOLE)
+            else:
+                state.put(_IS_WHOLE, _ARRANGED)
+
+        self._state.update(work)
+
+    def forgotten(self) -> Mapping[TopicPartition, int]:
+        """The next offset of each partition as of the newest output that is kept no longer; empty before the first.
+
+        A sink that doesn't know of these offsets may lack rows that only a new state can give it.
         """
-        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_DELIVERED) or b"[]")))
+        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_FORGOTTEN) or b"[]")))
+
+    def confirm(self, reached: Mapping[TopicPartition, int]) -> None:
+        """The sink's progress has these next offsets: output from before them is needed no more."""
+        if self._state.read(lambda state: _confirmed(state, reached)):
+            self._state.update(lambda state: _forget(state, reached))
 
     def is_of(self, run: str) -> bool:
         """Whether this run of a job has made or adopted the state: it knows what became of the output."""
         return self._state.read(lambda state: state.get(_RUN) == run.encode())
 
     def adopt(self, run: str) -> None:
-        """The state belongs to this run of a job from now on."""
-        self._state.update(lambda state: state.put(_RUN, run.encode()))
+        """The state belongs to this run of a job from now on. What the sink may not have is pending again."""
+
+        def work(state: Step) -> None:
+            again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
+            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
+                state.delete(entry)
+            state.put(_RUN, run.encode())
+
+        self._state.update(work)
 
     def _step(self, state: Step, events: Sequence[RowEvent], until: ViewPosition, transactions: int) -> Counters:
         position = stored_position(state)
@@ -365,6 +428,9 @@ class View:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
             stored[_PENDING + key] = self._pending_row(values)
+        if keeps_gone and state.get(_IS_WHOLE) is not None:
+            for key in stored:
+                state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
 
@@ -372,18 +438,20 @@ class View:
         own: list[JsonValue] = [*values]
         for place, convert in self._converted:
             own[place] = convert(values[place])
-        key = orjson.dumps({name: own[place] for name, place in self._named_key})
-        row = b"" if is_gone else orjson.dumps(dict(zip(self._names, own, strict=True)))
-        return _KEY_LENGTH.pack(len(key)) + key + row
+        key = {name: own[place] for name, place in self._named_key}
+        return _stored(key, None if is_gone else dict(zip(self._names, own, strict=True)))
 
     def pending(self, limit: int | None = None) -> Output | None:
-        """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
+        """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
+
+        Those of ``arrange`` that the sink has already come after all others.
+        """
 
         def look(state: Reading) -> Output | None:
             position = stored_position(state)
             if position.is_building:
                 return None
-            entries = state.scan(_PENDING)
+            entries = _pending(state)
             keys: list[bytes] = []
             rows: list[bytes | None] = []
             for _, stored in islice(entries, limit):
@@ -397,11 +465,17 @@ class View:
 
         return self._state.read(look)
 
-    def acknowledge(self, output: Output, *, refused: Collection[Mapping[str, JsonValue]] = ()) -> None:
+    def acknowledge(
+        self,
+        output: Output,
+        *,
+        refused: Collection[Mapping[str, JsonValue]] = (),
+        reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
+    ) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
 
-        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. Raises LockstepError
-        after a further step: then the rows are pending again.
+        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. ``reached`` is as in
+        ``confirm``. Raises LockstepError after a further step: then the rows are pending again.
         """
         aside = {_PENDING + self._stored_key(key) for key in refused}
 
@@ -409,13 +483,22 @@ class View:
             position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            state.delete(_IS_WHOLE)
-            if output.keys:
-                state.put(_DELIVERED, orjson.dumps(_triples(position.offsets)))
-            for key, stored in list(islice(state.scan(_PENDING), len(output.keys))):
+            entries = list(islice(_pending(state), len(output.keys)))
+            for key, _ in entries:
                 state.delete(key)
-                if key in aside:
-                    state.put(_REFUSED + key[len(_PENDING) :], stored)
+            own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
+            state.put_all({_REFUSED + key[len(_PENDING) :]: own.pop(key) for key in aside if key in own})
+            offsets = orjson.dumps(_triples(position.offsets))
+            if state.get(_IS_WHOLE) is not None:
+                # Kept once more, the whole result would be half of the state. Built again, it is there again.
+                state.put(_FORGOTTEN, offsets)
+                if output.is_last:
+                    state.delete(_IS_WHOLE)
+            elif own:
+                number = _next_number(state)
+                state.put(_SENT_AS_OF + number, offsets)
+                state.put_all({_SENT + number + key[len(_PENDING) :]: stored for key, stored in own.items()})
+            _forget(state, reached)
 
         self._state.update(work)
 
@@ -438,9 +521,46 @@ class View:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
 
 
-def _row_of(stored: bytes | None) -> bytes | None:
-    """The row of a pending entry; None where there is none."""
-    return None if stored is None else stored[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0] :] or None
+def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:
+    """A pending entry."""
+    own = orjson.dumps(key)
+    return _KEY_LENGTH.pack(len(own)) + own + (b"" if row is None else orjson.dumps(row))
+
+
+def _row_of(pending: bytes) -> bytes | None:
+    """The row of a pending entry; None where it is gone."""
+    return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
+
+
+def _pending(state: Reading) -> Iterator[Entry]:
+    return chain(state.scan(_PENDING), state.scan(_AS_STORED))
+
+
+def _all(state: Reading, prefix: bytes) -> list[bytes]:
+    return [key for key, _ in state.scan(prefix)]
+
+
+def _next_number(state: Reading) -> bytes:
+    newest = next(state.scan_back(_SENT_AS_OF), None)
+    number = 0 if newest is None else int.from_bytes(newest[0][len(_SENT_AS_OF) :], "big") + 1
+    return number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _confirmed(state: Reading, reached: Mapping[TopicPartition, int]) -> list[Entry]:
+    """The outputs that a sink has whose progress has reached these offsets: the first ones, since offsets only grow."""
+
+    def has(entry: Entry) -> bool:
+        return all(reached.get(at, 0) >= offset for at, offset in _offsets(orjson.loads(entry[1])).items())
+
+    return list(takewhile(has, state.scan(_SENT_AS_OF))) if reached else []
+
+
+def _forget(state: Step, reached: Mapping[TopicPartition, int]) -> None:
+    for key, offsets in _confirmed(state, reached):
+        for sent in _all(state, _SENT + key[len(_SENT_AS_OF) :]):
+            state.delete(sent)
+        state.delete(key)
+        state.put(_FORGOTTEN, offsets)
 
 
 def _added(before: Counters, done: Counters) -> Counters:

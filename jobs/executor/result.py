@@ -11,6 +11,7 @@ from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch,
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
+from views.figures import ViewFigures
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,6 +94,8 @@ class Result:
     lacks_record: bool = False
     """Of a view: no progress record came that is newer than all that was read, so the newest events aren't taken in."""
     failures: list[Failure] = field(default_factory=list)
+    view: ViewFigures | None = None
+    """Of a view's task, as of its end."""
 
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition."""
@@ -105,6 +108,7 @@ class Result:
         self.resolved += other.resolved
         self.lacks_record = self.lacks_record or other.lacks_record
         self.failures += other.failures
+        self.view = other.view or self.view
 
 
 def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
@@ -141,6 +145,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "failures": [
                 [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
             ],
+            "view": None if result.view is None else result.view.to_json(),
         }
     ]
     facts += [
@@ -187,6 +192,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
                     lacks_record=fact["lacks_record"],
                     failures=[Failure(*failure) for failure in fact["failures"]],
+                    view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
                 )
             )
     return total

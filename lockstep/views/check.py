@@ -63,13 +63,24 @@ def check(connection: psycopg.Connection[Any], question: Question, tables: Mappi
     try:
         plan = read_view(sql, tables, key=key, top=question.top)
     except Refused as refused:
-        return Checked(key, refused.refusals)
+        return Checked(key, refused.refusals if key else tuple(map(_without_key, refused.refusals)))
     is_known_there = not reads_events(sql)
     if is_known_there and (refusal := _refused_by_postgres(connection, sql)) is not None:
         return Checked(key, (refusal,))
     known = table_statistics(connection, plan.tables)
     not_analysed = tuple(table for table in plan.tables if table not in known)
     return Checked(key, (), plan, None if not_analysed else estimate(plan, known), not_analysed)
+
+
+def _without_key(refusal: Refusal) -> Refusal:
+    """The refusal, where it is that no key was named, as who was to find one says it."""
+    if refusal.clause != "key = []":
+        return refusal
+    return Refusal(
+        "key",
+        "no columns of the result tell its rows apart, as far as can be told",
+        "add the keys of the tables to the select list, or name the columns",
+    )
 
 
 def _refused_by_postgres(connection: psycopg.Connection[Any], sql: str) -> Refusal | None:

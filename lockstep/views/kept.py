@@ -16,6 +16,7 @@ from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import recorded_shapes
 from lockstep.config import Config
 from lockstep.generations import Description, describe, settings_of_generation
+from monitor.table import view_text
 from sinks.view_settings import ViewSettings
 from views.failures import Refused
 from views.figures import ViewFigures
@@ -23,11 +24,11 @@ from views.operators.kept import Kept, kept_by_operators
 from views.plan import ViewPlan
 from views.state.contract import UnusableState
 from views.state.file import WatchedState
-from views.view import ViewPosition, identity, stored_position
+from views.view import identity, stored_position
 
 
 class ViewState(StrEnum):
-    """``BUILDING``: its state is being built, and nothing is shown of it yet. ``READY``: it is kept up to date.
+    """``BUILDING``: its state is being built, and its sink gets nothing meanwhile. ``READY``: it is kept up to date.
 
     ``STOPPED``, ``SILENT`` and ``ABSENT``: no job keeps it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``:
     its store couldn't be asked.
@@ -91,8 +92,8 @@ class ViewStatus:
 
     @property
     def sentence(self) -> str | None:
-        """Why it isn't kept, with the next step on a line of its own; None where it is."""
-        if self.state in (ViewState.READY, ViewState.BUILDING):
+        """Why it isn't there, or isn't kept, with the next step on a line of its own; None where it is."""
+        if self.state is ViewState.READY:
             return None
         since = "" if self.since_ms is None else f" since {time_text(self.since_ms)}"
         reason = "" if self.reason is None else f": {self.reason}"
@@ -119,6 +120,19 @@ def view_now(config: Config, name: str) -> list[ViewStatus]:
     return [_status(config, of, _built_with(config, view, of), is_only=len(descriptions) == 1) for of in descriptions]
 
 
+def _figures(config: Config, of: Description, name: str) -> ViewFigures | None:
+    """Those of the state's file, where it is on this machine and no earlier one, else those that the job has told."""
+    told = None if of.view is None else of.view.figures
+    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=of.generation.number)
+    try:
+        with closing(WatchedState(directory)) as watched:
+            position = watched.read(stored_position)
+            is_told_newer = told is not None and (told.building is not None or told.lsn > position.lsn)
+            return told if is_told_newer else ViewFigures.of(position, watched.size())
+    except LockstepError:
+        return told  # it isn't here, or not ours to read
+
+
 def _settings_of(config: Config, name: str) -> ViewSettings:
     view = config.views.get(name)
     if view is None:
@@ -135,17 +149,9 @@ def _built_with(config: Config, today: ViewSettings, of: Description) -> ViewSet
 
 def _status(config: Config, of: Description, view: ViewSettings, *, is_only: bool) -> ViewStatus:
     number = of.generation.number
-    figures: ViewFigures | None = None
-    position: ViewPosition | None = None
-    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=view.name, generation=number)
-    try:
-        with closing(WatchedState(directory)) as watched:
-            position = watched.read(stored_position)
-            figures = ViewFigures.of(position, watched.size())
-    except LockstepError:
-        pass  # it isn't here, or not ours to read
+    figures = _figures(config, of, view.name)
     lsn = of.progress.watermark_lsn if of.progress is not None and of.progress.watermark_lsn else None
-    is_building = lsn is None if position is None else position.is_building
+    is_building = lsn is None if of.view is None else of.view.is_building
     state, since_ms, reason, hint = ViewState.READY, of.job.since_ms, of.job.reason, of.job.hint
     start = "`lockstep run` or `lockstep apply` starts it"
     match of.job.state:
@@ -155,8 +161,11 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
             state, reason, hint = ViewState.SILENT, "its job ended without a word", start
         case JobState.ABSENT:
             state, reason, hint = ViewState.ABSENT, "no job keeps it", start
-        case _ if is_building:
-            state = ViewState.BUILDING
+        case _:
+            since_ms = None if of.view is None else of.view.since_ms
+            state = ViewState.BUILDING if is_building else ViewState.READY
+            if is_building:
+                reason = "it begins" if of.view is None else view_text(of.view)
     # A view's only generation goes by its name, before readers see it too.
     is_live = of.generation.is_live or is_only
     return ViewStatus(

@@ -91,6 +91,13 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
     assert status["figures"]["state_rows"] >= 30 + 91 + OWNERS
     assert status["figures"]["state_bytes"] > 0
 
+    assert status["since_ms"] is not None
+    (generation,) = json.loads(pipeline.run("generations", name, "--json"))
+    assert (generation["view"]["rows"], generation["view"]["building"]) == (OWNERS, None)
+    stages = json.loads(pipeline.run("lag", "--json"))["stages"]
+    (view,) = (stage["view"] for stage in stages if stage.get("sink") == name)
+    assert (view["rows"], view["state_rows"]) == (OWNERS, status["figures"]["state_rows"])
+
     code, explained = asked(pipeline, capsys, "explain", name)
     group = explained["plan"]
     (join,) = group["sources"]

@@ -1,5 +1,6 @@
 """A view's settings -> its plan, or all reasons against it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -81,6 +82,10 @@ def _check_key(relation: Relation, key: tuple[str, ...], refusals: list[Refusal]
     if missing or not key:
         what = f"the query has no column {missing[0]!r}" if missing else "it names no column"
         refusals.append(Refusal(clause, what, f"name some of {', '.join(relation.names)}"))
+        return
+    twice = [name for name, count in Counter(key).items() if count > 1]
+    if twice:
+        refusals.append(Refusal(clause, f"it names {twice[0]!r} twice", "name each column once"))
         return
     for name in key:
         expression = relation.names[name]

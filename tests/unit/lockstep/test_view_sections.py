@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.config import Config, read
 from sinks.redis.settings import RedisSettings
-from sinks.registry import definition, with_definition
+from sinks.registry import changed_settings, definition, with_definition
 from sinks.view_settings import TopSettings
 from views.sql.tables_read import tables_read
 
@@ -99,6 +99,7 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     view = read(written(tmp_path)).sinks["totals"]
     other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]
     assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
+    assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
 

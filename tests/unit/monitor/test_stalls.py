@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
+from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from tests.lag import NOW_MS, sink_facts, source_facts
+from views.figures import Building, Doing, ViewFigures
+from views.view import Counters
 
 _SLOT = "lockstep_shop"
 _LONG_S = 2 * STALLED_S
@@ -200,6 +203,32 @@ def test_a_sink_that_applies_nothing_hangs_and_the_others_do_not() -> None:
     assert _states(lag)[4] is StageState.CURRENT
 
 
+def test_first_rows_take_their_time_unless_the_job_is_silent_or_waits_for_a_lock() -> None:
+    def first(second: int) -> SinkFacts:
+        return _behind(has_begun=False, watermark_lsn=0, job=JobStatus(JobState.RUNNING, last_sign_ms=second))
+
+    watching = Watching()
+    for second in range(600):
+        lag = watching.look(_source(), first(second))
+        assert lag.worst is None
+    assert (lag.stages[3].state, lag.stages[3].reason) == (StageState.BUILDING, "its first rows are being loaded")
+    assert _worst(watching.look(_source(), first(600))).state is StageState.STALLED
+    assert _worst(Watching().watch(_source(), first(1))).state is StageState.STALLED, "no sign of life"
+    watching = Watching()
+    for second in range(round(_LONG_S)):
+        lag = watching.look(_source(), first(second), blocked={"cache": "pid 9 (dbt)"})
+    assert "pid 9 (dbt)" in (_worst(lag).reason or "")
+
+
+def test_a_job_that_was_started_again_has_longer_for_its_first_batch() -> None:
+    watching = Watching()
+    watching.look(_source(), _behind(job=JobStatus(JobState.ABSENT)))
+    assert watching.watch(_source(), _behind(), seconds=30).worst is None
+    assert _worst(watching.watch(_source(), _behind())).state is StageState.STALLED
+    watching.look(_source(), _behind(watermark_lsn=950))
+    assert _worst(watching.watch(_source(), _behind(watermark_lsn=950))).state is StageState.STALLED
+
+
 def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
     many = _behind(records_behind=100_000)
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"
@@ -357,3 +386,43 @@ def test_a_paused_table_hides_no_hang_of_the_others() -> None:
         states.append(watching.look(_source(), sink).stages[-1].state)
     assert states[-1] is StageState.STALLED
     assert set(states) == {StageState.PAUSED, StageState.STALLED}
+
+
+# --- views ---
+
+
+def _told(done: int, *, building: bool = True) -> ToldView:
+    progress = Building(5_000, Doing.READING, done, 500, 10.0) if building else None
+    return ToldView(5_000, ViewFigures(0 if building else 8, 10, 4096, Counters(rows=3), progress, done))
+
+
+def test_a_view_that_is_being_built_is_building_and_never_stalled() -> None:
+    watching = Watching()
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500, view=_told(100))
+    for second in range(100):  # its job gives signs of life
+        alive = replace(sink, job=JobStatus(JobState.RUNNING, last_sign_ms=second))
+        lag = watching.look(_source(wal_end=2000, published_lsn=2000, received_lsn=2000), alive)
+    stage = lag.stages[-1]
+    assert (stage.state, stage.since_ms) == (StageState.BUILDING, 5_000)
+    assert stage.reason == (
+        "the view's state is being built: reading 100 of 500 events of the log, 10 a second, 40 s left"
+    )
+    assert lag.building_views == [f"{sink.label}: {stage.reason}"]
+    assert not lag.needs_somebody
+
+
+def test_a_view_of_which_nothing_is_there_yet_is_to_be_built() -> None:
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500)
+    stage = Watching().watch(_source(), sink).stages[-1]
+    assert (stage.state, stage.reason) == (StageState.BUILDING, "the view's state is to be built")
+
+
+def test_a_building_whose_job_gives_no_sign_of_life_hangs() -> None:
+    job = JobStatus(JobState.RUNNING, last_sign_ms=1)
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500, view=_told(100), job=job)
+    assert Watching().watch(_source(), sink, seconds=3 * STALLED_S).stages[-1].state is StageState.STALLED
+
+
+def test_a_view_that_is_built_hangs_as_any_sink_does() -> None:
+    sink = _sink(is_view=True, records_behind=5, view=_told(1, building=False))
+    assert Watching().watch(_source(), sink).stages[-1].state is StageState.STALLED
