@@ -101,6 +101,7 @@ def main() -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
+    file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
     sink = view_task.sink_for(task)
     sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
     import pyarrow as pa

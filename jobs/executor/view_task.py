@@ -6,7 +6,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
-from cdc.model.event import Events, Position, RowEvent, TableEvents
+from cdc.model.event import Events, Position, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -410,24 +410,26 @@ class _Run:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
-        if self._view.is_whole:
+        is_whole = self._view.is_whole
+        if is_whole:
             self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
-            tag = str(output.tag)
-            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            tags = [str(output.tag)] * len(output.keys)
+            events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             self._apply(events, offsets if output.is_last else {})
             self._view.acknowledge(output, reached=self._stored)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
+        if is_whole:
+            self._view.compact()
         self._building = None
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
-        of_result = TableEvents.of(self._input.table.name, events)
-        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> None:
+        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         if outcome.rejections:
             first = outcome.rejections[0]

@@ -10,13 +10,8 @@ import redis
 
 from stack.stack import Endpoints
 from tests.databases import Database
-<<<<<<< HEAD
 from tests.view_jobs import HITS, USERS, VISITORS, ViewPipeline, hits, traffic
 from tests.view_task_process import ENDED, KILLED, run_batch, stopped_batch
-=======
-from tests.view_jobs import ViewPipeline, traffic
-from tests.view_task_process import ENDED, KILLED, run_batch, stopped_batch
->>>>>>> refs/heads/huntview
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
 

@@ -153,6 +153,15 @@ def test_what_a_later_step_changes_is_pending_once_with_its_newest_row() -> None
         view.acknowledge(stale)
 
 
+def test_output_is_in_the_json_that_sinks_write() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=2)], 8)
+    view.acknowledge(view.pending())
+    step(view, [a(1, g=1, t="other"), a(3, g=1), without(a(2))], 16)
+    output = view.pending()
+    assert list(zip(output.keys, output.rows, strict=True)) == [(b'{"g":1}', b'{"g":1,"n":2}'), (b'{"g":2}', None)]
+
+
 def test_output_is_read_in_parts() -> None:
     view = opened(COUNTS, MemoryState())
     step(view, [a(number, g=number) for number in range(1, 6)], 8)
