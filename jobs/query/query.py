@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -29,6 +30,7 @@ from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
+from jobs.query.captured_tables import CapturedWatch
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
 from jobs.query.long_batches import SLOTS, LongBatches
@@ -88,7 +90,9 @@ class QueryPlan:
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
     ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
-    ``on_no_task_left`` is called for each that would be one and gets no task for that.
+    ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
+    sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
+    yet, since their copy hasn't begun.
     """
 
     sink: SinkPlan
@@ -105,6 +109,8 @@ class QueryPlan:
     reads_again: bool = False
     goes_on: bool = False
     on_no_task_left: Callable[[], None] = lambda: None
+    captured: CapturedWatch | None = None
+    uncopied: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -142,7 +148,9 @@ class SinkQuery:
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
         self._rejections = self._dead_letters.read(task.tables)
-        self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
+        self._captured = plan.captured
+        self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
@@ -537,12 +545,25 @@ class SinkQuery:
     def _read_progress(self) -> bool:
         """Whether there were new records."""
         records = self._progress_reader.new_records()
-        progress = self._keeper.learn(records)
+        self._unlearned += records
+        if self._captured is not None and self._captured.has_changed(self._unlearned):
+            # What they say isn't true of a table that the sink doesn't read. The next query begins with all of them.
+            if self._plan.takes_up:
+                self._stop.set()
+            return bool(records)
+        learned, self._unlearned = self._unlearned, []
+        progress = self._keeper.learn(map(self._of_captured, learned))
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
             )
         return bool(records)
+
+    def _of_captured(self, record: ProgressRecord) -> ProgressRecord:
+        """The record. Of one that was written with other captured tables only the bounds count."""
+        if self._captured is None or self._captured.holds(record):
+            return record
+        return replace(record, uncopied=tuple(self._task.tables))
 
     def _raise_failure(self, query: StreamingQuery | None) -> None:
         failure = self._state.failure

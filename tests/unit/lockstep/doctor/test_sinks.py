@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from lockstep.config import Config, load
-from lockstep.doctor.sinks import append_only_findings
+from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Severity
+from lockstep.config import Config, load, read
+from lockstep.doctor.sinks import append_only_findings, uncaptured_findings
 
 _FILE = """
 [pipeline]
@@ -53,3 +55,14 @@ def test_of_each_append_only_table_it_says_who_has_it_who_could_and_who_can_not(
 
 def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert append_only_findings(_config(tmp_path, _FILE)) == []
+
+
+def test_a_sink_that_names_a_table_which_is_not_captured_is_told_of(tmp_path: Path) -> None:
+    text = (_FILE + _SINKS).replace('"public.orders", "public.log", "public.clicks"]', '"public.*"]', 1)
+    (tmp_path / "lockstep.toml").write_text(text)
+    config = read(tmp_path / "lockstep.toml")
+    orders, log = TableName("public", "orders"), TableName("public", "log")
+    assert uncaptured_findings(config.capturing(config.source.resolved([orders, log]))) == []
+    [finding] = uncaptured_findings(config.capturing(config.source.resolved([orders])))
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "sink dwh")
+    assert finding.what == "names tables that aren't captured: public.log"
