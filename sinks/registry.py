@@ -9,7 +9,8 @@ back into what the configuration says today.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, assert_never, cast
+from importlib import import_module
+from typing import Annotated, Any, Final, assert_never, cast
 
 from pydantic import Field, ValidationError
 
@@ -65,6 +66,17 @@ def _open(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
             assert_never(settings)
 
 
+_CLIENTS: Final = {"opensearch": "opensearchpy", "redis": "redis", "warehouse": "sqlalchemy", "delta": "deltalake"}
+
+
+def load_client(settings: SinkSettings) -> None:
+    """Load the client library of a sink now: for who measures how long its server takes to answer.
+
+    Else the first connection does. That takes tenths of a second, and many times as long on a busy machine.
+    """
+    import_module(_CLIENTS[settings.type])
+
+
 def projection_of(settings: SinkSettings) -> Projection:
     """What of the source's rows this sink holds: to be applied to the source's side of a comparison."""
     return settings.projection()
@@ -116,6 +128,21 @@ def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> froze
 def definition(settings: SinkSettings) -> dict[str, JsonValue]:
     """The settings that shape a generation's data, as JSON."""
     return cast("dict[str, JsonValue]", settings.model_dump(mode="json", include=set(settings.SHAPING)))
+
+
+def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
+    """The settings in which two definitions differ, by the names that they have in the configuration. Pure.
+
+    Those of a view are settings of its section: ``sql``, ``key`` and ``top``.
+    """
+    changed = list[str]()
+    for name in sorted(today):
+        before, now = then[name], today[name]
+        if isinstance(before, dict) and isinstance(now, dict) and name == "view":
+            changed += sorted(part for part in now if now[part] != before.get(part))
+        elif before != now:
+            changed.append(name)
+    return changed
 
 
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:

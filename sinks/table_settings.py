@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
-from sinks.append_only import named
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
@@ -96,7 +96,7 @@ class TableSettings(BaseModel):
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
     With ``view`` it holds the result of a query over ``tables``, and not their rows. ``changes_max`` is how many rows
-    of all its operators one step may change.
+    of all its operators one step may change, ``lender`` the section whose store it takes.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -116,7 +116,7 @@ class TableSettings(BaseModel):
     """Those that mean nothing for a view's result."""
 
     TAKES_APPEND_ONLY: ClassVar[bool] = False
-    """Whether ``tables`` may name tables without a key (``sinks.append_only``)."""
+    """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
@@ -131,6 +131,7 @@ class TableSettings(BaseModel):
     events_per_s: int = Field(0, ge=0)
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
+    lender: str = ""
 
     @property
     def held_tables(self) -> tuple[TableName, ...]:
@@ -197,6 +198,8 @@ class TableSettings(BaseModel):
             problems.append("mask_salt and mask_salt_file exclude each other")
         if self.view is None and self.changes_max != CHANGES_MAX:
             problems.append("changes_max: it is a view's")
+        if self.view is None and self.lender:
+            problems.append("lender: a view's is its setting `sink`")
         if self.view is not None:
             problems += [f"{name}: {NOT_OF_A_VIEW}" for name in sorted(self.NOT_OF_VIEWS & self._given())]
         if problems:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
+from cdc.model.append_only import stored_table
 from cdc.model.errors import (
     ConfigurationError,
     DataLost,
@@ -74,7 +75,6 @@ from jobs.query.watermark import Watermark
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
-from sinks.append_only import stored_table
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 
@@ -271,7 +271,7 @@ class SinkJob:
             asides=self._asides_by_topic(),
         )
         task = self._task(
-            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, committed)
+            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
         )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -639,7 +639,7 @@ class SinkJob:
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
-    def _view_input(self, view: PlannedView | None, reached: Offsets | None) -> ViewInput | None:
+    def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
         plan = self._plan
         if view is None:
             return None
@@ -650,6 +650,7 @@ class SinkJob:
             control_topic(plan.pipeline, PROGRESS),
             plan.pipeline,
             reached=reached or {},
+            log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
         )
 

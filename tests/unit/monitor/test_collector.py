@@ -1,5 +1,6 @@
 """What the lag report asks of the sinks, and when it reads capture's state."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,13 +11,13 @@ from pydantic import SecretStr
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import ProgressRecord, SnapshotPhase
 from jobs.generations.lease import GenerationLease
-from jobs.generations.record import Generation
+from jobs.generations.record import Generation, Record, save_record
 from jobs.generations.status import JobState
 from monitor.collector import LagCollector
 from monitor.lag import SinkFacts, SourceFacts
@@ -51,7 +52,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[LagCollector]:
     """Of a pipeline with one table."""
-    cluster = SimpleNamespace(partition_counts=lambda: {"shop.__state": 1})
+    cluster = SimpleNamespace(exists="shop.__state".__eq__)
     monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: cluster)
     monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
     kafka = SimpleNamespace(client=dict)
@@ -98,11 +99,26 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
     monkeypatch.setattr("jobs.generations.status.running_of", running_of)
     pipeline = cast("Any", SimpleNamespace(kafka=SimpleNamespace(client=dict)))
     with LagCollector(pipeline, {"cache": RedisSettings()}) as collector:
-        [(_, _, job, _)] = collector._ask("cache", with_jobs=False)
+        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=False)
         assert (job, asked) == (None, [])
-        [(_, _, job, _)] = collector._ask("cache", with_jobs=True)
+        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
+
+
+def test_another_pipelines_progress_does_not_pass_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another name was given to a pipeline, whose sinks are where they were."""
+    opened = open_memory(prepared_store(1))
+    save_record(opened.records, 1, Record("shop", {}))
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda _: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.open_sink", lambda *_: opened)
+    pipeline = cast("Any", SimpleNamespace(name="shop2", kafka=SimpleNamespace(client=dict)))
+    with (
+        LagCollector(pipeline, {"cache": RedisSettings()}) as collector,
+        pytest.raises(LockstepError, match="is written by pipeline 'shop', not by 'shop2'"),
+    ):
+        collector._ask("cache", with_jobs=False)
 
 
 def test_tables_that_patterns_take_in_are_asked_for_until_they_are_known_and_then_now_and_then(
@@ -185,7 +201,7 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     }
     with LagCollector(pipeline, sinks) as collector:
         progress = Progress({(_TOPIC, 0): 4}, 0, 0, 0, {})
-        answers: Any = {name: [(Generation(1, True, None), progress, None, None)] for name in sinks}
+        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None)] for name in sinks}
         ends = collector._topic_ends(answers)
         facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
     assert asked == ["partitions", "ends"]
@@ -193,3 +209,33 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     cluster.partition_counts = lambda: {_TOPIC: 2}
     ends = collector._topic_ends(answers)
     assert next(collector._facts("one", answers["one"], 0, ends)).records_behind is None
+
+
+def test_a_kafka_that_hangs_is_not_waited_for_again_and_its_late_answer_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    monkeypatch.setattr("monitor.collector._ANSWER_TIMEOUT_S", 0.01)
+    kafka = SimpleNamespace(client=dict, bootstrap_servers="k:9092")
+    released = threading.Event()
+
+    def look(*_: object, **__: object) -> str:
+        assert released.wait(60)
+        return "old"
+
+    with LagCollector(cast("Any", SimpleNamespace(kafka=kafka)), {}) as collector:
+        monkeypatch.setattr(collector, "_look_at_kafka", look)
+        asked = set()
+        for _ in range(2):
+            silent = collector._ask_kafka({}, is_slot_lost=False)
+            assert isinstance(silent, Unavailable)
+            assert silent.message.startswith("Kafka at k:9092 hasn't answered")
+            asked.add(collector._of_kafka)
+        [question] = asked
+        assert question is not None
+        monkeypatch.setattr("monitor.collector._ANSWER_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(collector, "_look_at_kafka", lambda *_, **__: "new")
+        released.set()
+        assert question.wait(60) == cast("Any", "old")
+        assert collector._ask_kafka({}, is_slot_lost=False) == cast("Any", "new")

@@ -1,11 +1,17 @@
-"""What doctor says of sinks without asking them."""
+"""What doctor says of sinks without asking a server."""
 
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
 
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Severity
+from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load, read
-from lockstep.doctor.sinks import append_only_findings, uncaptured_findings
+from lockstep.doctor.sinks import append_only_findings, check_sink, uncaptured_findings
+from sinks.memory import open_memory
+from tests.generations import prepared_store
 
 _FILE = """
 [pipeline]
@@ -53,6 +59,15 @@ def test_of_each_append_only_table_it_says_who_has_it_who_could_and_who_can_not(
     ]
 
 
+def test_of_each_append_only_table_it_says_which_views_read_it(tmp_path: Path) -> None:
+    view = 'sink = "cache"\nkey = ["page"]\nsql = "select page, count(*) as n from clicks group by page"\n'
+    text = _FILE + _SINKS + f"[views.hits]\n{view}[views.more]\n{view}"
+    assert [finding.what for finding in append_only_findings(_config(tmp_path, text))][1] == (
+        "no sink gets its events; the views hits, more read it; dwh, lake would take them: name it in tables there;"
+        " cache can't"
+    )
+
+
 def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert append_only_findings(_config(tmp_path, _FILE)) == []
 
@@ -66,3 +81,14 @@ def test_a_sink_that_names_a_table_which_is_not_captured_is_told_of(tmp_path: Pa
     [finding] = uncaptured_findings(config.capturing(config.source.resolved([orders])))
     assert (finding.severity, finding.subject) == (Severity.WARNING, "sink dwh")
     assert finding.what == "names tables that aren't captured: public.log"
+
+
+def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another name was given to a pipeline, whose sinks are where they were."""
+    opened = open_memory(prepared_store(1))
+    save_record(opened.records, 1, Record("shop_of_before", {}))
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: opened)
+    [finding] = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={}, sql=cast("Any", None))
+    assert finding.severity is Severity.ERROR
+    assert finding.what == "generation 1 of sink 'cache' is written by pipeline 'shop_of_before', not by 'shop'"
+    assert "lockstep generations cache --drop 1" in finding.fix
