@@ -24,6 +24,7 @@ from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.generations.view_state import ToldView, load_told, remove_state
 from jobs.offsets import Offsets
+from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from monitor.table import view_text
 from monitor.verification import Verification, load_verification
@@ -217,15 +218,13 @@ def switch_to(
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
-        wanted = config.sink_tables(settings_of_generation(config, name, generation))
-        tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
+        built_with = settings_of_generation(config, name, generation)
+        wanted = config.sink_tables(built_with)
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
         # Nobody waits for what both lack.
-        tables = [table for table in tables if table not in load_asides(opened.records, number)]
-        live_before = switch(
-            partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables), say=say
-        )
+        ends = partial(log_ends_now, config, built_with, without=load_asides(opened.records, number).keys())
+        live_before = switch(partial(open_sink, name, settings), number, log_ends=ends, say=say)
     finally:
         opened.sink.close()
     return live_before, number
@@ -317,6 +316,23 @@ def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
     cluster = TopicAdmin(config.kafka.client())
     topics = config.topics_of(tables)
     return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
+
+
+def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[TableName] = ()) -> Offsets:
+    """The same of all tables that a sink with these settings has by now, but for some.
+
+    Raises as ``captured_now`` as well.
+    """
+    config = config_now(config)
+    return log_ends(config, [table for table in config.sink_tables(settings) if table not in without])
+
+
+def config_now(config: Config) -> Config:
+    """The configuration with the tables that are captured by now. Raises as ``captured_now``."""
+    if not config.source.has_patterns:
+        return config
+    captured = captured_now(config.as_pipeline())
+    return config.capturing(config.source.resolved([*captured.keyed, *captured.append_only]))
 
 
 def list_of(config: Config, name: str) -> list[Generation]:

@@ -132,6 +132,26 @@ def _expression_findings(
     return [error(subject, problem, why, f"mend computed and where in [sinks.{name}]") for problem in problems]
 
 
+def uncaptured_findings(config: Config) -> list[Finding]:
+    """Which sinks go on without a table that they name, and that isn't captured."""
+    findings = []
+    for name, settings in config.sinks.items():
+        uncaptured = config.uncaptured_tables(settings)
+        if uncaptured:
+            subject = f"sink {name}" if settings.view is None else f"view {name}"
+            findings.append(
+                warning(
+                    subject,
+                    f"names tables that aren't captured: {', '.join(map(str, uncaptured))}",
+                    "it goes on without them, and takes them up once they are captured"
+                    if settings.view is None
+                    else "it waits until they are captured",
+                    "create the table, mend what source.tables lacks for it, or correct the name",
+                )
+            )
+    return findings
+
+
 def append_only_findings(config: Config) -> list[Finding]:
     """Which sinks get the tables without a key: nothing that is captured is missing anywhere without a word."""
     findings = []

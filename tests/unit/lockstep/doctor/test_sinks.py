@@ -5,10 +5,11 @@ from typing import Any, cast
 
 import pytest
 
+from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Severity
 from jobs.generations.record import Record, save_record
-from lockstep.config import Config, load
-from lockstep.doctor.sinks import append_only_findings, check_sink
+from lockstep.config import Config, load, read
+from lockstep.doctor.sinks import append_only_findings, check_sink, uncaptured_findings
 from sinks.memory import open_memory
 from tests.generations import prepared_store
 
@@ -69,6 +70,17 @@ def test_of_each_append_only_table_it_says_which_views_read_it(tmp_path: Path) -
 
 def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert append_only_findings(_config(tmp_path, _FILE)) == []
+
+
+def test_a_sink_that_names_a_table_which_is_not_captured_is_told_of(tmp_path: Path) -> None:
+    text = (_FILE + _SINKS).replace('"public.orders", "public.log", "public.clicks"]', '"public.*"]', 1)
+    (tmp_path / "lockstep.toml").write_text(text)
+    config = read(tmp_path / "lockstep.toml")
+    orders, log = TableName("public", "orders"), TableName("public", "log")
+    assert uncaptured_findings(config.capturing(config.source.resolved([orders, log]))) == []
+    [finding] = uncaptured_findings(config.capturing(config.source.resolved([orders])))
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "sink dwh")
+    assert finding.what == "names tables that aren't captured: public.log"
 
 
 def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
