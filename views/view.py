@@ -10,7 +10,7 @@ all of them are in. Then the whole result is.
 
 import hashlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -21,7 +21,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
-from cdc.model.tag import SNAPSHOT_SEQ, Tag
+from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.evaluation import compiled_all
 from views.failures import FanOutExceeded
 from views.operators.changes import Changes, Work
@@ -42,7 +42,7 @@ TopicPartition = tuple[str, int]
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
-_POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
+_POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
 _DELIVERED, _RUN = b"\x00delivered", b"\x00run"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
 _GONE: Final = b"-"
@@ -345,7 +345,7 @@ class View:
             if key not in rows:
                 if keeps_gone:
                     own = self._as_in_events(old)
-                    stored[_PENDING + key] = _GONE + orjson.dumps([own[place] for place in self._key_places])
+                    stored[_PENDING + key] = _gone([own[place] for place in self._key_places])
                 else:
                     state.delete(_PENDING + key)
                 state.delete(_REFUSED + key)
@@ -387,13 +387,20 @@ class View:
         key = {name: values[place] for name, place in zip(self.plan.key, self._key_places, strict=True)}
         return ViewChange(key, dict(zip(self._names, values, strict=True)))
 
-    def acknowledge(self, output: Output, *, refused: Collection[Mapping[str, JsonValue]] = ()) -> None:
+    def acknowledge(
+        self,
+        output: Output,
+        *,
+        refused: Collection[Mapping[str, JsonValue]] = (),
+        void: Collection[Mapping[str, JsonValue]] = (),
+    ) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
 
-        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. Raises LockstepError
-        after a further step: then the rows are pending again.
+        A row that was refused is set aside until it changes, or until ``settle``. ``void`` are keys whose earlier
+        refusal says nothing any more. Raises LockstepError after a further step: then the rows are pending again.
         """
         aside = {_PENDING + self._stored_key(key) for key in refused}
+        tag = str(output.tag).encode()
 
         def work(state: Step) -> None:
             position = stored_position(state)
@@ -405,27 +412,50 @@ class View:
             for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
                 state.delete(key)
                 if key in aside:
-                    state.put(_REFUSED + key[len(_PENDING) :], stored)
+                    state.put(_REFUSED + key[len(_PENDING) :], tag + stored)
+            for values in void:
+                state.put(_VOID + self._stored_key(values), tag + _gone([values[name] for name in self.plan.key]))
 
         self._state.update(work)
 
-    def make_pending(self, keys: Collection[Mapping[str, JsonValue]]) -> int:
-        """Rows that were set aside are pending again. Returns how many; a key of which no row is aside is left out."""
-        own = [self._stored_key(key) for key in keys]
+    def settle(self, kept: Callable[[Mapping[str, JsonValue]], str]) -> list[Mapping[str, JsonValue]]:
+        """What became of refusals since they were acknowledged. ``kept`` says of a key with which tag its refusal is
+        kept, by somebody who outlives this process; "" where none is.
 
-        def work(state: Step) -> int:
-            made = 0
-            for key in own:
-                if (stored := state.get(_REFUSED + key)) is not None:
-                    state.delete(_REFUSED + key)
-                    state.put(_PENDING + key, stored)
-                    made += 1
-            return made
+        A row whose refusal isn't kept is pending again: its job was killed before that. Returns the keys whose refusal
+        is kept though it is void. Both are asked again by the next call.
+        """
 
-        return self._state.update(work)
+        def is_any(state: Reading) -> bool:
+            return any(next(state.scan(prefix), None) is not None for prefix in (_REFUSED, _VOID))
+
+        def work(state: Step) -> list[Mapping[str, JsonValue]]:
+            for key, stored, tag, of in self._aside(state, _REFUSED):
+                state.delete(key)
+                if kept(of) < tag:
+                    state.put(_PENDING + key[len(_REFUSED) :], stored)
+            void = []
+            for key, _, tag, of in self._aside(state, _VOID):
+                if "" < kept(of) < tag:
+                    void.append(of)
+                else:
+                    state.delete(key)
+            return void
+
+        return self._state.update(work) if self._state.read(is_any) else []
+
+    def _aside(self, state: Step, prefix: bytes) -> list[tuple[bytes, bytes, str, Mapping[str, JsonValue]]]:
+        """What is set aside under a prefix: its key in the state, as it was pending, its tag, and the row's key."""
+        found = [(key, stored[TEXT_LENGTH:], stored[:TEXT_LENGTH].decode()) for key, stored in state.scan(prefix)]
+        return [(key, pending, tag, self._change(pending).key) for key, pending, tag in found]
 
     def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+
+
+def _gone(key: Sequence[JsonValue]) -> bytes:
+    """A row that is gone, as it is pending."""
+    return _GONE + orjson.dumps(key)
 
 
 def _added(before: Counters, done: Counters) -> Counters:

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
-from cdc.model.event import Events, Position, RowEvent, TableEvents
+from cdc.model.errors import ForeignRecord, PositionMismatch
+from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import Polled, Range, reader_for
 from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
@@ -53,6 +53,8 @@ _STALLED_S: Final = 10.0
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
+
+_Key = Mapping[str, JsonValue]
 
 _NOWHERE: Final = Position("", 0, 0)
 """These rows don't come from the log."""
@@ -207,6 +209,8 @@ class _Run:
             if not self._view.is_of(self._task.run):
                 self._view.adopt(self._task.run)
             self._result.next_offsets = self._of_tables(self._position.offsets)
+            void = self._view.settle(self._rejected_with)
+            self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left
             self._follow()
             return
@@ -377,7 +381,10 @@ class _Run:
         while keys := list(islice(stored, _FED_ROWS)):
             if absent := self._view.absent(keys):
                 self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
-        self._view.acknowledge(Output(self._view.position().tag, ()))
+        rejected = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
+        void = self._view.absent(rejected)
+        self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
+        self._view.acknowledge(Output(self._view.position().tag, ()), void=void)
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
@@ -393,8 +400,9 @@ class _Run:
         while (output := self._view.pending(_PORTION)) is not None:
             tag = str(output.tag)
             events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
-            self._apply(events, offsets if output.is_last else {})
-            self._view.acknowledge(output)
+            refused, void = self._apply(events, offsets if output.is_last else {})
+            self._view.acknowledge(output, refused=refused, void=void)
+            check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
@@ -402,15 +410,37 @@ class _Run:
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
+    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
+        """Give these to the sink, and note what became of them.
+
+        Returns the keys of those that it refuses for good, and of those whose earlier rejection is void.
+        """
         of_result = TableEvents.of(self._input.table.name, events)
         batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
-        if outcome.rejections:
-            first = outcome.rejections[0]
-            raise LockstepError(f"the sink refuses {len(outcome.rejections)} rows of the view: {first.reason}")
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
+        if not (outcome.rejections or self._task.rejected_before or self._result.rejected):
+            return [], []
+        reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
+        topic, result = self._input.topic, self._result
+        by_key = {orjson.dumps(event.key): event for event in events}
+        # What became of the newest version counts.
+        result.rejected = [event for event in result.rejected if event.key not in by_key]
+        refused, void = list[_Key](), list[_Key]()
+        for key, event in by_key.items():
+            if key in reasons:
+                value = None if event.row is None else _rejected_value(event, result.commit_time_ms)
+                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, event.tag, reasons[key]))
+                refused.append(event.key)
+            elif (topic, key) in self._task.rejected_before:
+                result.resolved.append((topic, key))
+                void.append(event.key)
+        return refused, void
+
+    def _rejected_with(self, key: _Key) -> str:
+        """With which tag the driver has kept a rejection of this row; "" where it has none."""
+        return self._task.rejected_before.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
@@ -454,6 +484,11 @@ class _Run:
                     hint="let capture copy the table again (lockstep snapshot table TABLE), then build with"
                     f" `lockstep rebuild {self._task.sink} --trimmed --switch`",
                 )
+
+
+def _rejected_value(event: RowEvent, commit_time_ms: int) -> bytes:
+    """A row of the result in the form of a table's event, as a retry reads it."""
+    return orjson.dumps({"op": "u", "tag": event.tag, "after": event.row, "ts_ms": commit_time_ms})
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:
