@@ -159,6 +159,18 @@ class UnreadableDeadLetters:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ViewLacksRecord:
+    """A view ends without the newest events: no progress record says of them that they are whole transactions.
+
+    It has everything up to ``watermark_lsn``.
+    """
+
+    sink: str
+    generation: int
+    watermark_lsn: int
+
+
 Report = (
     SinkStarted
     | KeepsMicroBatches
@@ -173,6 +185,7 @@ Report = (
     | DefinitionDiffers
     | ColumnBackfillProgress
     | UnreadableDeadLetters
+    | ViewLacksRecord
 )
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
@@ -294,6 +307,17 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                     "reason": report.reason,
                 },
                 f"`lockstep rejections list {report.sink}` shows them",
+            )
+        case ViewLacksRecord():
+            return logging.WARNING, LogMessage(
+                "view lacks the newest transactions",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "watermark": format_lsn(report.watermark_lsn),
+                    "reason": "no progress record says that they are complete",
+                },
+                "let capture run, which writes one: `lockstep run` or `lockstep capture`",
             )
         case _:
             assert_never(report)

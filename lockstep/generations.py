@@ -28,7 +28,7 @@ from lockstep.config import Config
 from monitor.table import view_text
 from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
 _DROP_WAIT_S = 60.0
@@ -93,11 +93,12 @@ def settings_of_generation(config: Config, name: str, generation: Generation) ->
     return settings if generation.record is None else with_definition(settings, generation.record.definition)
 
 
-def describe(config: Config, name: str) -> list[Description]:
-    """All generations of a sink, oldest first. Raises as ``list_of``."""
+def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | None = None) -> list[Description]:
+    """All generations of a sink, oldest first. ``epoch`` is capture's now, None where Kafka doesn't say; it is asked
+    for where none is given. Raises as ``list_of``."""
     settings = settings_of(config, name)
     today = definition(settings)
-    descriptions, epoch = list[Description](), cache(partial(_epoch, config))
+    descriptions, epoch = list[Description](), epoch or cache(partial(_epoch, config))
     generations = list_of(config, name)
     if not generations:
         return []
@@ -114,8 +115,7 @@ def describe(config: Config, name: str) -> list[Description]:
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
-        build_definition = definition(built_with)
-        differs = sorted(key for key in today if today[key] != build_definition[key])
+        differs = changed_settings(definition(built_with), today)
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
         job = jobs[generation.number]
         descriptions.append(Description(generation, progress, tuple(differs), job, verification, view))
@@ -170,6 +170,8 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.view is not None
     ]
+    if not descriptions:
+        return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
     return Group(
         table,
         *views,

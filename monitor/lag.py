@@ -85,6 +85,7 @@ class SinkFacts:
     for tables which are set aside. ``job`` says whether anybody applies to it,
     None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
 
+    ``has_begun``: something was applied to it, as far as is known.
     ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
     """
 
@@ -98,6 +99,7 @@ class SinkFacts:
     job: JobStatus | None = None
     complete_ms: int = 0
     records_held: int = 0
+    has_begun: bool = True
     is_view: bool = False
     view: ToldView | None = None
 

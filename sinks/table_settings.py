@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
-from sinks.append_only import named
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
@@ -116,7 +116,7 @@ class TableSettings(BaseModel):
     """Those that mean nothing for a view's result."""
 
     TAKES_APPEND_ONLY: ClassVar[bool] = False
-    """Whether ``tables`` may name tables without a key (``sinks.append_only``)."""
+    """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()

@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, PositionMismatch
 from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
+from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -115,9 +117,10 @@ def _follow(task: Task, result: Result, line: DriverLine | None, *, goes_on: boo
     """
     assert task.view is not None
     is_to_be_built = False
+    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task, task.view) as state:
-            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task.view, shapes) as state:
+            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
             is_to_be_built = is_to_be_built or not _is_usable(view, task.run, task.view.reached)
             try:
                 _Run(task, view, result, line, size=state.size, goes_on=goes_on, builds=is_to_be_built).follow()
@@ -129,9 +132,9 @@ def _follow(task: Task, result: Result, line: DriverLine | None, *, goes_on: boo
 
 
 @contextmanager
-def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
+def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, task.shapes)
+    own = identity(view.plan, shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -215,7 +218,9 @@ class _Run:
             self._follow()
             return
         self._view.begin_building()
-        with closing(Inbox(Path(self._input.directory) / "inbox", self._input.plan.tables)) as self._inbox:
+        append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
+        directory = Path(self._input.directory) / "inbox"
+        with closing(Inbox(directory, self._input.plan.tables, append_only=append_only)) as self._inbox:
             self._follow()
 
     def _follow(self) -> None:
@@ -291,8 +296,10 @@ class _Run:
             return False
         if self._at_end_s is None:
             self._at_end_s = now_s
-        is_all_taken = self._inbox is None and not self._log.waits
-        return is_all_taken or now_s - self._at_end_s > _RECORD_S
+        if self._inbox is None and not self._log.waits:
+            return True
+        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        return self._result.lacks_record
 
     def _take(self, polled: Polled) -> None:
         """Take in what has come, up to the newest cut."""

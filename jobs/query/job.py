@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
+from cdc.model.append_only import stored_table
 from cdc.model.errors import (
     ConfigurationError,
     DataLost,
@@ -72,7 +73,6 @@ from jobs.query.watermark import Watermark
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
-from sinks.append_only import stored_table
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -51,7 +52,7 @@ from jobs.query.threads import (
 )
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, ViewLacksRecord, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -145,6 +146,7 @@ class SinkQuery:
         own = [] if task.view is None else [task.view.topic]
         self._rejections = self._dead_letters.read([*task.tables, *own])
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
@@ -439,6 +441,13 @@ class SinkQuery:
         if result.next_offsets:
             progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
+            if result.lacks_record and self._plan.once:
+                self._report(ViewLacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+        elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
+            raise LockstepError(
+                f"view {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
+                hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+            )
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
     def _takes_slot(self) -> bool:
@@ -547,8 +556,13 @@ class SinkQuery:
         self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:
-        """Whether there were new records."""
-        records = self._progress_reader.new_records()
+        """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
+        self._unlearned += self._progress_reader.new_records()
+        records = self._unlearned
+        # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
+        bounded = {topic for record in records for topic in record.bounds}
+        self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
+        self._unlearned = []
         progress = self._keeper.learn(records)
         if progress is not None:
             self._report(

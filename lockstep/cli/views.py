@@ -79,6 +79,7 @@ def check(
     and every table with a key counts as captured. Exit code 1 when the query can't be kept.
     """
     from contextlib import closing
+    from dataclasses import replace
 
     from cdc.postgres.connection import connect
     from lockstep.captured_tables import captured_shapes
@@ -86,7 +87,7 @@ def check(
     from lockstep.doctor.patterns import choose_tables
     from lockstep.init import connect_to, source_of, tables_of
     from lockstep.terminal import out
-    from lockstep.views.check import Question
+    from lockstep.views.check import Question, named_queries
     from lockstep.views.check import check as check_query
     from lockstep.views.output import checked_json, checked_text
     from views.sql.reader import TopRows
@@ -107,6 +108,7 @@ def check(
             checked = check_query(connection, question, tables)
     else:
         chosen = choose_tables(read(config)).config
+        question = replace(question, views=named_queries(chosen.views))
         with closing(connect(chosen.source, application=application)) as connection:
             connection.execute("set default_transaction_read_only = on")
             checked = check_query(connection, question, captured_shapes(connection, chosen.as_pipeline()))

@@ -89,7 +89,9 @@ def pipeline_state(
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
     in_kafka = stages.get(IN_KAFKA, {})
-    slot = {} if lag.get("silent_servers") else lag  # its figures are those of the last look that got through
+    slot = (
+        {} if "source" in lag.get("silent_servers", {}) else lag
+    )  # its figures are those of the last look that got through
     source = SourceState(
         server=subject.server,
         database=subject.database,

@@ -65,6 +65,24 @@ def test_a_view_is_built_and_kept_by_one_job_after_the_other(
         assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+def test_who_applies_once_says_that_no_progress_record_came(
+    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = pipelines()
+    settings = pipeline.settings("redis")
+    pipeline.write(Put(USERS, {"id": 1, "name": "a"}), progress=False)
+    unbuilt = pipeline.apply_once(spark, settings)
+    assert unbuilt.poll() == 1
+    assert "no progress record is newer than all rows that were read" in unbuilt.told()
+    lsn = pipeline.write(Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+    assert pipeline.apply_once(spark, settings).poll() == 0
+    pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}), progress=False)
+    built = pipeline.apply_once(spark, settings)
+    assert built.poll() == 0
+    assert built.wait_for("ViewLacksRecord")["watermark_lsn"] == lsn
+    assert pipeline.rows(settings) == pipeline.states[lsn]
+
+
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_running_job_keeps_a_view(

@@ -13,6 +13,9 @@ from views.values import Row, Value
 Changes = dict[Row, int]
 """Rows and their weights, none of which is 0."""
 
+RowChange = tuple[Row | None, Row | None]
+"""The old and the new row of a key, with the columns that a mirror keeps."""
+
 pack_row: Callable[[Iterable[Value]], bytes] = orjson.dumps
 
 
@@ -66,6 +69,9 @@ class Operator(Protocol):
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         """Bring in changes of one of its sources. Returns those of its own rows."""
 
+
+MIRROR: Final = b"m"
+"""What the keys of tables' own rows begin with."""
 
 _NODE: Final = 2
 PREFIX_LENGTH: Final = 1 + _NODE + 1

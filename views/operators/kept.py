@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from views.operators import group, join, scan, top
-from views.operators.changes import PREFIX_LENGTH, prefix_of
+from views.operators import group, join, top
+from views.operators.changes import MIRROR, PREFIX_LENGTH, prefix_of
 from views.plan import Group, Join, Node, Scan, Top, nodes
 from views.state.contract import Entry
 
@@ -47,7 +47,7 @@ def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:
             case Scan():
                 if node.table not in tables:
                     tables[node.table] = len(tables)
-                    owners[_prefix(scan.MIRROR, tables[node.table])] = number, True
+                    owners[_prefix(MIRROR, tables[node.table])] = number, True
             case Join():
                 owners[_prefix(join.KIND, number)] = number, True
             case Group():
