@@ -165,13 +165,13 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.verification is not None
     ]
+    if not descriptions:
+        return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
     views = [
         Text(f"generation {description.generation.number} of {name}: {view_text(description.view)}", style="dim")
         for description in descriptions
         if description.view is not None
     ]
-    if not descriptions:
-        return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
     return Group(
         table,
         *views,

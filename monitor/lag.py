@@ -84,8 +84,8 @@ class SinkFacts:
     sink's next offsets and the topics' ends, transaction markers included, ``records_held`` those among them that wait
     for tables which are set aside. ``job`` says whether anybody applies to it,
     None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
-
     ``has_begun``: something was applied to it, as far as is known.
+
     ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
     """
 

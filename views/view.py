@@ -4,15 +4,19 @@ A step takes the changes of whole transactions and is kept with its output, its 
 output stays pending until it is acknowledged: whoever was killed between the two writes it again. Written to a guarded
 sink with the output's tag, the same output changes nothing the second time.
 
+What was acknowledged is kept beside it until the sink's progress is known to have it (``confirm``). Another run of a
+job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
+
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
 all of them are in. Then the whole result is.
 """
 
 import hashlib
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
-from itertools import islice
+from itertools import chain, islice, takewhile
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -28,7 +32,7 @@ from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
-from views.state.contract import Reading, State, Step
+from views.state.contract import Entry, Reading, State, Step
 from views.values import Value, from_event, to_event
 
 FORMAT: Final = 3
@@ -39,14 +43,25 @@ CHANGES_MAX: Final = 5_000_000
 
 TopicPartition = tuple[str, int]
 
+NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
+
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
 _POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
-_DELIVERED, _RUN = b"\x00delivered", b"\x00run"
+_AS_STORED: Final = b"q"
+"""Pending rows that the sink has already, but for their tags: nobody sees them change, so they come last."""
+
+_SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
+"""Rows that were acknowledged, and the next offsets as of them: both by the number of the output."""
+
+_FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
+_NOT_ARRANGED, _ARRANGED = b"", b"1"
 _GONE: Final = b"-"
 """Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
+
+_NUMBER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,10 +221,19 @@ class View:
 
     # --- building ---
 
-    def begin_building(self) -> None:
-        """Forget all that the state holds, and mark it as one that is being built."""
+    def begin_building(self, *, log: str = "") -> None:
+        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what."""
+
+        def work(state: Step) -> None:
+            state.put(_IS_BUILDING, orjson.dumps(asdict(Counters())))
+            state.put(_LOG, log.encode())
+
         self._state.clear()
-        self._state.update(lambda state: state.put(_IS_BUILDING, orjson.dumps(asdict(Counters()))))
+        self._state.update(work)
+
+    def log(self) -> str:
+        """What the state was built from, as ``begin_building`` was told."""
+        return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
     def build(self, events: Sequence[RowEvent]) -> None:
         """Bring in rows as of the position that the building ends with: any number of them, in any order.
@@ -259,7 +283,7 @@ class View:
             if stored is None:
                 raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
             state.delete(_IS_BUILDING)
-            state.put(_IS_WHOLE, b"")
+            state.put(_IS_WHOLE, _NOT_ARRANGED)
             # What a change costs on average isn't told by the building, which has made each row once.
             counters = Counters(rows=orjson.loads(stored)["rows"])
             _keep_position(state, ViewPosition(epoch, lsn, offsets, counters, seq=seq))
@@ -268,40 +292,71 @@ class View:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the result is pending, since nothing was acknowledged after the building."""
-        return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
+        """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
 
-    def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
-        """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
+    def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
+        """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
 
-        A state knows it only while all of the result is pending: from the end of its building until the first output is
-        acknowledged. Raises LockstepError at any other time.
+        Those of which the result has no row become pending deletions. Those that are as they should be come last: so
+        all that readers see change is pending first. Raises LockstepError where not all of the result is pending.
         """
 
-        def look(state: Reading) -> list[Mapping[str, JsonValue]]:
-            if state.get(_IS_WHOLE) is None:
+        def work(state: Step) -> None:
+            if state.get(_IS_WHOLE) != _NOT_ARRANGED:
                 raise LockstepError(
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
-            return [key for key in keys if (state.get(_PENDING + self._stored_key(key)) or _GONE).startswith(_GONE)]
+            for key, row in stored:
+                own = self._stored_key(key)
+                pending = state.get(_PENDING + own)
+                if pending is None:
+                    if state.get(_AS_STORED + own) is None:
+                        state.put(_PENDING + own, _gone([key[name] for name in self.plan.key]))
+                elif not pending.startswith(_GONE) and orjson.loads(pending) == list(map(row.get, self._names)):
+                    state.delete(_PENDING + own)
+                    state.put(_AS_STORED + own, pending)
 
-        return self._state.read(look)
+        self._state.update(work)
 
-    def delivered(self) -> Mapping[TopicPartition, int]:
-        """The next offset of each partition as of the newest output that was acknowledged; empty before the first.
+    def end_arranging(self) -> None:
+        """All that the sink has was taken in."""
 
-        The state has forgotten that output. So a sink that doesn't know of these offsets has lost rows that only a new
-        state can give it.
+        def work(state: Step) -> None:
+            if next(_pending(state), None) is None:
+                state.delete(_IS_WHOLE)
+            else:
+                state.put(_IS_WHOLE, _ARRANGED)
+
+        self._state.update(work)
+
+    def forgotten(self) -> Mapping[TopicPartition, int]:
+        """The next offset of each partition as of the newest output that is kept no longer; empty before the first.
+
+        A sink that doesn't know of these offsets may lack rows that only a new state can give it.
         """
-        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_DELIVERED) or b"[]")))
+        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_FORGOTTEN) or b"[]")))
+
+    def confirm(self, reached: Mapping[TopicPartition, int]) -> None:
+        """The sink's progress has these next offsets: output from before them is needed no more."""
+        if self._state.read(lambda state: _confirmed(state, reached)):
+            self._state.update(lambda state: _forget(state, reached))
 
     def is_of(self, run: str) -> bool:
         """Whether this run of a job has made or adopted the state: it knows what became of the output."""
         return self._state.read(lambda state: state.get(_RUN) == run.encode())
 
     def adopt(self, run: str) -> None:
-        """The state belongs to this run of a job from now on."""
-        self._state.update(lambda state: state.put(_RUN, run.encode()))
+        """The state belongs to this run of a job from now on. What the sink may not have is pending again."""
+
+        def work(state: Step) -> None:
+            again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
+            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
+                state.delete(entry)
+            state.put(_RUN, run.encode())
+
+        self._state.update(work)
 
     def _step(self, state: Step, events: Sequence[RowEvent], until: ViewPosition, transactions: int) -> Counters:
         position = stored_position(state)
@@ -355,6 +410,9 @@ class View:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
             stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
+        if keeps_gone and state.get(_IS_WHOLE) is not None:
+            for key in stored:
+                state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
 
@@ -365,13 +423,16 @@ class View:
         return made
 
     def pending(self, limit: int | None = None) -> Output | None:
-        """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
+        """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
+
+        Those of ``arrange`` that the sink has already come after all others.
+        """
 
         def look(state: Reading) -> Output | None:
             position = stored_position(state)
             if position.is_building:
                 return None
-            entries = state.scan(_PENDING)
+            entries = _pending(state)
             changes = [self._change(stored) for _, stored in islice(entries, limit)]
             if not changes:
                 return None
@@ -393,11 +454,13 @@ class View:
         *,
         refused: Collection[Mapping[str, JsonValue]] = (),
         void: Collection[Mapping[str, JsonValue]] = (),
+        reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
     ) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
 
         A row that was refused is set aside until it changes, or until ``settle``. ``void`` are keys whose earlier
-        refusal says nothing any more. Raises LockstepError after a further step: then the rows are pending again.
+        refusal says nothing any more. ``reached`` is as in ``confirm``. Raises LockstepError after a further step: then
+        the rows are pending again.
         """
         aside = {_PENDING + self._stored_key(key) for key in refused}
         tag = str(output.tag).encode()
@@ -406,15 +469,24 @@ class View:
             position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            state.delete(_IS_WHOLE)
-            if output.changes:
-                state.put(_DELIVERED, orjson.dumps(_triples(position.offsets)))
-            for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
+            entries = list(islice(_pending(state), len(output.changes)))
+            for key, _ in entries:
                 state.delete(key)
-                if key in aside:
-                    state.put(_REFUSED + key[len(_PENDING) :], tag + stored)
+            own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
+            state.put_all({_REFUSED + key[len(_PENDING) :]: tag + own.pop(key) for key in aside if key in own})
             for values in void:
                 state.put(_VOID + self._stored_key(values), tag + _gone([values[name] for name in self.plan.key]))
+            offsets = orjson.dumps(_triples(position.offsets))
+            if state.get(_IS_WHOLE) is not None:
+                # Kept once more, the whole result would be half of the state. Built again, it is there again.
+                state.put(_FORGOTTEN, offsets)
+                if output.is_last:
+                    state.delete(_IS_WHOLE)
+            elif own:
+                number = _next_number(state)
+                state.put(_SENT_AS_OF + number, offsets)
+                state.put_all({_SENT + number + key[len(_PENDING) :]: stored for key, stored in own.items()})
+            _forget(state, reached)
 
         self._state.update(work)
 
@@ -456,6 +528,37 @@ class View:
 def _gone(key: Sequence[JsonValue]) -> bytes:
     """A row that is gone, as it is pending."""
     return _GONE + orjson.dumps(key)
+
+
+def _pending(state: Reading) -> Iterator[Entry]:
+    return chain(state.scan(_PENDING), state.scan(_AS_STORED))
+
+
+def _all(state: Reading, prefix: bytes) -> list[bytes]:
+    return [key for key, _ in state.scan(prefix)]
+
+
+def _next_number(state: Reading) -> bytes:
+    newest = next(state.scan_back(_SENT_AS_OF), None)
+    number = 0 if newest is None else int.from_bytes(newest[0][len(_SENT_AS_OF) :], "big") + 1
+    return number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _confirmed(state: Reading, reached: Mapping[TopicPartition, int]) -> list[Entry]:
+    """The outputs that a sink has whose progress has reached these offsets: the first ones, since offsets only grow."""
+
+    def has(entry: Entry) -> bool:
+        return all(reached.get(at, 0) >= offset for at, offset in _offsets(orjson.loads(entry[1])).items())
+
+    return list(takewhile(has, state.scan(_SENT_AS_OF))) if reached else []
+
+
+def _forget(state: Step, reached: Mapping[TopicPartition, int]) -> None:
+    for key, offsets in _confirmed(state, reached):
+        for sent in _all(state, _SENT + key[len(_SENT_AS_OF) :]):
+            state.delete(sent)
+        state.delete(key)
+        state.put(_FORGOTTEN, offsets)
 
 
 def _added(before: Counters, done: Counters) -> Counters:

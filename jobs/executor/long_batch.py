@@ -51,6 +51,9 @@ GO_ON: Final = b"+"
 GO_ON_S: Final = 1.0
 """What the driver says: that the batch is over, and every so often that it isn't."""
 
+STORED: Final = b"="
+"""What it says of each time that it was told something, once all of that is stored in the destination."""
+
 SILENT_S: Final = 3.0
 """A driver that says nothing for so long hangs: its task ends, before others hold the job for dead and apply in its
 place (``jobs.generations.lease.SILENCE_S``)."""
@@ -118,6 +121,7 @@ class DriverLine:
         self._monotonic = monotonic
         self._heard_at = monotonic()
         self._is_ended = False
+        self._newly_stored = 0
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(path)
@@ -145,6 +149,12 @@ class DriverLine:
             self.close()
         self._heard_at = self._monotonic()
         self._is_ended = self._is_ended or END in said
+        self._newly_stored += said.count(STORED)
+
+    def take_stored(self) -> int:
+        """How many more of the times that the driver was told something are stored, as heard by ``is_over``."""
+        taken, self._newly_stored = self._newly_stored, 0
+        return taken
 
     def tell(self, told: Told) -> None:
         if self._socket is not None:

@@ -5,7 +5,8 @@ So once all partitions are read up to there, the events below that LSN are whole
 
 The log may be compacted while it is read. What is read of it late lacks rows of a moment that it hasn't any more, since
 something newer has replaced them. So a reader that was behind takes the first cut that is newer than all that it has
-read until it was at the log's end.
+read until it was at the log's end. It is also behind where it reads all the time, and more is published than it can
+take in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,12 @@ _compute: Any = pyarrow.compute
 
 _PASS_S: Final = 5.0
 """A pass over the log that took longer is followed by another one, of what came meanwhile."""
+
+_LATE_S: Final = 30.0
+"""Who reaches what a progress record asks for only so much later is behind. Kafka's cleaner rests for half as long."""
+
+_CUTS_MAX: Final = 10_000
+"""Cuts that wait to be reached. Beyond it every other one is left out: the view then moves in larger steps."""
 
 NEVER: Final = ""
 """Less than every tag."""
@@ -75,6 +82,7 @@ class ViewLog:
         self._reached: Offsets = dict(position)
         self._required: Offsets = {}
         self._cuts: list[tuple[Cut, bool]] = []
+        self._awaited: tuple[Cut | None, float] = None, 0.0
         self._batches: list[pa.RecordBatch] = []
         self._newest_tag = NEVER
         self._target: Offsets | None = None
@@ -110,6 +118,13 @@ class ViewLog:
         self._floor = max(self._floor, self._newest_tag)
         return True
 
+    def is_late(self, now_s: float) -> bool:
+        """Whether the oldest cut has waited for too long to be reached. Called again and again."""
+        oldest = self._cuts[0][0] if self._cuts else None
+        if oldest is not self._awaited[0]:
+            self._awaited = oldest, now_s
+        return oldest is not None and now_s - self._awaited[1] > _LATE_S
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Records of one partition, in its order. Raises LockstepError for one without a tag."""
         self._batches.append(batch)
@@ -131,6 +146,9 @@ class ViewLog:
         is_complete = not self._topics.intersection(record.uncopied)
         cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
         self._cuts.append((cut, is_complete))
+        if len(self._cuts) > _CUTS_MAX:
+            # Bounds only grow, so one cut asks for nothing that a later one doesn't. The last one stays.
+            self._cuts = self._cuts[1::2] if len(self._cuts) % 2 == 0 else self._cuts[::2]
 
     # --- taking ---
 

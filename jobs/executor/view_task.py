@@ -5,6 +5,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
@@ -23,7 +24,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
-from jobs.executor.log_reader import Polled, Range, reader_for
+from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
 from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
@@ -36,7 +37,7 @@ from sinks.contract import Batch, CoordinationRecords, TopicPartition
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
-from views.view import Output, View, ViewPosition, identity
+from views.view import View, ViewPosition, identity
 
 _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
@@ -75,13 +76,13 @@ def deliver_view(
 ) -> Iterator[pa.RecordBatch]:
     """Bring the view up to the log's end as of now, and yield what became of it, for ``mapInArrow``.
 
-    ``batches`` have nothing to say. With ``batch`` the driver is told how far a building is. Nothing is raised, as in
-    ``deliver``.
+    ``batches`` say what the sink was told of, as ranges that end there. With ``batch`` the driver is told how far a
+    building is. Nothing is raised, as in ``deliver``.
     """
 
-    def work(result: Result) -> None:
+    def work(stored: Offsets, result: Result) -> None:
         with nullcontext() if batch is None else DriverLine(batch.socket) as line:
-            _follow(task, result, line, goes_on=False)
+            _follow(task, stored, result, line, goes_on=False)
 
     yield from _delivered(task, batches, work)
 
@@ -89,41 +90,45 @@ def deliver_view(
 def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same, and go on with what comes, until the driver ends it."""
 
-    def work(result: Result) -> None:
+    def work(stored: Offsets, result: Result) -> None:
         with DriverLine(batch.socket) as line:
-            _follow(task, result, line, goes_on=True)
+            _follow(task, stored, result, line, goes_on=True)
 
     yield from _delivered(task, batches, work)
 
 
 def _delivered(
-    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Result], None]
+    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
     result = Result()
-    for _ in batches:  # a worker whose input isn't read to its end is thrown away
-        pass
+    # A worker whose input isn't read to its end is thrown away.
+    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
     try:
-        work(result)
+        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
         result.failures.append(Failure.of(error))
     yield to_arrow(result)
 
 
-def _follow(task: Task, result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
+def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
     """Keep the view until the batch has to end: by the driver's word, or where it doesn't go on, when all is taken in.
 
-    Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
+    ``stored`` is what the sink was told of. Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
     """
     assert task.view is not None
+    # Where the sink can tell: a job that another one has replaced leaves the state to that one.
+    sink_for(task).apply(Batch([], fence=task.fence))
+    stored = {**task.view.reached, **stored}
     is_to_be_built = False
     shapes = stored_tables(task.shapes)
     while True:
         with _opened_state(task.view, shapes) as state:
             view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
-            is_to_be_built = is_to_be_built or not _is_usable(view, task.run, task.view.reached)
+            is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
+            is_to_be_built = is_to_be_built or not is_usable
             try:
-                _Run(task, view, result, line, size=state.size, goes_on=goes_on, builds=is_to_be_built).follow()
+                _Run(task, view, result, line, stored, size=state.size, goes_on=goes_on, builds=is_to_be_built).follow()
                 return
             except _IsOver:
                 return
@@ -149,14 +154,14 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     """Whether a view can go on from here: its state is whole, and fits what the sink was told of.
 
     A state that is behind the sink is an earlier one. A state that has forgotten output which the sink wasn't told of
-    may be ahead of a sink that was put back. So may one whose job was killed before the sink was told.
+    may be ahead of a sink that was put back.
     """
     position = view.position()
     if position.is_building or not position.lsn:
         return False
     if any(position.offsets.get(at, 0) < offset for at, offset in reached.items()):
         return False
-    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.delivered().items())
+    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
 
 
 class _Run:
@@ -168,6 +173,7 @@ class _Run:
         view: View,
         result: Result,
         line: DriverLine | None,
+        stored: Offsets,
         *,
         size: Callable[[], Size],
         goes_on: bool,
@@ -189,7 +195,9 @@ class _Run:
         self._position = ViewPosition() if builds else view.position()
         self._inbox: Inbox | None = None
         self._builds = builds
+        self._stored = stored
         self._told: Offsets = {}
+        self._not_stored: deque[Offsets] = deque()
         self._told_s = time.monotonic()
         self._at_end_s: float | None = None
         self._topics = list(task.tables)
@@ -211,13 +219,14 @@ class _Run:
         if not self._builds:
             if not self._view.is_of(self._task.run):
                 self._view.adopt(self._task.run)
+            self._view.confirm(self._stored)
             self._result.next_offsets = self._of_tables(self._position.offsets)
             void = self._view.settle(self._rejected_with)
             self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left
             self._follow()
             return
-        self._view.begin_building()
+        self._view.begin_building(log=self._input.log)
         append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
         directory = Path(self._input.directory) / "inbox"
         with closing(Inbox(directory, self._input.plan.tables, append_only=append_only)) as self._inbox:
@@ -249,7 +258,7 @@ class _Run:
             polled_s = time.monotonic()
             for polled in all_polled:
                 now = time.monotonic()
-                if now - polled_s > _STALLED_S and not log.is_behind:
+                if not log.is_behind and (now - polled_s > _STALLED_S or log.is_late(now)):
                     log.catch_up(self._ends(), now)
                 polled_s = now
                 self._take(polled)
@@ -263,7 +272,11 @@ class _Run:
         self._tell(now_s)
         if self._line is None or not self._goes_on:
             return self._is_done(now_s)
-        return self._line.is_over()
+        if self._line.is_over():
+            return True
+        for _ in range(self._line.take_stored()):
+            self._stored |= self._not_stored.popleft()
+        return False
 
     def _note_read(self) -> None:
         if self._inbox is not None and self._building is not None:
@@ -283,6 +296,7 @@ class _Run:
         now.view = self._figures()
         self._line.tell(now)
         self._told, self._told_s = dict(told), now_s
+        self._not_stored.append(self._told)
 
     def _figures(self) -> ViewFigures:
         building = None if self._building is None else self._building.now
@@ -381,17 +395,15 @@ class _Run:
         self._inbox.close()
         self._inbox = None
 
-    def _delete_rows_of_before(self) -> None:
-        """Delete what the sink has of an earlier state and the result doesn't have."""
-        sink, tag = sink_for(self._task), str(self._view.position().tag)
-        stored = (row.key for row in sink.scan(self._input.table))
-        while keys := list(islice(stored, _FED_ROWS)):
-            if absent := self._view.absent(keys):
-                self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
-        rejected = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
-        void = self._view.absent(rejected)
-        self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
-        self._view.acknowledge(Output(self._view.position().tag, ()), void=void)
+    def _arrange(self) -> None:
+        """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""
+        stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
+        while rows := list(islice(stored, _FED_ROWS)):
+            self._view.arrange(rows)
+        # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
+        own = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
+        self._view.arrange([(key, {}) for key in own])
+        self._view.end_arranging()
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
@@ -402,13 +414,13 @@ class _Run:
         if position.seq:
             self._note_tag(position)
         if self._view.is_whole:
-            self._delete_rows_of_before()
+            self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
             tag = str(output.tag)
             events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
             refused, void = self._apply(events, offsets if output.is_last else {})
-            self._view.acknowledge(output, refused=refused, void=void)
+            self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
             check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
                 self._building.add(len(events))

@@ -266,7 +266,7 @@ class SinkJob:
             asides=self._asides_by_topic(),
         )
         task = self._task(
-            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, committed)
+            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
         )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -584,7 +584,7 @@ class SinkJob:
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
-    def _view_input(self, view: PlannedView | None, reached: Offsets | None) -> ViewInput | None:
+    def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
         plan = self._plan
         if view is None:
             return None
@@ -595,6 +595,7 @@ class SinkJob:
             control_topic(plan.pipeline, PROGRESS),
             plan.pipeline,
             reached=reached or {},
+            log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
         )
 

@@ -431,7 +431,8 @@ class SinkQuery:
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
         try:
-            result = self._deliver(range_frame(frame.sparkSession, [()]), topics, is_long=is_long)
+            told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
+            result = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
         finally:
             if is_long:
                 SLOTS.give_back()
@@ -459,20 +460,24 @@ class SinkQuery:
             self._on_no_task_left()
         return is_taken
 
-    def _told(self, told: Told) -> None:
-        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
+    def _told(self, told: Told) -> bool:
+        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone.
+
+        Returns whether that is stored, and all that was told before.
+        """
         # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
         if told.next_offsets or told.is_building or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
         if told.view is not None:
             self._figures.told(told.view)
         if not told.next_offsets:
-            return
+            return False
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
         progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
+        return progress is not None
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []

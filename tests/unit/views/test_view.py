@@ -438,16 +438,100 @@ def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -
     killing.close()
 
 
-def test_right_after_its_building_a_view_says_which_keys_it_has_no_row_for() -> None:
+def test_what_a_sink_has_of_before_goes_first_where_it_differs_and_last_where_it_does_not() -> None:
+    view = opened(COUNTS, MemoryState())
+    built(view, [events([a(1, g=1), a(2, g=2), a(3, g=3)], 8)], 8)
+    assert view.is_whole
+    for _ in range(2):  # a task that is killed meanwhile looks again
+        view.arrange([({"g": 1}, {"g": 1, "n": 1}), ({"g": 2}, {"g": 2, "n": 9})])
+        view.arrange([({"g": 7}, {"g": 7, "n": 1})])
+    view.end_arranging()
+    assert not view.is_whole
+    changed = [
+        ViewChange({"g": 2}, {"g": 2, "n": 1}),
+        ViewChange({"g": 3}, {"g": 3, "n": 1}),
+        ViewChange({"g": 7}, None),
+    ]
+    output = view.pending(3)
+    assert (list(output.changes), output.is_last) == (changed, False)
+    view.acknowledge(output)
+    output = view.pending()
+    assert (list(output.changes), output.is_last) == ([ViewChange({"g": 1}, {"g": 1, "n": 1})], True)
+    view.acknowledge(output)
+    assert view.pending() is None
+    with pytest.raises(LockstepError, match="no longer has"):
+        view.arrange([({"g": 1}, {"g": 1, "n": 1})])
+
+
+def test_a_row_that_changes_is_pending_once_though_the_sink_had_it() -> None:
     view = opened(COUNTS, MemoryState())
     built(view, [events([a(1, g=1), a(2, g=2)], 8)], 8)
-    asked = [{"g": 1}, {"g": 2}, {"g": 7}]
-    assert view.absent(asked) == [{"g": 7}]
-    step(view, [without(a(2))], 16)
-    assert view.absent(asked) == [{"g": 2}, {"g": 7}]
+    view.arrange([({"g": 1}, {"g": 1, "n": 1}), ({"g": 2}, {"g": 2, "n": 1})])
+    view.end_arranging()
+    step(view, [a(3, g=1)], 16)
+    assert list(view.pending().changes) == [
+        ViewChange({"g": 1}, {"g": 1, "n": 2}),
+        ViewChange({"g": 2}, {"g": 2, "n": 1}),
+    ]
+
+
+# --- what the sink's progress may not have ---
+
+
+def delivered(view: View, writes: list[RowWrite], lsn: int) -> None:
+    step(view, writes, lsn)
+    view.acknowledge(view.pending())
+
+
+def test_another_run_writes_again_what_the_sinks_progress_may_not_have() -> None:
+    view = opened(COUNTS, MemoryState())
+    view.adopt("first")
+    for number in range(1, 5):
+        delivered(view, [a(number, g=number % 2)], 8 * number)
+    delivered(view, [without(a(2)), without(a(4))], 40)
+    view.confirm({("a", 0): 16})
+    assert view.forgotten() == {("a", 0): 16}
+    assert view.is_of("first")
+    view.adopt("second")
+    output = view.pending()
+    assert output.tag == Tag(1, 40, 0)
+    # Each row as it was written last.
+    assert list(output.changes) == [ViewChange({"g": 0}, None), ViewChange({"g": 1}, {"g": 1, "n": 2})]
+    view.acknowledge(output)
+    assert view.forgotten() == {("a", 0): 16}
+
+
+def test_what_is_pending_is_newer_than_what_was_written() -> None:
+    view = opened(COUNTS, MemoryState())
+    delivered(view, [a(1, g=1)], 8)
+    step(view, [a(2, g=1)], 16)
+    view.adopt("second")
+    assert list(view.pending().changes) == [ViewChange({"g": 1}, {"g": 1, "n": 2})]
+
+
+def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:
+    view = opened(COUNTS, MemoryState())
+    empty = len(everything(view._state))
+    for number in range(1, 50):
+        step(view, [a(1, g=number)], 8 * number)
+        view.acknowledge(view.pending(), reached={("a", 0): 8 * number})
+    assert view.forgotten() == {("a", 0): 8 * 49}
+    assert len(everything(view._state)) <= empty + 5
+
+
+def test_a_whole_result_is_not_kept_twice_so_only_a_sink_that_was_told_of_it_has_it() -> None:
+    view = opened(COUNTS, MemoryState())
+    built(view, [events([a(1, g=1), a(2, g=2)], 8)], 8)
+    view.end_arranging()
+    assert view.forgotten() == {}
     view.acknowledge(view.pending(1))
-    with pytest.raises(LockstepError, match="no longer has"):
-        view.absent(asked)
+    assert view.forgotten() == {("a", 0): 8}
+    view.acknowledge(view.pending())
+    view.adopt("second")
+    assert view.pending() is None
+    delivered(view, [a(3, g=3)], 16)
+    view.adopt("third")
+    assert list(view.pending().changes) == [ViewChange({"g": 3}, {"g": 3, "n": 1})]
 
 
 # --- rows that a sink refuses ---
