@@ -14,7 +14,7 @@ all of them are in. Then the whole result is.
 import hashlib
 import struct
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
-from cdc.model.tag import SNAPSHOT_SEQ, Tag
+from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.evaluation import compiled_all
 from views.failures import FanOutExceeded
 from views.operators.changes import Changes, Work
@@ -50,7 +50,7 @@ NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
-_POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
+_POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
 _AS_STORED: Final = b"q"
 """Pending rows that the sink has already, but for their tags: nobody sees them change, so they come last."""
 
@@ -475,14 +475,17 @@ class View:
         output: Output,
         *,
         refused: Collection[Mapping[str, JsonValue]] = (),
+        void: Collection[Mapping[str, JsonValue]] = (),
         reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
     ) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
 
-        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. ``reached`` is as in
-        ``confirm``. Raises LockstepError after a further step: then the rows are pending again.
+        A row that was refused is set aside until it changes, or until ``settle``. ``void`` are keys whose earlier
+        refusal says nothing any more. ``reached`` is as in ``confirm``. Raises LockstepError after a further step: then
+        the rows are pending again.
         """
         aside = {_PENDING + self._stored_key(key) for key in refused}
+        tag = str(output.tag).encode()
 
         def work(state: Step) -> None:
             position = stored_position(state)
@@ -492,7 +495,12 @@ class View:
             for key, _ in entries:
                 state.delete(key)
             own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
-            state.put_all({_REFUSED + key[len(_PENDING) :]: own.pop(key) for key in aside if key in own})
+            state.put_all({_REFUSED + key[len(_PENDING) :]: tag + own.pop(key) for key in aside if key in own})
+            for values in void:
+                state.put(
+                    _VOID + self._stored_key(values),
+                    tag + _stored({name: values[name] for name in self.plan.key}, None),
+                )
             offsets = orjson.dumps(_triples(position.offsets))
             if state.get(_IS_WHOLE) is not None:
                 # Kept once more, the whole result would be half of the state. Built again, it is there again.
@@ -507,20 +515,36 @@ class View:
 
         self._state.update(work)
 
-    def make_pending(self, keys: Collection[Mapping[str, JsonValue]]) -> int:
-        """Rows that were set aside are pending again. Returns how many; a key of which no row is aside is left out."""
-        own = [self._stored_key(key) for key in keys]
+    def settle(self, kept: Callable[[Mapping[str, JsonValue]], str]) -> list[Mapping[str, JsonValue]]:
+        """What became of refusals since they were acknowledged. ``kept`` says of a key with which tag its refusal is
+        kept, by somebody who outlives this process; "" where none is.
 
-        def work(state: Step) -> int:
-            made = 0
-            for key in own:
-                if (stored := state.get(_REFUSED + key)) is not None:
-                    state.delete(_REFUSED + key)
-                    state.put(_PENDING + key, stored)
-                    made += 1
-            return made
+        A row whose refusal isn't kept is pending again: its job was killed before that. Returns the keys whose refusal
+        is kept though it is void. Both are asked again by the next call.
+        """
 
-        return self._state.update(work)
+        def is_any(state: Reading) -> bool:
+            return any(next(state.scan(prefix), None) is not None for prefix in (_REFUSED, _VOID))
+
+        def work(state: Step) -> list[Mapping[str, JsonValue]]:
+            for key, stored, tag, of in self._aside(state, _REFUSED):
+                state.delete(key)
+                if kept(of) < tag:
+                    state.put(_PENDING + key[len(_REFUSED) :], stored)
+            void = []
+            for key, _, tag, of in self._aside(state, _VOID):
+                if "" < kept(of) < tag:
+                    void.append(of)
+                else:
+                    state.delete(key)
+            return void
+
+        return self._state.update(work) if self._state.read(is_any) else []
+
+    def _aside(self, state: Step, prefix: bytes) -> list[tuple[bytes, bytes, str, Mapping[str, JsonValue]]]:
+        """What is set aside under a prefix: its key in the state, as it was pending, its tag, and the row's key."""
+        found = [(key, stored[TEXT_LENGTH:], stored[:TEXT_LENGTH].decode()) for key, stored in state.scan(prefix)]
+        return [(key, pending, tag, _key_of(pending)) for key, pending, tag in found]
 
     def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
@@ -535,6 +559,14 @@ def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -
 def _row_of(pending: bytes) -> bytes | None:
     """The row of a pending entry; None where it is gone."""
     return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
+
+
+def _key_of(pending: bytes) -> Mapping[str, JsonValue]:
+    """The key of a pending entry."""
+    own: dict[str, JsonValue] = orjson.loads(
+        pending[_KEY_LENGTH.size : _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]]
+    )
+    return own
 
 
 def _pending(state: Reading) -> Iterator[Entry]:

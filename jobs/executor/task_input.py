@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cdc.kafka.topic_names import table_topic
 from cdc.model.table import Column, Table, TableName
 from jobs.executor.log_reader import Client
 from jobs.executor.shape_history import TableHistory
@@ -32,6 +33,11 @@ class ViewInput:
     reached: Offsets = field(default_factory=dict)
     log: str = ""
     trimmed: bool = False
+
+    @property
+    def topic(self) -> str:
+        """By what name its rejections go, as those of a table go by that of its topic."""
+        return table_topic(self.pipeline, self.table.name)
 
 
 @dataclass(frozen=True)
@@ -82,11 +88,12 @@ class Task:
         """The task of a batch that has records of these topics alone."""
         tables = {topic: table for topic, table in self.tables.items() if topic in topics}
         names = set(tables.values())
+        own = tables.keys() | ({self.view.topic} if self.view is not None else set())
         return replace(
             self,
             tables=tables,
             shapes={name: shape for name, shape in self.shapes.items() if name in names},
-            rejected_before={at: tag for at, tag in self.rejected_before.items() if at[0] in tables},
+            rejected_before={at: tag for at, tag in self.rejected_before.items() if at[0] in own},
             computed={name: columns for name, columns in self.computed.items() if name in names},
             versions=[name for name in self.versions if name in names],
             histories={name: history for name, history in self.histories.items() if name in names},

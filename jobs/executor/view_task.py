@@ -17,15 +17,15 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
-from cdc.model.event import Events, Position, TableEvents
+from cdc.model.errors import ForeignRecord, PositionMismatch
+from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
 from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
@@ -55,6 +55,8 @@ _STALLED_S: Final = 10.0
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
+
+_Key = Mapping[str, JsonValue]
 
 _NOWHERE: Final = Position("", 0, 0)
 """These rows don't come from the log."""
@@ -217,6 +219,8 @@ class _Run:
                 self._view.adopt(self._task.run)
             self._view.confirm(self._stored)
             self._result.next_offsets = self._of_tables(self._position.offsets)
+            void = self._view.settle(self._rejected_with)
+            self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left
             self._follow()
             return
@@ -400,6 +404,9 @@ class _Run:
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
         while rows := list(islice(stored, _FED_ROWS)):
             self._view.arrange(rows)
+        # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
+        own = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
+        self._view.arrange([(key, {}) for key in own])
         self._view.end_arranging()
 
     def _deliver(self) -> None:
@@ -417,8 +424,9 @@ class _Run:
         while (output := self._view.pending(_PORTION)) is not None:
             tags = [str(output.tag)] * len(output.keys)
             events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
-            self._apply(events, offsets if output.is_last else {})
-            self._view.acknowledge(output, reached=self._stored)
+            refused, void = self._apply(events, offsets if output.is_last else {})
+            self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
+            check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
@@ -428,14 +436,36 @@ class _Run:
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: TableEvents, next_offsets: Offsets) -> None:
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
+        """Give these to the sink, and note what became of them.
+
+        Returns the keys of those that it refuses for good, and of those whose earlier rejection is void.
+        """
         batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
-        if outcome.rejections:
-            first = outcome.rejections[0]
-            raise LockstepError(f"the sink refuses {len(outcome.rejections)} rows of the view: {first.reason}")
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
+        if not (outcome.rejections or self._task.rejected_before or self._result.rejected):
+            return [], []
+        reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
+        topic, result = self._input.topic, self._result
+        by_key = {orjson.dumps(event.key): event for event in events}
+        # What became of the newest version counts.
+        result.rejected = [event for event in result.rejected if event.key not in by_key]
+        refused, void = list[_Key](), list[_Key]()
+        for key, event in by_key.items():
+            if key in reasons:
+                value = None if event.row is None else _rejected_value(event, result.commit_time_ms)
+                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, event.tag, reasons[key]))
+                refused.append(event.key)
+            elif (topic, key) in self._task.rejected_before:
+                result.resolved.append((topic, key))
+                void.append(event.key)
+        return refused, void
+
+    def _rejected_with(self, key: _Key) -> str:
+        """With which tag the driver has kept a rejection of this row; "" where it has none."""
+        return self._task.rejected_before.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
@@ -479,6 +509,11 @@ class _Run:
                     hint="let capture copy the table again (lockstep snapshot table TABLE), then build with"
                     f" `lockstep rebuild {self._task.sink} --trimmed --switch`",
                 )
+
+
+def _rejected_value(event: RowEvent, commit_time_ms: int) -> bytes:
+    """A row of the result in the form of a table's event, as a retry reads it."""
+    return orjson.dumps({"op": "u", "tag": event.tag, "after": event.row, "ts_ms": commit_time_ms})
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:

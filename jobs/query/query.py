@@ -148,7 +148,8 @@ class SinkQuery:
         self._dead_letters = DeadLetters(
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
-        self._rejections = self._dead_letters.read(task.tables)
+        own = [] if task.view is None else [task.view.topic]
+        self._rejections = self._dead_letters.read([*task.tables, *own])
         self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
         self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []

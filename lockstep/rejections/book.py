@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, newest_of_rows
 from jobs.dead_letters.topic import DeadLetterTopic
@@ -13,7 +14,7 @@ from lockstep.rejections.selection import EVERYTHING, Selection
 class RejectionBook:
     """The open rejections of a pipeline, as they are when asked: the newest dead letter of each row.
 
-    ``tables`` are those that are captured, by topic.
+    ``tables`` are those that are captured, and the results of views, by topic.
     """
 
     def __init__(self, config: Config) -> None:
@@ -69,8 +70,9 @@ class RejectionBook:
 
 
 def captured_tables(config: Config) -> Tables:
-    """Topic -> the captured table whose events it has."""
-    return {topic: name for name, topic in config.topics().items()}
+    """Topic -> the captured table whose events it has. A view's result has the name that such a topic would have."""
+    tables = {topic: name for name, topic in config.topics().items()}
+    return tables | {table_topic(config.pipeline.name, view.table): view.table for view in config.views.values()}
 
 
 def no_such_rejection(sink: str) -> LockstepError:

@@ -18,6 +18,7 @@ from jobs.executor.shape_history import TableHistory, histories
 from jobs.generations.prepared import Prepared
 from lockstep.rejections.output import Tables
 from sinks.contract import TableVersions
+from sinks.view_settings import ViewSettings
 from sinks.wrappers.projection import Projection
 
 
@@ -54,6 +55,11 @@ def prepared_histories(records: Iterable[SchemaRecord], prepared: Prepared) -> d
             alone = TableHistory(name, table.key, {table.schema_id: ()})
             histories_by_table[name] = histories(shapes[: last + 1]).get(name, alone)
     return histories_by_table
+
+
+def result_histories(view: ViewSettings) -> dict[TableName, TableHistory]:
+    """The same of a view's result, whose rows have the one shape that its query gives them."""
+    return {view.table: TableHistory(view.table, view.key, {"": ()})}
 
 
 def retry_events(

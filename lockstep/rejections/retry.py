@@ -37,6 +37,7 @@ from lockstep.rejections.events import (
     RetryEvents,
     evaluated,
     prepared_histories,
+    result_histories,
     retry_events,
     stored,
     versions_of,
@@ -45,6 +46,7 @@ from lockstep.rejections.output import Tables, counted, key_text, position_text,
 from lockstep.rejections.selection import Selection
 from sinks.contract import Batch, OpenedSink, Outcome, Progress
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
+from sinks.view_settings import ViewSettings
 from sinks.wrappers.retrying import Retries, retrying
 
 _PORTION_EVENTS: Final = 1000
@@ -181,12 +183,14 @@ class _Attempt:
         self._evaluate = evaluate
         self._settings = settings
         self._number = retried.generation
-        self._tables = set(config.sink_tables(settings))
+        self._tables = set(config.sink_tables(settings)) if settings.view is None else {settings.view.table}
 
     def run(self, dead_letters: Sequence[DeadLetter]) -> None:
         """Retry these, a portion at a time. Raises LockstepError."""
         progress = self._opened.generations.load_progress()
         topics = {dead_letter.position.topic for dead_letter in dead_letters}
+        if self._settings.view is not None:
+            topics.clear()  # its rows come from no topic of their own
         lost_reasons = lost_topics(topics, progress, self._topic_ids(topics))
         usable = []
         for dead_letter in dead_letters:
@@ -226,6 +230,7 @@ class _Attempt:
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
             evaluate=self._evaluate,
             keeps=history_tables(self._settings, self._tables - self._config.source.append_only),
+            view=self._settings.view,
         )
         by_row = {(event.table, str(event.key)): dead_letter for dead_letter, event in events.events}
         refused = events.refused + [
@@ -250,12 +255,14 @@ def apply_beside(
     records: Callable[[], Iterable[SchemaRecord]],
     evaluate: Evaluate = lambda events: events,
     keeps: Collection[TableName] = (),
+    view: ViewSettings | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[RetryEvents, Outcome]:
     """Apply rejected events beside the generation's job, in the shapes that it has prepared. Raises LockstepError.
 
     ``portion`` has dead letters with their events' values. ``records`` reads all shapes in the order of the topic.
-    ``keeps`` are the tables of which the sink keeps all versions.
+    ``keeps`` are the tables of which the sink keeps all versions. Rows of a ``view`` are as they were refused: one that
+    has changed since was given to the sink again.
     """
     for _ in range(_TRIES):
         require_in_use(opened.records, name, generation)
@@ -269,7 +276,7 @@ def apply_beside(
         if prepared is None:
             sleep(_LOOK_S)
             continue
-        table_histories = prepared_histories(records(), prepared)
+        table_histories = prepared_histories(records(), prepared) if view is None else result_histories(view)
         append_only = {table for table, history in table_histories.items() if not history.key}
         events = stored(evaluate(retry_events(portion, tables, table_histories)), append_only)
         try:

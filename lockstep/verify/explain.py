@@ -46,8 +46,10 @@ def explain(
     if not report.differences or is_append_only(table):  # no event of such a table has a newer one
         return report
     keys = {difference.key for difference in report.differences}
-    progress(Step(table.name, "the newest tags on the topic", len(keys)))
-    tags = topic_tags(config.kafka.client(), config.topics()[table.name], keys, waiting=waiting)
+    tags: dict[Key, str] | None = None
+    if (topic := config.topics().get(table.name)) is not None:  # a view's result has none
+        progress(Step(table.name, "the newest tags on the topic", len(keys)))
+        tags = topic_tags(config.kafka.client(), topic, keys, waiting=waiting)
     reasons, unreadable = rejection_reasons(config, sink=sink, generation=generation, tables=[table])
     return replace(
         report,
@@ -118,12 +120,13 @@ def rejection_reasons(
 
     Also returns how many dead letters may be the sink's and can't be read.
     """
-    topics = config.topics()
-    shapes = {topics[table.name]: table for table in tables}
+    shapes = {table.name: table for table in tables}
     reasons: dict[tuple[TableName, Key], str] = {}
-    dead_letters, unreadable = RejectionBook(config).read(sink)
+    book = RejectionBook(config)
+    dead_letters, unreadable = book.read(sink)
     for dead_letter in dead_letters:
-        table = shapes.get(dead_letter.position.topic)
+        name = book.tables.get(dead_letter.position.topic)
+        table = None if name is None else shapes.get(name)
         key = orjson.loads(dead_letter.key)
         if table is not None and dead_letter.generation == generation and key.keys() == set(table.key):
             reasons[table.name, key_of(table, key)] = dead_letter.reason

@@ -92,10 +92,8 @@ def _compare(
                 continue
             may_lack_rows = sides.settings.may_lack_rows(table.name)
             report = replace(comparer.compare(table), left_out=compared.left_out, may_lack_rows=may_lack_rows)
-            if settings.view is not None:
-                reports.append(report)
-                continue
-            if options.repair and report.differences and not is_append_only(table):
+            can_repair = settings.view is None and not is_append_only(table)
+            if options.repair and report.differences and can_repair:
                 try:
                     report = repair(
                         table,

@@ -89,12 +89,10 @@ _ALL: Final = (
     _view("transactions_total", Kind.COUNTER, "1", "Transactions that steps took in."),
     _view("changes_in_total", Kind.COUNTER, "1", "Changed rows of tables that steps took in."),
     _view("changes_out_total", Kind.COUNTER, "1", "Changed rows of the result."),
-    _view("amplification", Kind.GAUGE, "1", "Rows of the result that change with one of a table, since it was built."),
+    _view("amplification", Kind.GAUGE, "1", "Rows of the result that change with one of a table."),
     _view("building", Kind.GAUGE, "", "1 while the view's state is being built, else 0."),
     _view("built_ratio", Kind.GAUGE, "1", "How much of what the building does now is done, of 1."),
-    _view(
-        "building_left_seconds", Kind.GAUGE, "s", "Time left of what the building does now; 0 where that isn't known."
-    ),
+    _view("building_left_seconds", Kind.GAUGE, "s", "Time left of what the building does now."),
     _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),

@@ -2,15 +2,23 @@
 
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import psycopg
+import pyarrow as pa
 import pytest
 import redis
 
+from jobs.executor.open_sinks import close_sink
+from jobs.executor.result import Result, from_arrow
+from jobs.executor.task_input import Task
+from jobs.executor.view_task import deliver_view
 from stack.stack import Endpoints
 from tests.databases import Database
-from tests.view_jobs import HITS, USERS, VISITORS, ViewPipeline, hits, traffic
+from tests.events import Delete, Put
+from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, hits, traffic
 from tests.view_task_process import ENDED, KILLED, run_batch, stopped_batch
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -97,9 +105,6 @@ def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_ro
 
 def test_a_state_from_before_what_the_sink_has_is_built_anew(pipeline: ViewPipeline, tmp_path: Path) -> None:
     """A row that went and came back since then isn't changed, as that state sees it, and the sink lacks it."""
-    from tests.events import Delete, Put
-    from tests.view_jobs import FOLLOWS, TWEETS, USERS
-
     settings = pipeline.settings("redis")
     tweet = {"id": 1, "user_id": 1, "body": "b"}
     pipeline.write(
@@ -205,3 +210,73 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(pipe
         lsn = traffic(pipeline, 1, seed=100 + point)
         assert run_batch(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn], point
+
+
+@pytest.mark.parametrize("is_built", [True, False], ids=["step", "building"])
+def test_kill_9_loses_no_row_that_the_sink_refuses(pipeline: ViewPipeline, *, is_built: bool) -> None:
+    """What the driver hasn't kept yet is refused again; what it has kept isn't told again."""
+    settings = pipeline.settings("redis", max_value_bytes=200)
+    task = pipeline.task(settings)
+    assert task.view is not None
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+    if is_built:
+        assert run_batch(task) == ENDED
+    kept: dict[tuple[str, bytes], str] = {}
+    for point in range(1, (STEP_POINTS if is_built else BUILDING_POINTS - 3) + 1):
+        long, short = ({"id": 2 * point + more, "user_id": 1, "body": "b" * size} for more, size in ((0, 300), (1, 3)))
+        lsn = pipeline.write(Put(TWEETS, long), Put(TWEETS, short))
+        if not is_built:
+            shutil.rmtree(pipeline.directory / "state", ignore_errors=True)
+        assert run_batch(replace(task, rejected_before=dict(kept)), kill_at=point) == KILLED
+        result = delivered(replace(task, rejected_before=dict(kept)))
+        told = {orjson.loads(event.key)["tweet_id"]: event for event in result.rejected}
+        large = {row["tweet_id"] for row in pipeline.states[lsn].values() if len(str(row["body"])) == 300}
+        known = {orjson.loads(key)["tweet_id"] for _, key in kept}
+        assert told.keys() == (large - known if is_built else large), point
+        assert {orjson.loads(key)["tweet_id"] for _, key in result.resolved} == (known - large), point
+        assert pipeline.rows(settings) == {
+            key: row for key, row in pipeline.states[lsn].items() if len(str(row["body"])) < 300
+        }
+        kept = {at: tag for at, tag in kept.items() if at not in result.resolved}
+        kept |= {(event.position.topic, event.key): event.tag for event in result.rejected}
+        after = delivered(replace(task, rejected_before=dict(kept)))
+        assert (after.rejected, after.resolved) == ([], [])
+        if not is_built:
+            shutil.rmtree(pipeline.directory / "state")
+    assert kept
+
+
+def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPipeline) -> None:
+    settings = pipeline.settings("redis", max_value_bytes=200)
+    task = pipeline.task(settings)
+    assert task.view is not None
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+    pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 300}) for number in (1, 2, 3)))
+    first = delivered(task)
+    kept = {(event.position.topic, event.key): event.tag for event in first.rejected}
+    assert {topic for topic, _ in kept} == {task.view.topic}
+    assert [orjson.loads(event.value or b"")["after"]["body"] for event in first.rejected] == ["b" * 300] * 3
+    lsn = pipeline.write(
+        Put(TWEETS, {"id": 1, "user_id": 1, "body": "short"}),
+        Delete(TWEETS, {"id": 2}),
+        Put(TWEETS, {"id": 3, "user_id": 1, "body": "c" * 300}),
+    )
+    second = delivered(replace(task, rejected_before=kept))
+    assert sorted(orjson.loads(key)["tweet_id"] for _, key in second.resolved) == [1, 2]
+    (again,) = second.rejected
+    assert orjson.loads(again.key)["tweet_id"] == 3
+    assert again.tag > kept[again.position.topic, again.key]
+    assert {row["tweet_id"] for row in pipeline.rows(settings).values()} == {1}
+    # A kill before that was kept: the earlier rejection of the row says nothing of its newest version.
+    third = delivered(replace(task, rejected_before={at: tag for at, tag in kept.items() if at not in second.resolved}))
+    assert [(event.key, event.tag) for event in third.rejected] == [(again.key, again.tag)]
+    assert third.view is not None
+    assert third.view.lsn == lsn
+
+
+def delivered(task: Task) -> Result:
+    """One batch in this process."""
+    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
+    close_sink(task)
+    assert not result.failures, result.failures
+    return result

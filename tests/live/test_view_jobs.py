@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.topic_names import table_topic
+from jobs.dead_letters.store import DeadLetters
 from jobs.executor.long_batch import LongBatch, Told
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.view_task import deliver_view
@@ -96,6 +99,32 @@ def test_a_running_job_keeps_a_view(
             assert pipeline.rows(settings) == pipeline.states[lsn]
         assert job.stop() == 0
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
+
+
+def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
+    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = pipelines()
+    settings = pipeline.settings("redis", max_value_bytes=200, max_open_rejections=2)
+    tweets = [{"id": number, "user_id": 1, "body": "b" * (300 if number < 4 else 3)} for number in range(1, 6)]
+    lsn = pipeline.write(
+        Put(USERS, {"id": 1, "name": "n"}),
+        Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}),
+        *(Put(TWEETS, tweet) for tweet in tweets),
+    )
+    job = pipeline.apply_once(spark, settings)
+    assert job.poll() == 1
+    assert "more rejections of sink" in job.told()
+    assert "max_open_rejections allows" in job.told()
+
+    more = settings.model_copy(update={"max_open_rejections": 3})
+    job = pipeline.apply_once(spark, more)
+    assert job.poll() == 0, job.told()
+    assert pipeline.progress(more).watermark_lsn == lsn
+    assert {row["tweet_id"] for row in pipeline.rows(more).values()} == {4, 5}
+    dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink=pipeline.sink, generation=1)
+    topic = table_topic(pipeline.name, pipeline.view.table)
+    assert sorted(orjson.loads(key)["tweet_id"] for _, key in dead_letters.read([topic])) == [1, 2, 3]
 
 
 def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(

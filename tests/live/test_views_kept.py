@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.control_topics import read_tables
 from cdc.model.lsn import parse_lsn
 from cdc.postgres.slot import emit_heartbeat
+from jobs.query.view_plan import planned_view
 from lockstep.cli.main import exit_code
+from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, wait_until
 
@@ -28,6 +31,11 @@ sink = "{name}_cache"
 key = ["owner"]
 sql = "select a.owner, count(*) as n, sum(e.line) as lines from {name}.account a
  join {name}.entry e on e.account_id = a.id where a.owner is not null group by a.owner"
+[views.{name}_notes]
+sink = "{name}_cache"
+key = ["account_id", "line"]
+sql = "select account_id, line, note from {name}.entry where line > 500"
+max_value_bytes = 300
 [views.{name}_idle]
 sink = "{name}_warehouse"
 key = ["id"]
@@ -70,7 +78,7 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
     code, before = asked(pipeline, capsys, "list")
     assert [(each["state"], each["reason"], each["figures"]) for each in before] == [
         ("absent", "nothing of it is there yet", None)
-    ] * 2
+    ] * 3
     assert code == 0  # nobody has started it yet
 
     job = pipeline.apply(spark, name)
@@ -131,3 +139,85 @@ def test_a_view_without_a_state_here_has_its_plan_all_the_same(
 def test_a_view_that_isnt_there_is_said_to_be_none(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["views", "explain", "other", "--config", str(pipeline.path)]) == 2
     assert f"views of this configuration: {pipeline.name}_sums" in capsys.readouterr().err
+
+
+def test_a_row_that_the_store_refuses_is_a_rejection_and_the_view_goes_on(
+    pipeline: Pipeline, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view, long = f"{pipeline.name}_notes", "very secret " * 100
+
+    def write(line: int, note: str | None) -> None:
+        with pipeline.sql() as connection:
+            values = "insert into {0}.entry values (1, %s, %s, null) on conflict (account_id, line) do update set"
+            connection.execute(f"{values} note = excluded.note".format(pipeline.name).encode(), (line, note))
+
+    def rejections() -> list[dict[str, Any]]:
+        return list(json.loads(pipeline.run("rejections", "list", view, "--json"))["rejections"])
+
+    def stored() -> dict[int, str]:
+        settings = pipeline.config.sinks[view]
+        opened = open_sink(view, settings, 1)
+        shapes = read_tables(pipeline.client, pipeline.name)
+        assert settings.view is not None
+        rows = {
+            int(row.key["line"]): row.row["note"] for row in opened.sink.scan(planned_view(settings.view, shapes).table)
+        }
+        opened.sink.close()
+        return rows
+
+    for line, note in ((1001, "short"), (1002, long), (1003, long)):
+        write(line, note)
+    job = pipeline.apply(spark, view)
+
+    def wait_all() -> None:
+        with pipeline.sql() as connection:
+            target = emit_heartbeat(connection)
+
+        def has_all() -> bool:
+            assert job.poll() is None, job.told()
+            lsn = of(pipeline, capsys, "notes")["lsn"]
+            return lsn is not None and parse_lsn(lsn) >= target
+
+        wait_until(has_all, what="the view has all")
+
+    wait_all()
+    write(1004, long)
+    write(1005, "short too")
+    wait_all()
+    assert {line: note for line, note in stored().items() if line > 1000} == {1001: "short", 1005: "short too"}
+    found = rejections()
+    assert [(each["table"], each["key"]["line"]) for each in found] == [
+        (f"views.{view}", line) for line in (1002, 1003, 1004)
+    ]
+    assert "secret" not in json.dumps(found)
+    lag = json.loads(pipeline.run("lag", "--json"))
+    assert (lag["open_rejections"][view], lag["rejected"][view]) == (3, 3)
+    verified = pipeline.run("verify", view, "--json", ends_with=1)
+    (table,) = json.loads(verified)["tables"]
+    assert {difference["note"].partition(":")[0] for difference in table["differences"]} == {"rejected"}
+
+    write(1002, "mended")  # closed by itself
+    with pipeline.sql() as connection:
+        connection.execute(f"delete from {pipeline.name}.entry where line = 1003".encode())
+    wait_all()
+    wait_until(lambda: len(rejections()) == 1, what="what changed is closed")
+    refused = json.loads(pipeline.run("rejections", "retry", view, "--all", "--json", ends_with=1))
+    assert (refused["taken"], len(refused["refused"])) == (0, 1)
+    text = pipeline.path.read_text()
+    pipeline.path.write_text(text.replace("max_value_bytes = 300", "max_value_bytes = 30000"))
+    taken = json.loads(pipeline.run("rejections", "retry", view, "--all", "--json"))
+    assert (taken["taken"], rejections()) == (1, [])
+    rows = {line: note for line, note in stored().items() if line > 1000}
+    assert rows == {1001: "short", 1002: "mended", 1004: long, 1005: "short too"}
+    pipeline.path.write_text(text)
+
+    write(1006, long)
+    wait_all()
+    wait_until(lambda: len(rejections()) == 1, what="one more is refused")
+    pipeline.run("rejections", "discard", view, "--all", "--yes")
+    write(1007, "after")
+    wait_all()
+    assert (rejections(), stored()[1007]) == ([], "after")
+    job.ask_to_stop()
+    job.close()
+    assert not [seen for seen in job.reports if seen["report"] == "SinkFailed"]

@@ -556,18 +556,41 @@ def test_a_whole_result_is_not_kept_twice_so_only_a_sink_that_was_told_of_it_has
 # --- rows that a sink refuses ---
 
 
-def test_a_refused_row_is_pending_again_when_it_is_asked_for() -> None:
+def test_a_refused_row_whose_refusal_nobody_has_kept_is_pending_again() -> None:
     view = opened(COUNTS, MemoryState())
-    step(view, [a(1, g=1), a(2, g=2)], 8)
-    view.acknowledge(view.pending(), refused=[{"g": 2}])
+    step(view, [a(1, g=1), a(2, g=2), a(3, g=3)], 8)
+    view.acknowledge(view.pending(), refused=[{"g": 2}, {"g": 3}])
     assert view.pending() is None
-    step(view, [a(3, g=1)], 16)
+    step(view, [a(4, g=1)], 16)
     view.acknowledge(view.pending())
-    assert view.make_pending([{"g": 1}, {"g": 2}, {"g": 9}]) == 1
+    refused_at = str(Tag(1, 8, 0))
+    assert view.settle(lambda key: refused_at if key == {"g": 3} else "") == []
     output = view.pending()
     assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 2}, {"g": 2, "n": 1})])
     view.acknowledge(output)
-    assert view.make_pending([{"g": 2}]) == 0
+    assert view.settle(lambda key: pytest.fail(f"{key} isn't set aside any more")) == []
+
+
+def test_a_refusal_of_an_earlier_version_of_the_row_says_nothing_of_this_one() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(2, g=2)], 8)
+    step(view, [a(3, g=2)], 16)
+    view.acknowledge(view.pending(), refused=[{"g": 2}])
+    view.settle(lambda _: str(Tag(1, 8, 0)))
+    assert view.pending() is not None
+
+
+def test_a_refusal_that_is_void_is_told_until_nobody_keeps_it() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=2)], 8)
+    view.acknowledge(view.pending(), void=[{"g": 1}, {"g": 9}])
+    refused_at = str(Tag(1, 0, 0))
+    for _ in range(2):
+        assert view.settle(lambda _: refused_at) == [{"g": 1}, {"g": 9}]
+    assert view.settle(lambda key: refused_at if key == {"g": 9} else "") == [{"g": 9}]
+    assert view.settle(lambda _: str(Tag(1, 8, 0))) == []  # refused again since
+    assert view.settle(lambda _: refused_at) == []
+    assert view.pending() is None
 
 
 @pytest.mark.parametrize("change", [a(3, g=2), without(a(2))])
@@ -578,5 +601,5 @@ def test_a_refused_row_that_changes_is_pending_by_itself_and_only_as_it_is_now(c
     step(view, [change], 16)
     newest = view.pending()
     assert len(newest.changes) == 1
-    assert view.make_pending([{"g": 2}]) == 0
+    assert view.settle(lambda _: "") == []
     assert view.pending() == newest

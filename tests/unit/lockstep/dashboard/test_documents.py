@@ -11,6 +11,7 @@ from cdc.model.lsn import Lsn
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
+from jobs.generations.view_state import ToldView
 from lockstep.dashboard.documents import (
     Rates,
     Subject,
@@ -28,6 +29,8 @@ from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, VerifyOutcome
 from tests.lag import sink_facts, source_facts
+from views.figures import Building, Doing, ViewFigures
+from views.view import Counters
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 
@@ -220,3 +223,27 @@ def test_the_last_comparison_of_each_sink_is_shown_whoever_made_it() -> None:
     lag = replace(looked(source(), sink()), verified={"search": verification})
     (kept,) = verify_runs(lag.to_json(), ()).sinks
     assert (kept.sink, kept.state, kept.ended_ms, kept.verified_through) == ("search", "equal", 2_000, "0/80")
+
+
+def told_view(building: Building | None = None) -> ToldView:
+    return ToldView(500, ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800), building, 600))
+
+
+def test_a_view_shows_what_it_holds_and_what_a_change_costs() -> None:
+    (shown,) = state_of(looked(source(), sink(is_view=True, view=told_view()))).sinks
+    assert shown.view is not None
+    assert (shown.view.rows, shown.view.state_bytes, shown.view.amplification) == (800, 1 << 20, 2.5)
+    assert (shown.view.transactions_per_step, shown.view.rows_per_step, shown.view.building) == (2.0, 4.0, None)
+
+
+def test_a_view_that_is_being_built_is_no_problem_and_the_pipeline_is_ready() -> None:
+    building = Building(500, Doing.COMPUTING, 25, 100, 5.0)
+    state = state_of(looked(source(), sink(is_view=True, view=told_view(building), watermark_lsn=0)))
+    (shown,) = state.sinks
+    assert (shown.state, shown.since_ms, state.problems) == ("building", 500, ())
+    assert shown.view is not None
+    assert shown.view.building is not None
+    assert (shown.view.building.doing, shown.view.building.seconds_left) == ("computing", 15.0)
+    health = health_of(state, 2_000)
+    assert health.ready
+    assert health.message.endswith("every part goes on. Views that are being built: 1.")
