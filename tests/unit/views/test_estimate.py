@@ -129,9 +129,8 @@ def test_the_state_is_about_as_large_as_estimated(rows: Rows, tmp_path: Path) ->
         events = [event(table, row, 1) for table in plan.tables for row in rows[table]]
         for start in range(0, len(events), 500):
             view.step(events[start : start + 500], epoch=1, lsn=1 + start, offsets={})
-        while (output := view.pending()) is not None:
-            view.acknowledge(output)
-        view.confirm({("t", 0): 1})
+            while (output := view.pending()) is not None:
+                view.acknowledge(output, reached={("t", 0): 1})
         estimated = estimate(plan, statistics(rows))
         assert estimated.kept_rows == pytest.approx(state.size().entries, rel=0.25)
         used = state.size().bytes

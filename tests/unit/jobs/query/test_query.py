@@ -54,6 +54,7 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
         def __init__(self) -> None:
             self._state, self._keeper = QueryState(), cast("Any", Behind())
             self._state.under_way = (1, 0.0)
+            self._is_told_stored = True
 
     query = Listening()
     query._told(Told())
