@@ -6,7 +6,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
-from cdc.model.event import Events, Position, RowEvent, TableEvents
+from cdc.model.event import Events, Position, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -32,6 +32,7 @@ from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
@@ -352,14 +353,20 @@ class _Run:
         elif taken.records is None and not self._moves(taken.next_offsets):
             return
         else:
-            events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(
-                list(events),
-                epoch=cut.epoch,
-                lsn=cut.lsn,
-                offsets=taken.next_offsets,
-                transactions=taken.transactions,
-            )
+            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            try:
+                self._view.step(
+                    events,
+                    epoch=cut.epoch,
+                    lsn=cut.lsn,
+                    offsets=taken.next_offsets,
+                    transactions=taken.transactions,
+                )
+            except FanOutExceeded:
+                # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+                if taken.transactions == 1:
+                    raise
+                raise _TooMuch from None
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
@@ -403,24 +410,26 @@ class _Run:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
-        if self._view.is_whole:
+        is_whole = self._view.is_whole
+        if is_whole:
             self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
-            tag = str(output.tag)
-            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            tags = [str(output.tag)] * len(output.keys)
+            events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             self._apply(events, offsets if output.is_last else {})
             self._view.acknowledge(output, reached=self._stored)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
+        if is_whole:
+            self._view.compact()
         self._building = None
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
-        of_result = TableEvents.of(self._input.table.name, events)
-        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> None:
+        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         if outcome.rejections:
             first = outcome.rejections[0]
