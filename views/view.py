@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import orjson
 
+from cdc.model.append_only import stored_tables
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
@@ -167,6 +168,7 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
     Another name, type or number of one of these makes another identity: a column that was dropped and added again
     holds other values. Other columns may come and go.
     """
+    tables = stored_tables(tables)
     read: dict[TableName, set[str]] = {}
     for node in nodes(plan.root):
         if isinstance(node, Scan):
@@ -188,7 +190,7 @@ class View:
         self.plan = plan
         self._state = state
         self._changes_max = changes_max
-        self._dataflow = Dataflow(plan.root, tables)
+        self._dataflow = Dataflow(plan.root, stored_tables(tables))
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
@@ -369,7 +371,10 @@ class View:
 
         def work(state: Step) -> None:
             again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
-            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for key, row in again.items():
+                # Of a key whose newest row was refused, the one before isn't written as if it were the newest.
+                if state.get(_PENDING + key) is None and state.get(_REFUSED + key) is None:
+                    state.put(_PENDING + key, row)
             for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
                 state.delete(entry)
             state.put(_RUN, run.encode())

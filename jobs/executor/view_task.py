@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
 from cdc.model.event import Events, Position, TableEvents
-from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -34,6 +32,7 @@ from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
@@ -119,10 +118,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     sink_for(task).apply(Batch([], fence=task.fence))
     stored = {**task.view.reached, **stored}
     is_to_be_built = False
-    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task.view, shapes) as state:
-            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task, task.view) as state:
+            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
             is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
             is_to_be_built = is_to_be_built or not is_usable
             try:
@@ -135,9 +133,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 
 
 @contextmanager
-def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
+def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, shapes)
+    own = identity(view.plan, task.shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -355,14 +353,20 @@ class _Run:
         elif taken.records is None and not self._moves(taken.next_offsets):
             return
         else:
-            events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(
-                list(events),
-                epoch=cut.epoch,
-                lsn=cut.lsn,
-                offsets=taken.next_offsets,
-                transactions=taken.transactions,
-            )
+            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            try:
+                self._view.step(
+                    events,
+                    epoch=cut.epoch,
+                    lsn=cut.lsn,
+                    offsets=taken.next_offsets,
+                    transactions=taken.transactions,
+                )
+            except FanOutExceeded:
+                # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+                if taken.transactions == 1:
+                    raise
+                raise _TooMuch from None
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)

@@ -518,6 +518,16 @@ def test_what_is_pending_is_newer_than_what_was_written() -> None:
     assert list(view.pending().changes) == [ViewChange({"g": 1}, {"g": 1, "n": 2})]
 
 
+def test_a_row_from_before_one_that_was_refused_is_not_written_again() -> None:
+    view = opened(COUNTS, MemoryState())
+    delivered(view, [a(1, g=1)], 8)
+    step(view, [a(2, g=1)], 16)
+    view.acknowledge(view.pending(), refused=[{"g": 1}])
+    view.adopt("second")
+    assert view.pending() is None
+    assert view.make_pending([{"g": 1}]) == 1
+
+
 def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:
     view = opened(COUNTS, MemoryState())
     empty = len(everything(view._state))
