@@ -28,6 +28,7 @@ from bench import (
     peer,
     replay,
     report,
+    view_state,
     visible,
 )
 from bench.figures import Figure, median_run
@@ -52,6 +53,7 @@ PHASES: Mapping[str, Phase] = {
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
+    "views": view_state.measure,
     "cost": cost.measure,
 }
 

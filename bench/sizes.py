@@ -40,6 +40,8 @@ class Sizes:
     cost_partitions: tuple[int, ...]
     """The first is 1: what more cores would bring is computed from it."""
     cost_tables: tuple[int, ...]
+    view_entries: tuple[int, ...]
+    """Of the states of a view, from small to large: rows that its operators keep."""
 
 
 FULL = Sizes(
@@ -66,6 +68,7 @@ FULL = Sizes(
     cost_batches=20,
     cost_partitions=(1, 2, 4, 8),
     cost_tables=(10, 100, 2_000),
+    view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
 )
 
 QUICK = Sizes(
@@ -92,4 +95,5 @@ QUICK = Sizes(
     cost_batches=5,
     cost_partitions=(1, 4),
     cost_tables=(10, 50),
+    view_entries=(10_000, 100_000),
 )
