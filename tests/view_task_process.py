@@ -1,7 +1,7 @@
 """One batch of a view's task in a process of its own, killed at a chosen point: ``python -m tests.view_task_process``.
 
 The task comes pickled through standard input. Points are counted: before and after each transaction of the state, and
-before and after each write to the sink.
+before and after each write to the sink and each commit to the view's topic.
 """
 
 import itertools
@@ -36,6 +36,7 @@ def run_batch(task: Task, *, kill_at: int = 0) -> int:
 
 
 def main() -> int:
+    from cdc.kafka.publisher import TransactionalPublisher
     from jobs.executor import view_task
     from views.state import file
 
@@ -58,6 +59,7 @@ def main() -> int:
     task = pickle.loads(sys.stdin.buffer.read())
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
+    TransactionalPublisher.commit_events = watched(TransactionalPublisher.commit_events)  # type: ignore[method-assign]
     sink = view_task.sink_for(task)
     sink.apply = watched(sink.apply)  # type: ignore[method-assign]
     import pyarrow as pa

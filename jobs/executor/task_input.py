@@ -16,11 +16,23 @@ OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 
 
 @dataclass(frozen=True)
+class ViewTopicInput:
+    """Where the result of a view goes: the topic of its rows, of one generation."""
+
+    pipeline: str
+    view: str
+    generation: int
+    topic: str
+    max_message_bytes: int
+
+
+@dataclass(frozen=True)
 class ViewInput:
     """What a task needs to know that keeps a view.
 
     ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
-    told of: a state behind them is an earlier one. ``trimmed`` reads topics that have lost their beginning.
+    told of: a state behind them is an earlier one. ``trimmed`` reads topics that have lost their beginning. ``topic``
+    gets the result besides the sink.
     """
 
     plan: ViewPlan
@@ -30,6 +42,7 @@ class ViewInput:
     pipeline: str
     reached: Offsets = field(default_factory=dict)
     trimmed: bool = False
+    topic: ViewTopicInput | None = None
 
 
 @dataclass(frozen=True)

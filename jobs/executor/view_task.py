@@ -28,6 +28,7 @@ from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
 from views.state.contract import UnusableState
@@ -92,6 +93,8 @@ def _delivered(
         work(result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
+        if task.view is not None and task.view.topic is not None:
+            close_view_topic(task.view.topic)
         result.failures.append(Failure.of(error))
     yield to_arrow(result)
 
@@ -106,9 +109,14 @@ def _follow(task: Task, result: Result, line: DriverLine | None) -> None:
     while True:
         with _opened_state(task, task.view) as state:
             view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
-            is_to_be_built = is_to_be_built or not _is_usable(view, task.run, task.view.reached)
+            topic = _topic_of(task)
+            is_to_be_built = (
+                is_to_be_built
+                or not _is_usable(view, task.run, task.view.reached)
+                or not (topic is None or _fits(view, topic))
+            )
             try:
-                _Run(task, task.view, view, result, line, builds=is_to_be_built).follow()
+                _Run(task, task.view, view, result, line, topic, builds=is_to_be_built).follow()
                 return
             except _IsOver:
                 return
@@ -144,11 +152,38 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.delivered().items())
 
 
+def _topic_of(task: Task) -> ViewTopic | None:
+    """The topic that the result goes to besides the sink, open for this run."""
+    assert task.view is not None
+    assert task.client is not None
+    return None if task.view.topic is None else view_topic_for(task.client, task.view.topic, task.run)
+
+
+def _fits(view: View, topic: ViewTopic) -> bool:
+    """Whether a view can go on with what is on its topic: its own state has made it, and all of its output is there.
+
+    Another state may be at the same place, and still have come there by other steps. A row that changed back meanwhile
+    is the same again for it, and the topic would keep the other one.
+    """
+    last = topic.last
+    if last is None or not view.is_of(last.run):
+        return False
+    return all(last.offsets.get(at, 0) >= offset for at, offset in view.delivered().items())
+
+
 class _Run:
     """One batch."""
 
     def __init__(
-        self, task: Task, view_input: ViewInput, view: View, result: Result, line: DriverLine | None, *, builds: bool
+        self,
+        task: Task,
+        view_input: ViewInput,
+        view: View,
+        result: Result,
+        line: DriverLine | None,
+        topic: ViewTopic | None,
+        *,
+        builds: bool,
     ) -> None:
         assert task.client is not None
         self._task = task
@@ -156,6 +191,7 @@ class _Run:
         self._view = view
         self._result = result
         self._line = line
+        self._topic = topic
         self._client = task.client
         self._cluster = TopicAdmin(task.client)
         self._position = ViewPosition() if builds else view.position()
@@ -174,6 +210,9 @@ class _Run:
         """Until the batch has to end. Raises _TooMuch and _IsOver."""
         if not self._builds:
             if not self._view.is_of(self._task.run):
+                if self._topic is not None:
+                    # Before the state: whoever is killed in between finds two runs, and builds.
+                    self._topic.take_over(self._task.run)
                 self._view.adopt(self._task.run)
             self._result.next_offsets = self._of_tables(self._position.offsets)
             self._deliver()  # what a batch that was killed has left
@@ -310,7 +349,22 @@ class _Run:
         while keys := list(islice(stored, _FED_ROWS)):
             if absent := self._view.absent(keys):
                 self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
+        if self._topic is not None:
+            self._delete_keys_of_before(self._topic)
         self._view.acknowledge(Output(self._view.position().tag, ()))
+
+    def _delete_keys_of_before(self, topic: ViewTopic) -> None:
+        """The same on the topic."""
+        tag, on_topic = self._view.position().tag, topic.keys()
+        while keys := list(islice(on_topic, _FED_ROWS)):
+            if absent := self._view.absent(keys):
+                for key in absent:
+                    topic.write(key, None, tag)
+                self._commit(topic, is_complete=False)
+
+    def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
+        position = self._view.position()
+        topic.commit(tag=position.tag, offsets=dict(position.offsets), run=self._task.run, is_complete=is_complete)
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
@@ -325,9 +379,21 @@ class _Run:
             tag = str(output.tag)
             events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
             self._apply(events, offsets if output.is_last else {})
+            if self._topic is not None:  # after the sink: who is told of a row finds it there
+                for change in output.changes:
+                    self._topic.write(change.key, change.row, output.tag)
+                self._commit(self._topic, is_complete=output.is_last)
             self._view.acknowledge(output)
+        if self._topic is not None and self._lacks_step(self._topic):
+            self._commit(self._topic, is_complete=True)
         freeze_opened()
         self._result.next_offsets = offsets
+
+    def _lacks_step(self, topic: ViewTopic) -> bool:
+        """Whether the topic doesn't say yet that it has all as of the view's LSN: nothing of the result has changed."""
+        last, position = topic.last, self._view.position()
+        at = (position.epoch, position.lsn)
+        return last is None or not last.is_complete or (last.epoch, last.lsn) != at
 
     def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
         of_result = TableEvents.of(self._input.table.name, events)

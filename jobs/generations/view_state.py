@@ -1,9 +1,13 @@
-"""Where the view of a generation keeps its state: on the machine of its task."""
+"""What the view of a generation keeps besides its sink: a state on the machine of its task, and maybe a topic."""
 
 import shutil
 from pathlib import Path
 
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import ConfigurationError
+from jobs.executor.view_topic import remove_steps
 from jobs.settings import SparkSettings
 
 
@@ -12,9 +16,16 @@ def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generatio
     return spark.view_directory.absolute() / pipeline / sink / f"g{generation}"
 
 
-def remove_state(spark: SparkSettings, *, pipeline: str, sink: str, generation: int) -> None:
-    """Remove the state of a generation that is dropped, as far as it is on this machine."""
+def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, sink: str, generation: int) -> None:
+    """Remove the state of a generation that is dropped, as far as it is on this machine, and its topic.
+
+    Raises Unavailable, and LockstepError where the brokers don't allow it.
+    """
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
+    topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
+    if topic in cluster.partition_counts():
+        remove_steps(kafka.client(), pipeline=pipeline, view=sink, generation=generation)
+        cluster.remove([topic])
 
 
 def check_can_keep(spark: SparkSettings, name: str) -> None:
