@@ -52,7 +52,7 @@ from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
 from sinks.contract import CoordinationRecords, OpenedSink
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.sink_kernel import chosen_sink_kernel
 
 _logger = logging.getLogger(__name__)
@@ -486,7 +486,7 @@ class _Group:
             built_with = wanted_settings[generation.number] = with_definition(member.settings, record.definition)
             build_definition = definition(built_with)
             if generation.is_live and generation.number not in member.jobs and build_definition != today:
-                changed = sorted(name for name in today if today[name] != build_definition[name])
+                changed = changed_settings(build_definition, today)
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
         if self._once and not wanted_settings:
             raise LockstepError(

@@ -8,6 +8,8 @@ from typing import assert_never
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
+from views.figures import ViewFigures
+from views.view import Counters
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,16 @@ class WatermarkRaised:
     generation: int
     watermark_lsn: int
     commit_time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ViewReport:
+    """What a view holds now, and ``done`` what it has done since the last report, which was seconds ago."""
+
+    sink: str
+    generation: int
+    figures: ViewFigures
+    done: Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +159,24 @@ class UnreadableDeadLetters:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ViewLacksRecord:
+    """A view ends without the newest events: no progress record says of them that they are whole transactions.
+
+    It has everything up to ``watermark_lsn``.
+    """
+
+    sink: str
+    generation: int
+    watermark_lsn: int
+
+
 Report = (
     SinkStarted
     | KeepsMicroBatches
     | StatusReport
     | WatermarkRaised
+    | ViewReport
     | SinkWaiting
     | BatchGoesOn
     | SinkFailed
@@ -160,6 +185,7 @@ Report = (
     | DefinitionDiffers
     | ColumnBackfillProgress
     | UnreadableDeadLetters
+    | ViewLacksRecord
 )
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
@@ -201,6 +227,20 @@ def _message(report: Report) -> tuple[int, LogMessage]:
         case WatermarkRaised():
             return logging.DEBUG, LogMessage(
                 "watermark raised", {"sink": report.sink, "watermark": format_lsn(report.watermark_lsn)}
+            )
+        case ViewReport():
+            building = report.figures.building
+            return logging.DEBUG if building is None else logging.INFO, LogMessage(
+                "view is kept" if building is None else "view is being built",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "rows": report.figures.rows,
+                    "state_bytes": report.figures.state_bytes,
+                    "steps": report.done.steps,
+                }
+                if building is None
+                else {"sink": report.sink, "generation": report.generation, "progress": building.sentence},
             )
         case SinkWaiting():
             return logging.WARNING, LogMessage(
@@ -267,6 +307,17 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                     "reason": report.reason,
                 },
                 f"`lockstep rejections list {report.sink}` shows them",
+            )
+        case ViewLacksRecord():
+            return logging.WARNING, LogMessage(
+                "view lacks the newest transactions",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "watermark": format_lsn(report.watermark_lsn),
+                    "reason": "no progress record says that they are complete",
+                },
+                "let capture run, which writes one: `lockstep run` or `lockstep capture`",
             )
         case _:
             assert_never(report)

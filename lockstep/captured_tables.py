@@ -19,7 +19,7 @@ from cdc.stream.table_selection import is_first_start, recorded_tables, select_t
 def recorded_state(pipeline: Pipeline) -> CaptureState | None:
     """What capture has recorded; None where it never began. Raises Unavailable."""
     client = pipeline.kafka.client()
-    if control_topic(pipeline.name, STATE) not in TopicAdmin(client).partition_counts():
+    if not TopicAdmin(client).exists(control_topic(pipeline.name, STATE)):
         return None
     return read_state(client, pipeline.name, pipeline.slot)
 
@@ -27,7 +27,7 @@ def recorded_state(pipeline: Pipeline) -> CaptureState | None:
 def recorded_shapes(pipeline: Pipeline) -> dict[TableName, Table]:
     """The newest shape of every table of which anything was ever published. Raises Unavailable."""
     client = pipeline.kafka.client()
-    if control_topic(pipeline.name, SCHEMA) not in TopicAdmin(client).partition_counts():
+    if not TopicAdmin(client).exists(control_topic(pipeline.name, SCHEMA)):
         return {}
     return read_tables(client, pipeline.name)
 

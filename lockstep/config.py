@@ -3,9 +3,9 @@
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -22,13 +22,13 @@ from cdc.settings import Settings
 from jobs.settings import SparkSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
-from lockstep.view_sections import with_views
+from lockstep.view_sections import problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
-from sinks.view_settings import ViewSettings
+from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 
 DEFAULT_PATH = Path("lockstep.toml")
@@ -89,7 +89,10 @@ class Config(Settings):
     def _sink_names(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
         wrong = [name for name in sinks if not NAME.fullmatch(name)]
         if wrong:
-            raise ValueError(f"names are lower-case letters, digits and underscores: {', '.join(map(repr, wrong))}")
+            raise ValueError(
+                "sinks and views have names of a lower-case letter followed by up to 40 lower-case letters, digits or"
+                f" underscores: {', '.join(map(repr, wrong))}"
+            )
         return sinks
 
     @model_validator(mode="after")
@@ -241,7 +244,12 @@ def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings
 def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableName], bool]) -> list[str]:
     unknown = [text for text in sink.tables if not may_have(TableName.parse(text))]
     astray = sorted(str(table) for table in sink.named_tables() if table not in sink.held_tables)
-    problems = []
+    problems = [
+        f"views.{name}.sql reads {text}, and there is no section [{text}]"
+        for text in unknown
+        if TableName.parse(text).schema == VIEWS_SCHEMA
+    ]
+    unknown = [text for text in unknown if TableName.parse(text).schema != VIEWS_SCHEMA]
     if unknown:
         problems.append(f"views.{name}.sql reads tables that aren't captured: {', '.join(unknown)}")
     if astray:
@@ -293,7 +301,7 @@ def read(path: Path) -> Config:
         config = Config.model_validate(expanded)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-        problems += dict.fromkeys(_problem(details, views) for details in found)
+        problems += dict.fromkeys(_problem(details, views) for details in _innermost(found))
     if problems or config is None:
         raise ConfigurationError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
@@ -408,17 +416,22 @@ _WORDS: Final = {
     "missing": "is missing",
     "extra_forbidden": "unknown setting: check its spelling and its section",
     "tuple_type": "must be a list, in [ ]",
-    "union_tag_not_found": "is missing: {kinds}",
-    "union_tag_invalid": "{tag!r} is none of {kinds}",
+    "string_type": "must be a text",
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),
 }
 """What pydantic says in words of Python, by its type."""
 
-_SINK_TYPES: Final = ", ".join(
-    repr(model.model_fields["type"].default) for model in get_args(get_args(SinkSettings)[0])
-)
+
+def _innermost(found: Sequence[Any]) -> Iterator[Any]:
+    """The problems, without those of a list that only lacks what is wrong in it."""
+    places = [details["loc"] for details in found]
+    for details in found:
+        loc = details["loc"]
+        is_outer = any(other[: len(loc)] == loc and len(other) > len(loc) for other in places)
+        if details["type"] != "too_short" or not is_outer:
+            yield details
 
 
 def _problem(details: Any, views: Mapping[str, Any]) -> str:
@@ -434,7 +447,9 @@ def _problem(details: Any, views: Mapping[str, Any]) -> str:
     message = details["msg"].removeprefix("Value error, ")
     if kind in ("union_tag_not_found", "union_tag_invalid"):
         location.append("type")
-        message = _WORDS[kind].format(kinds=_SINK_TYPES, tag=details.get("ctx", {}).get("tag"))
+        message = problem_of_type(details.get("ctx", {}).get("tag"))
+    elif kind in ("too_short", "string_too_short") and details["ctx"]["min_length"] == 1:
+        message = "must not be empty"
     else:
         message = _WORDS.get(kind, message)
     return f"{'.'.join(map(str, location)) or 'the file as a whole'}: {message}"

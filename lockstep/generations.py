@@ -22,12 +22,13 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
-from jobs.generations.view_state import remove_kept
+from jobs.generations.view_state import ToldView, load_told, remove_kept
 from jobs.offsets import Offsets
 from lockstep.config import Config
+from monitor.table import view_text
 from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
 _DROP_WAIT_S = 60.0
@@ -38,7 +39,8 @@ class Description:
     """A generation for people. ``differs`` is what a rebuild would change.
 
     These are settings that are different in today's configuration, and columns that the source has renamed since.
-    ``job`` says whether anybody applies to it, ``verification`` how its last comparison with the source ended.
+    ``job`` says whether anybody applies to it, ``verification`` how its last comparison with the source ended, ``view``
+    what the job of a view has told of it.
     """
 
     generation: Generation
@@ -46,6 +48,7 @@ class Description:
     differs: tuple[str, ...]
     job: JobStatus
     verification: Verification | None = None
+    view: ToldView | None = None
 
     @property
     def needs_somebody(self) -> bool:
@@ -68,6 +71,7 @@ class Description:
             "differs_in": list(self.differs),
             "job": self.job.to_json(),
             "verified": None if self.verification is None else self.verification.to_json(),
+            "view": None if self.view is None else self.view.to_json(),
         }
 
 
@@ -89,11 +93,12 @@ def settings_of_generation(config: Config, name: str, generation: Generation) ->
     return settings if generation.record is None else with_definition(settings, generation.record.definition)
 
 
-def describe(config: Config, name: str) -> list[Description]:
-    """All generations of a sink, oldest first. Raises as ``list_of``."""
+def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | None = None) -> list[Description]:
+    """All generations of a sink, oldest first. ``epoch`` is capture's now, None where Kafka doesn't say; it is asked
+    for where none is given. Raises as ``list_of``."""
     settings = settings_of(config, name)
     today = definition(settings)
-    descriptions, epoch = list[Description](), cache(partial(_epoch, config))
+    descriptions, epoch = list[Description](), epoch or cache(partial(_epoch, config))
     generations = list_of(config, name)
     if not generations:
         return []
@@ -104,15 +109,16 @@ def describe(config: Config, name: str) -> list[Description]:
             progress = opened.generations.load_progress()
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
+            view = None if settings.view is None else load_told(opened.records, generation.number)
             if verification is not None and verification.through_lsn:
                 verification = verification.in_epoch(epoch())
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
-        build_definition = definition(built_with)
-        differs = sorted(key for key in today if today[key] != build_definition[key])
+        differs = changed_settings(definition(built_with), today)
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
-        descriptions.append(Description(generation, progress, tuple(differs), jobs[generation.number], verification))
+        job = jobs[generation.number]
+        descriptions.append(Description(generation, progress, tuple(differs), job, verification, view))
     return descriptions
 
 
@@ -159,8 +165,16 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.verification is not None
     ]
+    if not descriptions:
+        return Group(Text(f"{name} has no generation yet: `lockstep apply {name}` or `lockstep run` builds the first"))
+    views = [
+        Text(f"generation {description.generation.number} of {name}: {view_text(description.view)}", style="dim")
+        for description in descriptions
+        if description.view is not None
+    ]
     return Group(
         table,
+        *views,
         *verified,
         *(
             Text(f"generation {of.generation.number} of {name}: {text}", style="red" if of.needs_somebody else "yellow")

@@ -191,6 +191,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
 # schema_changes = "stop"                  # at a column's new name; "keep": it keeps the name it has here
 # events_per_s = 0                         # the most that its job takes from the log a second; 0: no limit
+# apply = true                             # false: it gets no table, and only says where the store of views is
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 
@@ -253,6 +254,15 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # optimize_every_commits = 100             # small files of a table are put together so often
 # target_file_mb = 16                      # up to this size
 # retention_hours = 24                     # replaced files are kept so long, for queries that began before
+
+# A view: the result of a query over captured tables, kept up to date change by change. It is one more sink.
+# `lockstep views check` says whether a query can be kept, by which key, and what it would cost.
+# [views.latest]
+# sink = "cache"                           # the section whose store, address and login it takes
+# key = ["id"]                             # columns that tell the result's rows apart (rebuild)
+# sql = "select id, region from public.orders where region is not null"    # (rebuild)
+# top = { per = ["region"], order = "id desc", n = 10 }    # only the first rows per these columns (rebuild)
+# changes_max = 5000000                    # rows that one step may change, else its job stops
 """)
 
 

@@ -156,6 +156,9 @@ def _replace_columns(text: str, table: Table) -> str:
         "by_customer": f"by_{numbers[0]}",
         "{id}": f"{{{table.key[0]}}}",
         '["id"]': f'["{table.key[0]}"]',
+        '"id desc"': f'"{table.key[0]} desc"',
+        "select id, region": f"select {table.key[0]}, {texts[0]}",
+        "region is not null": f"{texts[0]} is not null",
         '["region"]': f'["{texts[0]}"]',
     }
     for example, real in named.items():

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cdc.kafka.control_topics import read_progress, read_state
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import PROGRESS, STATE, control_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
@@ -133,18 +135,37 @@ class PipelineState:
 
 def read_pipeline_state(config: Config) -> PipelineState:
     """All of it, asked for side by side. What doesn't answer is an error in it; nothing is raised for that."""
-    client, name, slot = config.kafka.client(), config.pipeline.name, config.slot
-    with ThreadPoolExecutor(max_workers=2 + len(config.sinks), thread_name_prefix="state") as threads:
-        capture = threads.submit(_or_error, lambda: read_state(client, name, slot))
-        progress = threads.submit(_or_error, lambda: _newest(read_progress(client, name)))
-        sinks = {sink: threads.submit(_or_error, lambda sink=sink: _generations(config, sink)) for sink in config.sinks}
+    with ThreadPoolExecutor(max_workers=1 + len(config.sinks), thread_name_prefix="state") as threads:
+        kafka = threads.submit(_of_kafka, config)
+
+        def epoch() -> int | None:
+            """Capture's, None where Kafka doesn't say."""
+            capture, _ = kafka.result()
+            return None if isinstance(capture, LockstepError) else 0 if capture is None else capture.epoch
+
+        sinks = {
+            sink: threads.submit(_or_error, lambda sink=sink: _generations(config, sink, epoch))
+            for sink in config.sinks
+        }
         return PipelineState(
-            name,
-            slot,
-            capture.result(),
-            progress.result(),
+            config.pipeline.name,
+            config.slot,
+            *kafka.result(),
             {sink: generations.result() for sink, generations in sinks.items()},
         )
+
+
+def _of_kafka(config: Config) -> tuple[CaptureState | LockstepError | None, ProgressRecord | LockstepError | None]:
+    """What capture's records say. Kafka is waited for once, and nobody asks for a topic that isn't there."""
+    client, name, slot = config.kafka.client(), config.pipeline.name, config.slot
+    topics = _or_error(TopicAdmin(client).partition_counts)
+    if isinstance(topics, LockstepError):
+        return topics, topics
+    has_state, has_progress = (control_topic(name, kind) in topics for kind in (STATE, PROGRESS))
+    return (
+        _or_error(lambda: read_state(client, name, slot)) if has_state else None,
+        _or_error(lambda: _newest(read_progress(client, name))) if has_progress else None,
+    )
 
 
 def _newest(records: Iterator[ProgressRecord]) -> ProgressRecord | None:
@@ -154,8 +175,8 @@ def _newest(records: Iterator[ProgressRecord]) -> ProgressRecord | None:
     return newest
 
 
-def _generations(config: Config, sink: str) -> list[GenerationState]:
-    descriptions = describe(config, sink)
+def _generations(config: Config, sink: str, epoch: Callable[[], int | None]) -> list[GenerationState]:
+    descriptions = describe(config, sink, epoch=epoch)
     opened = open_sink(sink, config.sinks[sink], 1)
     try:
         return [

@@ -6,7 +6,7 @@ from typing import Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.asides import AsideState, Order, Wish, give_order, is_done, load_asides
+from jobs.generations.asides import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
 from jobs.generations.status import has_error, job_status
@@ -25,10 +25,15 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
     """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed or refused.
 
     Returns whether it could: a table that is to be applied again may be refused, or fail again. Raises
-    ConfigurationError for a table that the sink doesn't have, LockstepError while the generation that readers see is
-    being written again.
+    ConfigurationError for a table that the sink doesn't have and for a view, LockstepError while the generation that
+    readers see is being written again.
     """
-    names = [TableName.parse(text) for text in tables]
+    if settings_of(config, name).view is not None:
+        raise ConfigurationError(
+            f"{name!r} is a view, which can't go on without one of its tables",
+            hint="to hold up the view as a whole, let `lockstep apply SINK...` name all sinks but this one",
+        )
+    names = list(map(_parsed, tables))
     generations = _in_use(config, name)
     opened = open_sink(name, settings_of(config, name), 1)
     try:
@@ -43,6 +48,13 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
         return is_done
     finally:
         opened.sink.close()
+
+
+def _parsed(text: str) -> TableName:
+    try:
+        return TableName.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
 
 
 def _in_use(config: Config, name: str) -> list[Generation]:
@@ -69,10 +81,6 @@ def _check(
 ) -> None:
     if generation.record is not None:
         check_owner(name, generation.number, generation.record, config.pipeline.name)
-    if settings_of(config, name).view is not None:
-        raise ConfigurationError(
-            f"{name!r} is a view, which can't go on without one of its tables", hint="stop its job instead"
-        )
     asides = load_asides(records, generation.number)
     has = {*config.sink_tables(settings_of_generation(config, name, generation)), *asides}
     unknown = [table for table in tables if table not in has]
@@ -101,10 +109,12 @@ def _wait_until_obeyed(
     say: Callable[[str], None],
 ) -> bool:
     if not is_running(opened.records, number):
+        give_again(opened.records, number, orders, tables)
         say(f"{label}: no job applies to it now; the next one does what was asked for, `lockstep apply` starts it")
         return True
     deadline, had_error = time.monotonic() + _OBEYED_S, has_error(opened.records, number)
     while time.monotonic() < deadline:
+        orders = give_again(opened.records, number, orders, tables)
         asides = load_asides(opened.records, number)
         if all(is_done(orders[table], asides.get(table)) for table in tables):
             break

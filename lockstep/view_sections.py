@@ -4,18 +4,36 @@ A view says of which sink it takes the store, the address and the login. So ever
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
+from cdc.model.table import TableName
 from sinks.registry import SinkSettings
 from sinks.table_settings import NOT_OF_A_VIEW, TableSettings
+from sinks.view_settings import VIEWS_SCHEMA
 from views.failures import Refused
+
+if TYPE_CHECKING:
+    from views.sql.over_views import NamedQuery
 
 _OWN: Final = ("sink", "sql", "key", "top")
 """What a view's section has besides settings of its kind of sink."""
 
+_OF_ITS_SINK: Final = {
+    "apply": "a view is always applied: remove it, or say so of a sink",
+    "type": "a view has the store of its sink: remove it, or name another sink",
+}
+
 _MODELS: Final[Mapping[str, type[TableSettings]]] = {
     model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])
 }
+
+
+SINK_TYPES: Final = ", ".join(map(repr, _MODELS))
+
+
+def problem_of_type(kind: Any) -> str:
+    """What is wrong with a sink's ``type``, None where it has none."""
+    return f"is missing: {SINK_TYPES}" if kind is None else f"{kind!r} is none of {SINK_TYPES}"
 
 
 def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -37,12 +55,14 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if not isinstance(section["apply"], bool):
                 problems.append(f"sinks.{name}.apply: true or false")
             lends[name] = section["apply"]
+            if section["apply"] is False and _kind_of(section) is None:  # the models get no such section
+                problems.append(f"sinks.{name}.type: {problem_of_type(section.get('type'))}")
     used = set[str]()
     for name, section in views.items():
         if isinstance(section, dict) and isinstance(section.get("sink"), str):
             used.add(section["sink"])
         try:
-            made[name] = _as_sink(name, section, sinks)
+            made[name] = _as_sink(name, section, sinks, views)
         except _Unfit as unfit:
             problems += unfit.problems
     problems += [
@@ -58,6 +78,11 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return rest | ({"sinks": plain | made} if "sinks" in document else {}), problems
 
 
+def _kind_of(section: Mapping[str, Any]) -> type[TableSettings] | None:
+    kind = section.get("type")
+    return _MODELS.get(kind) if isinstance(kind, str) else None
+
+
 class _Unfit(Exception):
     """A section from which no sink can be made."""
 
@@ -66,9 +91,22 @@ class _Unfit(Exception):
         self.problems = problems
 
 
-def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any]:
+def _queries(views: Mapping[str, Any]) -> "dict[TableName, NamedQuery]":
+    """The queries that views can read, by the name that they have in ``from``."""
+    from views.sql.over_views import NamedQuery
+
+    return {
+        TableName(VIEWS_SCHEMA, name): NamedQuery(section["sql"], "top" in section)
+        for name, section in views.items()
+        if isinstance(section, dict) and isinstance(section.get("sql"), str)
+    }
+
+
+def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[str, Any]) -> dict[str, Any]:
     """Raises _Unfit."""
-    from views.sql.tables_read import tables_read  # its parser takes 0.2 s to load, and few configurations have views
+    # Their parser takes 0.2 s to load, and few configurations have views.
+    from views.sql.over_views import over_tables
+    from views.sql.tables_read import tables_read
 
     at = f"views.{name}"
     if not isinstance(section, dict):
@@ -81,19 +119,26 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any]) -> dict[str, Any
         raise _Unfit(f"views.{name} and sinks.{name} have one name: give the view another one")
     if not isinstance(lender, str) or not isinstance(sinks.get(lender), dict):
         raise _Unfit(f"{at}.sink: there is no section [sinks.{lender}], whose store it would take")
-    kind = _MODELS.get(sinks[lender].get("type", ""))
+    kind = _kind_of(sinks[lender])
     if kind is None:  # which is told of the sink itself
         raise _Unfit
-    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view"}]
+    problems = [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
+    if problems:
+        raise _Unfit(*problems)
+    not_its_own = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
     if not_its_own:
         raise _Unfit(*(f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in not_its_own))
     if not isinstance(section["sql"], str):
         raise _Unfit(f"{at}.sql: must be a text")
     try:
-        tables = list(map(str, tables_read(section["sql"])))
+        sql = over_tables(section["sql"], _queries(views))
+        names = tables_read(sql)
     except Refused as refused:
-        raise _Unfit(*(f"{at}.{refusal}" for refusal in refused.refusals)) from None
+        told = [str(refusal).removeprefix("sql: ") for refusal in refused.refusals]
+        raise _Unfit(*(f"{at}.sql: {text}" for text in told)) from None
+    if any(name.schema == VIEWS_SCHEMA and name.name in views for name in names):
+        raise _Unfit  # it isn't readable, which is told of that view
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
-    view = {"name": name} | {key: section[key] for key in ("sql", "key", "top") if key in section}
-    return taken_over | own | {"tables": tables, "view": view}
+    view = {"name": name, "sql": sql} | {key: section[key] for key in ("key", "top") if key in section}
+    return taken_over | own | {"tables": list(map(str, names)), "view": view, "lender": lender}

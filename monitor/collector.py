@@ -4,7 +4,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
@@ -29,6 +29,7 @@ from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, list_generations
 from jobs.generations.status import JobStatus, job_statuses
+from jobs.generations.view_state import ToldView, load_told
 from monitor.lag import (
     APPLIED,
     IN_KAFKA,
@@ -47,7 +48,7 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -78,9 +79,9 @@ _TABLES_EVERY_S = 10.0
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None]]
+_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None, ToldView | None]]
 _Answer = _Progresses | LockstepError
-_Asking = Literal["source", "kafka", "sinks"]
+_Asking = Literal["source", "others"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +105,21 @@ class _BuiltWith:
     changed: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _OfKafka:
+    """What Kafka says in a look. ``copying`` is as of a few seconds ago at most, None where no table lacks its copy."""
+
+    published: ProgressRecord | None
+    ends: Mapping[tuple[str, int], int]
+    open_rejections: Mapping[tuple[str, int], int]
+    copying: CaptureState | None
+
+
 class LagCollector:
     """Collects reports, one after the other, until it is closed.
 
-    A server that is down or hangs is named in the report, and its stages are unknown. Each stage has a state by what
-    earlier reports have seen of it.
+    A server that is down or hangs is named in the report, and its stages are unknown. Where it is Kafka, the report has
+    what the source and the sinks say. Each stage has a state by what earlier reports have seen of it.
     """
 
     def __init__(
@@ -134,6 +145,7 @@ class LagCollector:
         self._published: ProgressRecord | None = None
         self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, Question[_Progresses]] = {}
+        self._of_kafka: Question[_OfKafka] | None = None
         self._built: dict[tuple[str, int], _BuiltWith] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
@@ -168,7 +180,7 @@ class LagCollector:
         whole = self._whole = self._whole or Question(partial(self._collect, with_jobs=with_jobs))
         answer = whole.wait(0.0) if is_open else self._wait(whole)
         if answer is None:
-            answer = Unavailable(f"{self._server()} hasn't answered for {whole.age_s:.0f} s")
+            answer = Unavailable(f"{self._source_server()} hasn't answered for {whole.age_s:.0f} s")
         else:
             self._whole = None
         if isinstance(answer, LagReport):
@@ -176,29 +188,24 @@ class LagCollector:
             return answer
         if not isinstance(answer, Unavailable):
             raise answer
-        if self._asking != "sinks" and not answer.message.startswith(self._server()):
-            answer = Unavailable(f"{self._server()}: {answer.message}", hint=answer.hint)
-        stages = unreachable(
-            self._last, self._settings, self._asking, answer.message, now_ms=time.time_ns() // 1_000_000
-        )
+        answer = _named(answer, self._source_server())
+        stages = unreachable(self._last, self._settings, answer.message, now_ms=time.time_ns() // 1_000_000)
         last = self._last or LagReport((), None, None, {})
         self._hangs = self._asking if self._whole is not None else None
         self._last = replace(last, stages=stages, silent_servers={})
-        return replace(self._last, silent_servers={self._asking: answer})
+        return replace(self._last, silent_servers={"source": answer})
 
     def _wait(self, whole: Question[LagReport]) -> LagReport | LockstepError | None:
-        """Wait until it is answered, or one server hasn't for too long."""
+        """Wait until it is answered, or the source hasn't for too long. Others have limits of their own."""
         asking, since = self._asking, time.monotonic()
         while (answer := whole.wait(0.05)) is None:
-            if self._asking != asking or self._asking == "sinks":
+            if self._asking != asking or self._asking == "others":
                 asking, since = self._asking, time.monotonic()
             elif time.monotonic() - since > _ANSWER_TIMEOUT_S:
                 break
         return answer
 
-    def _server(self) -> str:
-        if self._asking == "kafka":
-            return f"Kafka at {self._pipeline.kafka.bootstrap_servers}"
+    def _source_server(self) -> str:
         dsn = parse_dsn(self._pipeline.source.dsn)
         return f"the source at {dsn.get('host', 'its socket')}:{dsn.get('port', 5432)}"
 
@@ -208,29 +215,58 @@ class LagCollector:
             self._look(self._wal_end())  # so that the first report has a rate too
         if with_jobs:
             self._heartbeat()
-        self._asking = "sinks"
+        self._asking = "others"
         # Against the flow: a stage that is asked earlier can't be ahead of one that is asked later.
         answers = self._ask_sinks(with_jobs=with_jobs)
         self._asking = "source"
-        complete_lsn = self._complete_lsn()
-        self._asking = "kafka"
-        self._look_for_tables()
-        published = self._newest_progress()
-        epoch = 0 if published is None else published.epoch
-        ends = self._topic_ends(answers)
-        facts_of_sinks = [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch, ends)]
-        open_rejections = self._open.counts()
-        unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
-        copying = self._while_copying(published)
+        complete_lsn, is_slot_lost = self._complete_lsn()
+        self._asking = "others"
+        kafka = self._ask_kafka(answers, is_slot_lost=is_slot_lost)
         self._asking = "source"
+        if isinstance(kafka, Unavailable):
+            return self._report_without_kafka(kafka, answers, complete_lsn)
+        published, copying = kafka.published, kafka.copying
+        epoch = 0 if published is None else published.epoch
+        facts_of_sinks = self._facts_of_all(answers, epoch, kafka.ends)
         source = self._source(published, complete_lsn, copying)
         sinks = [self._since_when_complete(source, facts, epoch) for facts in facts_of_sinks]
-        now_ms = time.time_ns() // 1_000_000
         lag = replace(
-            report(source, sinks, now_ms=now_ms),
-            rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
-            open_rejections={facts.label: open_rejections.get((facts.name, facts.generation), 0) for facts in sinks},
+            self._report(source, sinks, answers, epoch),
+            open_rejections={
+                facts.label: kafka.open_rejections.get((facts.name, facts.generation), 0) for facts in sinks
+            },
             unreadable_dead_letters=self._open.unreadable,
+            paused_copies=_paused_copies(copying),
+            first_copy_paused=copying is not None and copying.first_copy_paused,
+        )
+        return self._judged(lag, source, answers, is_copying=copying is not None)
+
+    def _report_without_kafka(
+        self, silent: Unavailable, answers: Mapping[str, _Answer], complete_lsn: Lsn | None
+    ) -> LagReport:
+        """What the source and the sinks say, and what was published by the last look that could ask Kafka."""
+        published = self._published
+        epoch = 0 if published is None else published.epoch
+        sinks = self._facts_of_all(answers, epoch, None)
+        source = self._source(published, complete_lsn, None)
+        if source.published_lsn is None:
+            source = replace(source, published_lsn=complete_lsn)
+        lag = replace(self._report(source, sinks, answers, epoch), silent_servers={"kafka": silent})
+        return self._judged(lag, source, answers, is_copying=False, silent_kafka=silent.message)
+
+    def _facts_of_all(
+        self, answers: Mapping[str, _Answer], epoch: int, ends: Mapping[tuple[str, int], int] | None
+    ) -> list[SinkFacts]:
+        return [facts for name, answer in answers.items() for facts in self._facts(name, answer, epoch, ends)]
+
+    def _report(
+        self, source: SourceFacts, sinks: Sequence[SinkFacts], answers: Mapping[str, _Answer], epoch: int
+    ) -> LagReport:
+        """What doesn't come from Kafka."""
+        unanswered = {name: answer for name, answer in answers.items() if isinstance(answer, LockstepError)}
+        return replace(
+            report(source, sinks, now_ms=time.time_ns() // 1_000_000),
+            rejected={facts.label: facts.rejected for facts in sinks if facts.name not in unanswered},
             rebuild_needed={facts.label: names for facts in sinks if (names := self._changed_settings(facts))},
             unanswered=unanswered,
             verified={
@@ -238,10 +274,52 @@ class LagCollector:
                 for facts in sinks
                 if facts.is_live and (verification := self._verified.get(facts.name)) is not None
             },
-            paused_copies=_paused_copies(copying),
-            first_copy_paused=copying is not None and copying.first_copy_paused,
         )
-        return self._stalls.judge(lag, self._judged_by(source, answers, now_ms, is_copying=copying is not None))
+
+    def _ask_kafka(self, answers: Mapping[str, _Answer], *, is_slot_lost: bool) -> _OfKafka | Unavailable:
+        """What Kafka says, or why it can't be asked. Raises LockstepError where it refuses.
+
+        A question of an earlier look that still waits isn't waited for again, and its answer is too old to be taken:
+        Kafka is asked after the sinks.
+        """
+        began = time.monotonic()
+        while True:
+            question = self._of_kafka = self._of_kafka or Question(
+                partial(self._look_at_kafka, answers, is_slot_lost=is_slot_lost)
+            )
+            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            server = f"Kafka at {self._pipeline.kafka.bootstrap_servers}"
+            if answer is None:
+                return Unavailable(f"{server} hasn't answered for {question.age_s:.0f} s")
+            self._of_kafka = None
+            if question.asked_at < began:
+                continue
+            if isinstance(answer, Unavailable):
+                return _named(answer, server)
+            if isinstance(answer, LockstepError):
+                raise answer
+            return answer
+
+    def _look_at_kafka(self, answers: Mapping[str, _Answer], *, is_slot_lost: bool) -> _OfKafka:
+        """Raises Unavailable and LockstepError."""
+        self._look_for_tables()
+        published = self._newest_progress()
+        ends = self._topic_ends(answers)
+        counts = self._open.counts()
+        self._look_at_state(published, is_slot_lost=is_slot_lost)
+        return _OfKafka(published, ends, counts, self._while_copying(published))
+
+    def _judged(
+        self,
+        lag: LagReport,
+        source: SourceFacts,
+        answers: Mapping[str, _Answer],
+        *,
+        is_copying: bool,
+        silent_kafka: str | None = None,
+    ) -> LagReport:
+        look = self._judged_by(source, answers, time.time_ns() // 1_000_000, is_copying=is_copying)
+        return self._stalls.judge(lag, replace(look, silent_kafka=silent_kafka))
 
     def _judged_by(self, source: SourceFacts, answers: Mapping[str, _Answer], now_ms: int, *, is_copying: bool) -> Look:
         """What this look has seen move, and what holds others up."""
@@ -254,7 +332,7 @@ class LagCollector:
         for name, answer in answers.items():
             if isinstance(answer, LockstepError):
                 continue
-            for generation, progress, _, blocked_by in answer:
+            for generation, progress, _, blocked_by, _ in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
                     signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
@@ -342,19 +420,23 @@ class LagCollector:
                 self._opened(name, generation.number).generations.load_progress(),
                 jobs.get(generation.number),
                 blocked_by,
+                self._told_view(name, generation.number),
             )
             for generation in generations
         ]
+
+    def _told_view(self, name: str, number: int) -> ToldView | None:
+        """What the job of a view has told of it."""
+        return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
             if name not in self._questions:  # A connection that a thread waits on ends with the process.
                 opened.sink.close()
-        if self._whole is None:  # the same
-            if self._progress is not None:
-                self._progress.close()
-            if self._connection is not None:
-                self._connection.close()
+        if self._of_kafka is None and self._progress is not None:  # the same
+            self._progress.close()
+        if self._whole is None and self._connection is not None:
+            self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -362,19 +444,23 @@ class LagCollector:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _complete_lsn(self) -> Lsn | None:
-        """Up to where everything is in Kafka, as capture says. None where it doesn't run, or gives no sign of life.
+    def _complete_lsn(self) -> tuple[Lsn | None, bool]:
+        """Up to where everything is in Kafka, as capture says, and whether the slot is gone or lost.
 
-        The time of its last sign is by the clock of its machine: PostgreSQL doesn't keep when one came.
+        None where capture doesn't run, or gives no sign of life. The time of its last sign is by the clock of its
+        machine: PostgreSQL doesn't keep when one came.
         """
-        row = self._query(
+        complete, is_slot_lost = self._query(
             "select (select r.replay_lsn::text from pg_replication_slots s"
             " join pg_stat_replication r on r.pid = s.active_pid"
-            " where s.slot_name = %s and r.reply_time > clock_timestamp() - %s::float8 * interval '1 s')",
+            " where s.slot_name = %s and r.reply_time > clock_timestamp() - %s::float8 * interval '1 s'),"
+            " not exists (select from pg_replication_slots"
+            " where slot_name = %s and coalesce(wal_status, '') <> 'lost')",
             self._pipeline.slot,
             str(_SILENT_S),
+            self._pipeline.slot,
         )
-        return parse_lsn(row[0]) if row[0] else None
+        return (parse_lsn(complete) if complete else None), is_slot_lost
 
     def _since_when_complete(self, source: SourceFacts, sink: SinkFacts, epoch: int) -> SinkFacts:
         """The facts with the time before which everything was applied at the last look that found it so.
@@ -421,7 +507,7 @@ class LagCollector:
             wal_status,
             safe_wal_size,
             wal_rate(bytes_written=last_end - first_end, seconds=last_s - first_s),
-            *self._of_state(newest, is_slot_lost=wal_status in (None, "lost")),
+            *self._of_state(is_slot_lost=wal_status in (None, "lost")),
             complete_lsn=complete_lsn,
             complete_ms=self._complete_as_of_ms(complete_lsn),
             copied_from_lsn=(
@@ -442,16 +528,19 @@ class LagCollector:
             return 0
         return time.time_ns() // 1_000_000 - math.ceil((time.monotonic() - seen[-1]) * 1000)
 
-    def _of_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
-        """The newest gap, and how the source isn't the one that was published from.
+    def _look_at_state(self, newest: ProgressRecord | None, *, is_slot_lost: bool) -> None:
+        """Read capture's state once in each epoch, and while the slot is lost.
 
-        The state is read once in each epoch, and while the slot is lost: else no gap comes up, and no other server.
+        Else no gap comes up, and the source doesn't become another server.
         """
         if newest is not None and (is_slot_lost or self._state[0] != newest.epoch):
             pipeline = self._pipeline
             state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             is_settled = state is not None and state.epoch == newest.epoch and state.phase is SnapshotPhase.DONE
             self._state = (newest.epoch if is_settled else None), state
+
+    def _of_state(self, *, is_slot_lost: bool) -> tuple[Gap | None, tuple[str, ...]]:
+        """The newest gap, and how the source isn't the one that was published from."""
         state = self._state[1]
         if state is None:
             return None, ()
@@ -467,7 +556,7 @@ class LagCollector:
         read_s, state = self._copying
         if time.monotonic() - read_s > _STATE_EVERY_S:
             state = None
-            if newest is not None or control_topic(pipeline.name, STATE) in self._cluster.partition_counts():
+            if newest is not None or self._cluster.exists(control_topic(pipeline.name, STATE)):
                 state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
             self._copying = time.monotonic(), state
         return state
@@ -517,7 +606,7 @@ class LagCollector:
         if self._progress is None:
             name = self._pipeline.name
             topics = tuple(self._pipeline.topics().values())
-            if not set(topics) <= self._cluster.partition_counts().keys():
+            if not set(topics) <= self._cluster.partition_counts(topics).keys():
                 return None  # Capture has never run.
             self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
         for record in self._progress.new_records():
@@ -541,12 +630,12 @@ class LagCollector:
         return opened
 
     def _facts(
-        self, name: str, answer: _Answer, epoch: int, ends: Mapping[tuple[str, int], int]
+        self, name: str, answer: _Answer, epoch: int, ends: Mapping[tuple[str, int], int] | None
     ) -> Iterator[SinkFacts]:
         """The facts of a sink's generations. Where it couldn't be asked: those that it had last, with nothing known.
 
         Nothing is known either of one whose watermark is of an epoch before ``epoch``, the newest one. ``ends`` is
-        where the topics' partitions end.
+        where the topics' partitions end, None where Kafka doesn't answer: nobody knows then how many records are left.
         """
         generations = self._known.get(name, [_NOT_BEGUN])
         if isinstance(answer, LockstepError):
@@ -554,26 +643,41 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress, job, _ in answer:
+        for generation, progress, job, _, view in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
-            asides = {} if job is None else job.asides
-            unread = {self._pipeline.topics().get(name): aside for name, aside in asides.items() if not aside.is_read}
-            topics = [topic for topic in self._topics(name, generation) if topic not in unread or unread[topic].awaited]
-            held = [topic for topic in topics if topic in unread]
+            behind, held = (None, 0) if ends is None else self._records_left(name, generation, read, job, ends)
             yield SinkFacts(
                 name,
                 generation.number,
                 is_live,
                 0 if reached is None else reached.watermark_lsn,
                 0 if reached is None else reached.commit_time_ms,
-                _records_behind(topics, read, ends),
+                behind,
                 0 if progress is None else progress.rejected,
                 job,
-                records_held=_records_behind(held, read, ends) or 0,
+                records_held=held,
+                has_begun=progress is not None,
+                is_view=self._settings[name].view is not None,
+                view=view,
             )
+
+    def _records_left(
+        self,
+        name: str,
+        generation: Generation,
+        read: Mapping[tuple[str, int], int],
+        job: JobStatus | None,
+        ends: Mapping[tuple[str, int], int],
+    ) -> tuple[int | None, int]:
+        """The records that a generation hasn't read, and those of them that wait for tables which are set aside."""
+        asides = {} if job is None else job.asides
+        unread = {self._pipeline.topics().get(table): aside for table, aside in asides.items() if not aside.is_read}
+        topics = [topic for topic in self._topics(name, generation) if topic not in unread or unread[topic].awaited]
+        held = [topic for topic in topics if topic in unread]
+        return _records_behind(topics, read, ends), _records_behind(held, read, ends) or 0
 
     def _changed_settings(self, facts: SinkFacts) -> tuple[str, ...]:
         """The settings of a live generation that are different in today's configuration."""
@@ -592,7 +696,7 @@ class LagCollector:
         if known is None or known.definition != record.definition:
             built = with_definition(settings, record.definition)
             today, then = definition(settings), definition(built)
-            changed = tuple(sorted(key for key in today if today[key] != then[key]))
+            changed = tuple(changed_settings(then, today))
             known = self._built[name, generation.number] = _BuiltWith(record.definition, built, changed)
         return known
 
@@ -637,6 +741,11 @@ def _blocker_of(backend_type: str) -> str:
         " where c.application_name = %s and c.datname = current_database() and c.wait_event_type = 'Lock'"
         f" and c.backend_type = '{backend_type}' limit 1)"
     )
+
+
+def _named(error: Unavailable, server: str) -> Unavailable:
+    """The error with the server that it is about."""
+    return error if error.message.startswith(server) else Unavailable(f"{server}: {error.message}", hint=error.hint)
 
 
 def _address(settings: SinkSettings) -> str:

@@ -172,7 +172,7 @@ class CopyStatusCollector:
         client, topic = pipeline.kafka.client(), control_topic(pipeline.name, STATE)
         state: CaptureState | None = None
         ranges: Sequence[CopiedRange] = ()
-        if topic in TopicAdmin(client).partition_counts():
+        if TopicAdmin(client).exists(topic):
             records = read_compacted(client, topic)
             record = records.get(pipeline.slot.encode())
             state = None if record is None else CaptureState.from_bytes(record.value, record.what)

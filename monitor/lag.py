@@ -31,6 +31,7 @@ from cdc.model.times import time_text
 from cdc.protocol.control_records import CaptureState, Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
+from jobs.generations.view_state import ToldView
 from monitor.verification import Verification
 
 
@@ -83,6 +84,9 @@ class SinkFacts:
     sink's next offsets and the topics' ends, transaction markers included, ``records_held`` those among them that wait
     for tables which are set aside. ``job`` says whether anybody applies to it,
     None where the sink couldn't be asked. What was committed before ``complete_ms`` it had at an earlier look.
+    ``has_begun``: something was applied to it, as far as is known.
+
+    ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
     """
 
     name: str
@@ -95,6 +99,9 @@ class SinkFacts:
     job: JobStatus | None = None
     complete_ms: int = 0
     records_held: int = 0
+    has_begun: bool = True
+    is_view: bool = False
+    view: ToldView | None = None
 
     @property
     def label(self) -> str:
@@ -238,6 +245,21 @@ class LagReport:
         return bool(self.unanswered or self.broken) or self.first_copy_left or is_bad or has_ended or lacks_tables
 
     @property
+    def views(self) -> dict[str, ToldView]:
+        """What jobs have told of their views, by the label of a generation."""
+        sinks = [stage.sink for stage in self.stages if stage.sink is not None]
+        return {sink.label: sink.view for sink in sinks if sink.view is not None}
+
+    @property
+    def building_views(self) -> list[str]:
+        """A sentence for each view whose state is being built."""
+        return [
+            f"{stage.sink.label}: {stage.reason}"
+            for stage in self.stages
+            if stage.sink is not None and stage.sink.is_view and stage.state is StageState.BUILDING and stage.reason
+        ]
+
+    @property
     def held_by_copies(self) -> list[str]:
         """A sentence for each paused copy."""
         first = "the first copy is paused, and the stream begins after it: `lockstep snapshot resume`"
@@ -278,6 +300,7 @@ class LagReport:
                             "generation": stage.sink.generation,
                             "live": stage.sink.is_live,
                             "job": None if stage.sink.job is None else stage.sink.job.to_json(),
+                            "view": None if stage.sink.view is None else stage.sink.view.to_json(),
                         }
                     ),
                 }

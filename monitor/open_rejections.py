@@ -34,7 +34,7 @@ class OpenRejections:
         return sum(isinstance(record, UnreadableDeadLetter) for record in self._dead_letters.values())
 
     def _read(self) -> None:
-        if not self._cluster.partition_counts().get(self._topic):
+        if not self._cluster.exists(self._topic):
             self._dead_letters, self._next = {}, 0
             return
         (end,) = self._cluster.end_offsets([(self._topic, 0)]).values()

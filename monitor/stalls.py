@@ -29,6 +29,12 @@ _ROWS_PER_S: Final = 5000
 _ROWS_MAX: Final = 300_000
 """A batch of many rows may take as long as they take at this rate, and as those of a very large batch at most."""
 
+_STARTING_S: Final = 30.0
+"""So much longer a job may take for its first batch: Spark and the sink's code are loaded for it."""
+
+_FIRST_ROWS_S: Final = 600.0
+"""So long the first rows of a generation may take. Of a view, nothing is applied before its state is built."""
+
 _START: Final = "`lockstep run` or `lockstep capture` starts it"
 _CAPTURE_AGAIN: Final = (
     "look into its log: where that has nothing new for minutes, end its process, and start `lockstep run` again;"
@@ -57,6 +63,7 @@ class Look:
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    silent_kafka: str | None = None
 
 
 @dataclass(slots=True)
@@ -64,6 +71,7 @@ class _Seen:
     """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
 
     ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
+    ``has_ended``: its job was seen not to run, and it hasn't moved since.
     """
 
     sign: Hashable
@@ -72,6 +80,7 @@ class _Seen:
     blocker: str | None = None
     life: Hashable | None = None
     life_s: float = 0.0
+    has_ended: bool = False
 
 
 class Stalls:
@@ -116,6 +125,9 @@ class Stalls:
                     f" {silent_s:.0f} s: its process hangs"
                 )
                 return _as(stage, StageState.SILENT, reason=reason, hint=_CAPTURE_AGAIN)
+            if look.silent_kafka is not None and look.source.is_captured:
+                reason = f"capture is there and doesn't read slot {look.slot}: Kafka has what it is at work on"
+                return _as(stage, StageState.UNKNOWN, reason=reason, hint=_LOOK_AT_SERVERS)
             if look.source.copied_from_lsn is not None and look.source.is_captured:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
@@ -130,7 +142,7 @@ class Stalls:
             if look.source.copied_from_lsn is not None:
                 reason = "the first copy isn't complete, and no capture is at work on it"
                 return _as(stage, StageState.ABSENT, reason=reason, hint=_START)
-            if stage.lsn is None:
+            if stage.lsn is None and look.silent_kafka is None:
                 return _as(stage, StageState.ABSENT, reason="capture has never published anything", hint=_START)
             return _as(stage, StageState.ABSENT, reason=f"no capture reads slot {look.slot}", hint=_START)
         is_at_work = look.source.walsender == ""
@@ -148,6 +160,8 @@ class Stalls:
         if look.source.told_at is not None and silent_s < STALLED_S:
             waits = f", until {look.source.slot_waits_for} ends its transaction" if look.source.slot_waits_for else ""
             reason = f"{taken}, but gives signs of life: it reads a whole topic, or waits for a slot{waits}"
+            if look.silent_kafka is not None:
+                reason = f"{taken}, but gives signs of life: it waits for Kafka"
             return _as(stage, StageState.BEHIND, reason=reason)
         reason = f"{taken}, and given no sign of life: its process hangs"
         return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
@@ -163,6 +177,9 @@ class Stalls:
         return since_ms if state is StageState.SILENT or (state is StageState.STALLED and not waits) else None
 
     def _in_kafka(self, stage: Stage, look: Look, report: LagReport, *, received: Stage) -> Stage:
+        if look.silent_kafka is not None:
+            self._still(stage, look, lacks=False)
+            return _as(stage, StageState.UNKNOWN, reason=look.silent_kafka, hint=_LOOK_AT_SERVERS)
         is_held_up = received.state not in (StageState.CURRENT, StageState.BEHIND)
         lacks = None not in (stage.lsn, received.lsn) and (stage.lsn or 0) < (received.lsn or 0)
         still_s = self._still(stage, look, lacks=lacks and not is_held_up)
@@ -183,10 +200,15 @@ class Stalls:
         job = sink.job
         if job is not None and job.state is not JobState.RUNNING:
             self._still(stage, look, lacks=False)
+            self._seen[stage.name].has_ended = True
             return _ended(stage, job)
         held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
+        if sink.is_view and silent_s < STALLED_S and (building := _building(sink)) is not None:
+            reason, since_ms = building
+            self._still(stage, look, lacks=False)
+            return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
         # Nobody is at work on the rows of a table that is set aside.
         rows_left = max(0, (stage.events_behind or 0) - sink.records_held)
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
@@ -195,9 +217,13 @@ class Stalls:
             silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
         still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
-        blocker = self._seen[stage.name].blocker
+        seen = self._seen[stage.name]
+        blocker = seen.blocker
+        is_at_work = not (blocker or silent_s >= STALLED_S)
         rows = min(rows_left, _ROWS_MAX)
-        patience_s = STALLED_S + (0 if blocker or silent_s >= STALLED_S else rows / _ROWS_PER_S)
+        patience_s = STALLED_S + (rows / _ROWS_PER_S + _STARTING_S * seen.has_ended if is_at_work else 0)
+        if is_at_work and not sink.has_begun and lacks and still_s < _FIRST_ROWS_S:
+            return _as(stage, StageState.BUILDING, reason="its first rows are being loaded")
         if still_s >= patience_s:
             reason, hint = _why(still_s, silent_s, blocker)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
@@ -206,6 +232,8 @@ class Stalls:
             step = aside.next_step(sink.name, str(table))
             paused = _as(stage, StageState.PAUSED, reason=aside.why(str(table)), hint=step)
             return replace(paused, since_ms=aside.since_ms)
+        if look.silent_kafka is not None:
+            return _as(stage, StageState.UNKNOWN, reason=look.silent_kafka, hint=_LOOK_AT_SERVERS)
         if report.paused_copies or report.first_copy_paused:
             if not has_rows_left:
                 return _as(stage, StageState.PAUSED, reason=report.held_by_copies[0])
@@ -225,6 +253,7 @@ class Stalls:
         if seen is None:
             seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
         if seen.sign != sign or not lacks:
+            seen.has_ended = seen.has_ended and seen.sign == sign
             seen.sign, seen.moved_s, seen.moved_ms, seen.blocker = sign, look.at_s, look.now_ms, None
         seen.blocker = blocker or seen.blocker
         return look.at_s - seen.moved_s
@@ -256,14 +285,11 @@ class Stalls:
         return stage if stage.since_ms is not None else replace(stage, since_ms=known[1])
 
 
-def unreachable(
-    last: LagReport | None, sinks: Iterable[str], server: str, error_text: str, *, now_ms: int
-) -> tuple[Stage, ...]:
-    """The stages where ``source`` or ``kafka`` couldn't be asked: those before it as they were last, if ever. Pure.
+def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *, now_ms: int) -> tuple[Stage, ...]:
+    """The stages where the source couldn't be asked: nothing is known of any. Pure.
 
     Every one of ``sinks`` has its stage, also where nobody has ever answered.
     """
-    first = 0 if server == "source" else 2
     stages = () if last is None else last.stages
     if not stages:
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
@@ -271,9 +297,9 @@ def unreachable(
             *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
             *(Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink) for sink in facts),
         )
-    blamed = stages[first]
+    blamed = stages[0]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
-    unknown = [
+    return tuple(
         Stage(
             stage.name,
             None,
@@ -286,9 +312,18 @@ def unreachable(
             reason=error_text,
             hint=_LOOK_AT_SERVERS,
         )
-        for stage in stages[first:]
-    ]
-    return (*stages[:first], *unknown)
+        for stage in stages
+    )
+
+
+def _building(sink: SinkFacts) -> tuple[str, int | None] | None:
+    """How far the building of a view's state is, and since when; None where it is there. Nothing is applied before."""
+    told = sink.view
+    if told is not None and told.figures.building is not None:
+        return f"the view's state is being built: {told.figures.building.sentence}", told.since_ms
+    if told is None and not sink.watermark_lsn:
+        return "the view's state is to be built", None
+    return None
 
 
 def _is_left(stages: Iterable[Stage], look: Look) -> bool:

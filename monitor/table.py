@@ -10,6 +10,7 @@ from rich.text import Text
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
 from jobs.generations.asides import AsideState
+from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, Stage, StageState
 from monitor.steps import rebuild_step
 from monitor.units import readable_bytes
@@ -60,6 +61,11 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
     for stage in lag.stages:
         if stage.state is StageState.BEHIND and stage.reason is not None:
             yield Remark(f"{stage.name}: {stage.reason}", "yellow", f"{stage.name}: limited")
+    for sentence in lag.building_views:
+        yield Remark(sentence, "yellow", sentence.partition(":")[0] + ": building")
+    for label, told in lag.views.items():
+        if not told.is_building:
+            yield Remark(f"{label}: {view_text(told)}", "dim", f"{label}: figures")
     for name, error in lag.unanswered.items():
         yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():
@@ -91,6 +97,17 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
             yield Remark(sentence, "red", f"{label}: rejections open")
         elif ever:
             yield Remark(f"{label}: no rejection open, {ever:,} ever", "dim")
+
+
+def view_text(told: ToldView) -> str:
+    """What a view holds, and what a change costs; or how far its building is. In one line."""
+    figures = told.figures
+    if figures.building is not None:
+        return f"the view's state is being built: {figures.building.sentence}"
+    return (
+        f"{figures.rows:,} rows, state {figures.state_rows:,} rows in {readable_bytes(figures.state_bytes)};"
+        f" a changed row of a table changes {figures.counters.amplification:.1f}"
+    )
 
 
 def _is_told_nowhere_else(stage: Stage) -> bool:

@@ -34,6 +34,9 @@ _HEARTBEATS_S: Final = 0.05
 _LINE_S: Final = 2.0
 """How often the source is asked again while somebody waits for long."""
 
+_CLOSE_S: Final = 2.0
+"""How long all threads together are waited for at the end."""
+
 _IDLE_S: Final = 30.0
 """A connection that nobody needs any more stays open for so long."""
 
@@ -115,13 +118,18 @@ class Waits:
         return self._outcome(waiter)
 
     def close(self) -> None:
-        """End the threads and connections. Whoever waits is late."""
+        """End the threads and connections. Whoever waits is late.
+
+        Takes some seconds at most: a thread that hangs in its server's answer ends with the process.
+        """
         with self._lock:
             self._is_closed = True
-            lookers = list(self._lookers.values())
-        for looker in lookers:
-            looker.close()
-        self._line.close()
+            workers: list[_Worker] = [*self._lookers.values(), self._line]
+        for worker in workers:
+            worker.close()
+        deadline = time.monotonic() + _CLOSE_S
+        for worker in workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
         return self
@@ -229,13 +237,17 @@ class _Worker:
             self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """End the thread. One that hangs in its server's answer ends with the process."""
+        """Have the thread end. Nobody is served any more."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of the thread, for so long at most."""
+        with self._changed:
             thread = self._thread
         if thread is not None:
-            thread.join(10.0)
+            thread.join(seconds)
 
     def _work(self) -> None:
         while (waiters := self._waiting()) is not None:

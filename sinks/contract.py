@@ -57,6 +57,15 @@ class TableVersions:
             commit_times_ms=self.commit_times_ms[indexes],
         )
 
+    def select(self, indexes: Sequence[int]) -> "TableVersions":
+        """The versions at these indexes, in this order."""
+        return replace(
+            self,
+            events=self.events.select(indexes),
+            operations=[self.operations[index] for index in indexes],
+            commit_times_ms=[self.commit_times_ms[index] for index in indexes],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -65,15 +74,17 @@ class Batch:
     ``next_offsets`` says what the batch covers: up to, not including, these offsets. A transactional destination stores
     them in the same transaction as the rows. ``fence`` is what ``Sink.claim`` returned to the job that owns this batch.
     With ``overwrite_equal_tags`` an event also replaces a row of the same tag: other code or settings made it from the
-    same change. ``as_stored`` says that the rows come from this destination: their values are hidden already.
-    ``versions`` has each table once, for destinations that keep a history. It is empty for others. A version may come
-    again, and late.
+    same change. ``never_applied`` says that all up to a tag may have been applied but these events, as those that were
+    rejected: one whose row isn't there is no repetition then, however old it is. ``as_stored`` says that the rows come
+    from this destination: their values are hidden already. ``versions`` has each table once, for destinations that keep
+    a history. It is empty for others. A version may come again, and late.
     """
 
     events: Sequence[RowEvent]
     next_offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
     fence: int = 0
     overwrite_equal_tags: bool = False
+    never_applied: bool = False
     as_stored: bool = False
     versions: Sequence[TableVersions] = ()
 
@@ -222,8 +233,8 @@ class Sink(Protocol):
         been applied, also to other rows; None: nothing is known. What is at or above it stays: the mark of a deletion
         keeps older events out. What takes the destination time is begun: call it again until nothing stays.
 
-        No event that comes late or again brings a row back that was erased. It may be called beside a job. After a kill
-        the next call goes on.
+        No event that comes late or again brings a row back that was erased, but for one of a batch that says
+        ``never_applied``. It may be called beside a job. After a kill the next call goes on.
         """
         ...
 

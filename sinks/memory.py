@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE, hides, is_append_only
 from sinks.columns.shape import Shape, unknown_column, unprepared
 from sinks.contract import (
     NOTHING_ADDED,
@@ -131,7 +131,7 @@ class MemorySink:
                 key = _key_bytes(event.key)
                 known = rows.get(key)
                 is_erased = known is None and event.tag <= generation.erased.get(event.table, "")
-                if is_erased and not batch.overwrite_equal_tags:
+                if is_erased and not batch.never_applied:
                     stale += 1
                 elif known is None or event.tag > known.tag or (batch.overwrite_equal_tags and event.tag == known.tag):
                     rows[key] = event

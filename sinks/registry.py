@@ -118,6 +118,21 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
     return cast("dict[str, JsonValue]", settings.model_dump(mode="json", include=set(settings.SHAPING)))
 
 
+def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
+    """The settings in which two definitions differ, by the names that they have in the configuration. Pure.
+
+    Those of a view are settings of its section: ``sql``, ``key`` and ``top``.
+    """
+    changed = list[str]()
+    for name in sorted(today):
+        before, now = then[name], today[name]
+        if isinstance(before, dict) and isinstance(now, dict) and name == "view":
+            changed += sorted(part for part in now if now[part] != before.get(part))
+        elif before != now:
+            changed.append(name)
+    return changed
+
+
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:
     """These settings, but shaped as the definition says; what it lacks has its default. Raises LockstepError for one
     that isn't of this kind of sink."""

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 
+from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
-from sinks.append_only import named
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
@@ -96,7 +96,8 @@ class TableSettings(BaseModel):
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
     With ``view`` it holds the result of a query over ``tables``, and not their rows. ``changes_max`` is how many rows
-    of all its operators one step may change. With ``topic`` the result is on a topic as well.
+    of all its operators one step may change, ``lender`` the section whose store it takes. With ``topic`` the result is
+    on a topic as well.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -116,7 +117,7 @@ class TableSettings(BaseModel):
     """Those that mean nothing for a view's result."""
 
     TAKES_APPEND_ONLY: ClassVar[bool] = False
-    """Whether ``tables`` may name tables without a key (``sinks.append_only``)."""
+    """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
@@ -132,6 +133,7 @@ class TableSettings(BaseModel):
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
     topic: bool = False
+    lender: str = ""
 
     @property
     def held_tables(self) -> tuple[TableName, ...]:
@@ -200,6 +202,8 @@ class TableSettings(BaseModel):
             problems.append("changes_max: it is a view's")
         if self.view is None and self.topic:
             problems.append("topic: it is a view's, and every table has a topic")
+        if self.view is None and self.lender:
+            problems.append("lender: a view's is its setting `sink`")
         if self.view is not None:
             problems += [f"{name}: {NOT_OF_A_VIEW}" for name in sorted(self.NOT_OF_VIEWS & self._given())]
         if problems:

@@ -46,7 +46,14 @@ class Delete:
     tombstone_only: bool = False
 
 
-Change = Put | Delete
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """All rows of an append-only table are gone."""
+
+    table: Table
+
+
+Change = Put | Delete | Empty
 
 
 def field(value: JsonValue) -> bytes | None:
@@ -136,8 +143,14 @@ class Log:
             topic = self.topic(change.table)
             match change:
                 case Put(table, row):
-                    value = value_bytes(table, "u", row, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
+                    op = "u" if table.key else "c"
+                    value = value_bytes(table, op, row, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
                     self._publisher.send(topic, key_bytes(table, row), value)
+                case Empty(table):
+                    source = encoder(table).source(commit_time_ms=commit_time_ms, xid=commit_lsn & 0xFFFF)
+                    prefix = tag_prefix(EPOCH, commit_lsn)
+                    value = event_value(b"t", prefix, seq, b"null", b"null", source, commit_lsn, commit_time_ms)
+                    self._publisher.send(topic, key_bytes(table, {}), value)
                 case Delete(table, key, tombstone_only):
                     if not tombstone_only:
                         value = value_bytes(table, "d", key, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
@@ -163,7 +176,9 @@ class Log:
 
     def _create_topics(self) -> None:
         plans: list[TopicPlan] = control_topic_plans(self.pipeline, self.kafka.topics)
-        plans += [table_topic_plan(self.topic(table), self.kafka.topics) for table in self.tables]
+        plans += [
+            table_topic_plan(self.topic(table), self.kafka.topics, append_only=not table.key) for table in self.tables
+        ]
         self._cluster.create(self._cluster.missing(plans))
 
     def _open_publisher(self) -> TransactionalPublisher:

@@ -53,6 +53,31 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
         ),
     ),
     (
+        "Views",
+        (
+            ("Rows of the result", "short", "lockstep_view_rows", _SINK),
+            ("Size of the state", "bytes", "lockstep_view_state_bytes", _SINK),
+            (
+                "Rows of the result that change with one of a table",
+                "short",
+                "rate(lockstep_view_changes_out_total[5m]) / rate(lockstep_view_changes_in_total[5m])",
+                _SINK,
+            ),
+            (
+                "Transactions in a step",
+                "short",
+                "rate(lockstep_view_transactions_total[5m]) / rate(lockstep_view_steps_total[5m])",
+                _SINK,
+            ),
+            (
+                "Built",
+                "percentunit",
+                "lockstep_view_built_ratio",
+                _SINK,
+            ),
+        ),
+    ),
+    (
         "Sinks",
         (
             ("Applied", "cps", "rate(lockstep_sink_rows_applied_total[1m])", _SINK),

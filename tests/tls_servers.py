@@ -7,7 +7,6 @@ is built without TLS: a proxy ends TLS before these two.
 import datetime
 import os
 import ssl
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +24,10 @@ from confluent_kafka.admin import (
 from cryptography.hazmat.primitives import serialization
 
 from stack import ports as tcp
-from stack import process
 from stack.kafka import Kafka
 from stack.stack import Stack
 from tests.databases import until
+from tests.kafka_process import running_kafka
 from tests.services import KAFKA_OVERRIDES
 
 HOST: Final = "127.0.0.1"
@@ -210,22 +209,14 @@ def tls_kafka(directory: Path, certificates: Certificates) -> Iterator[TlsKafka]
             f"{prefix}.truststore.type": "PEM",
             f"{prefix}.truststore.location": str(certificates.authority),
         }
-    server = Kafka(overrides, light=True)
-    both = {name: taken[name] for name in ("main", "controller")}
-    running, tail = process.spawn(server.prepare(both, directory))
-    assert running is not None, tail.last(20)
-    try:
-        deadline = time.monotonic() + 120
-        while not server.is_ready(both, tail):
-            assert process.is_alive(running), tail.last(40)
-            assert time.monotonic() < deadline, tail.last(40)
-            time.sleep(0.1)
-        admin = AdminClient({"bootstrap.servers": server.address(both), "log_level": 0})
-        user = UserScramCredentialUpsertion(
-            USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), PASSWORD.encode()
-        )
-        for future in admin.alter_user_scram_credentials([user]).values():
-            future.result(30)
+    with running_kafka(Kafka(overrides, light=True), taken, directory) as address:
+        add_scram_user(AdminClient({"bootstrap.servers": address, "log_level": 0}), USER)
         yield TlsKafka(certificates, taken)
-    finally:
-        process.kill(running)
+
+
+def add_scram_user(admin: AdminClient, name: str) -> None:
+    """Its password is ``PASSWORD``."""
+    credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion(name, credential, PASSWORD.encode())
+    for future in admin.alter_user_scram_credentials([user]).values():
+        future.result(30)

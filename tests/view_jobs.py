@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, VIEWS, control_topic, view_topic
+from cdc.model.append_only import stored_tables
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.view_steps import ViewStep, step_key
@@ -28,7 +29,7 @@ from sinks.contract import Progress
 from sinks.registry import SinkSettings, open_sink
 from sinks.view_settings import TopSettings, ViewSettings
 from stack.stack import Endpoints
-from tests.events import Change, Delete, Log, Put, kafka_settings
+from tests.events import Change, Delete, Empty, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.spark_here import Job
 from tests.view_queries import column, shape
@@ -39,6 +40,15 @@ USERS = shape("users", ["id"], column("id", "int4"), column("name", "text"))
 TWEETS = shape("tweets", ["id"], column("id", "int4"), column("user_id", "int4"), column("body", "text"))
 FOLLOWS = shape("follows", ["follower_id", "followee_id"], column("follower_id", "int4"), column("followee_id", "int4"))
 TABLES = (USERS, TWEETS, FOLLOWS)
+HITS = shape("hits", [], column("user_id", "int4"), column("ip", "text"))
+
+VISITORS = ViewSettings(
+    name="visitors",
+    key=("user_id",),
+    sql="select h.user_id, u.name, count(*) as n, count(distinct h.ip) as ips from hits h join users u"
+    " on u.id = h.user_id group by h.user_id, u.name",
+)
+"""Over an append-only table."""
 
 TIMELINE = ViewSettings(
     name="timeline",
@@ -82,10 +92,11 @@ class ViewPipeline:
         for table in tables:
             columns = ", ".join(f"{one.name} {one.type_name}" for one in table.columns)
             judge.execute(f"drop table if exists {table.name.name}".encode())
-            judge.execute(f"create table {table.name.name} ({columns}, primary key ({', '.join(table.key)}))".encode())
+            key = f", primary key ({', '.join(table.key)})" if table.key else ""
+            judge.execute(f"create table {table.name.name} ({columns}{key})".encode())
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap, **topics), self.name, tables)
         self.states: dict[int, Rows] = {self.log.lsn: {}}
-        shapes = {table.name: table for table in tables}
+        shapes = stored_tables({table.name: table for table in tables})
         top = None if view.top is None else TopRows(view.top.per, view.top.order, view.top.n)
         self.plan = read_view(view.sql, shapes, key=view.key, top=top)
         self.result = result_table(self.plan, shapes, view.table)
@@ -108,10 +119,10 @@ class ViewPipeline:
 
     # --- writing ---
 
-    def write(self, *changes: Change) -> int:
-        """One transaction, in the log and in the judge. Returns its LSN."""
+    def write(self, *changes: Change, progress: bool = True) -> int:
+        """One transaction, in the log and in the judge. Returns its LSN. ``progress``: its record is there as well."""
         self._write_judge(changes)
-        return self._committed(self.log.commit(changes))
+        return self._committed(self.log.commit(changes, progress=progress))
 
     def write_in_parts(self, parts: Sequence[Sequence[Change]]) -> int:
         """One transaction that is published in parts, each with a progress record of what was before it."""
@@ -127,12 +138,16 @@ class ViewPipeline:
     def _write_judge(self, changes: Sequence[Change]) -> None:
         with self._judge.transaction():
             for change in changes:
+                name = sql.Identifier(change.table.name.name)
+                if isinstance(change, Empty):
+                    self._judge.execute(sql.SQL("truncate {}").format(name))
+                    continue
                 key = (
                     change.key if isinstance(change, Delete) else {name: change.row[name] for name in change.table.key}
                 )
-                name = sql.Identifier(change.table.name.name)
                 where = sql.SQL(" and ").join(sql.SQL("{} = %s").format(sql.Identifier(part)) for part in key)
-                self._judge.execute(sql.SQL("delete from {} where {}").format(name, where), list(key.values()))
+                if key:
+                    self._judge.execute(sql.SQL("delete from {} where {}").format(name, where), list(key.values()))
                 if isinstance(change, Put):
                     values = sql.SQL(", ").join(sql.Placeholder() * len(change.row))
                     row = [change.row[one.name] for one in change.table.columns]
@@ -276,6 +291,22 @@ def traffic(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:
             change, key = _random_change(chance, number)
             changes[change.table.name.name, key] = change
         lsn = pipeline.write(*changes.values())
+    return lsn
+
+
+def hits(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:
+    """Random transactions over the tables of VISITORS; now and then all hits are gone. Returns the last LSN."""
+    chance = random.Random(seed)
+    lsn = 0
+    for number in range(transactions):
+        changes: list[Change] = [Empty(HITS)] if chance.random() < 0.1 else []
+        for _ in range(chance.randint(1, 5)):
+            changes.append(Put(HITS, {"user_id": chance.randrange(6), "ip": f"ip{chance.randrange(3)}"}))
+        if chance.random() < 0.5:
+            user = chance.randrange(6)
+            gone = chance.random() < 0.3
+            changes.append(Delete(USERS, {"id": user}) if gone else Put(USERS, {"id": user, "name": f"n{number}"}))
+        lsn = pipeline.write(*changes)
     return lsn
 
 

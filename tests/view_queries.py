@@ -143,9 +143,17 @@ class _Writer:
             "any_num": [lambda: f"({below()} {self.one('+', '-', '*')} {below('num')})"],
             "text": [lambda: f"({below()} || {below()})", lambda: f"{below('int')}::text"],
             "bool": [lambda: self.condition(depth - 1)],
-            "ts": [lambda: f"date_trunc('{self.one('hour', 'day', 'week', 'month', 'quarter', 'year')}', {below()})"],
+            "ts": [
+                lambda: f"date_trunc('{self.one('hour', 'day', 'week', 'month', 'quarter', 'year')}', {below()})",
+                *([self.binned] if self.exact else []),
+            ],
         }
         return str(self.one(*general, *own[kind])())
+
+    def binned(self) -> str:
+        width = self.one("'15 minutes'", "interval '1 day'", "'1 week 3 hours'", "'7 seconds'", "'250 milliseconds'")
+        origin = self.one("'2000-01-01'", "timestamp '2024-02-29 13:50:00.5'", "'2030-01-01T00:00:00'")
+        return f"date_bin({width}, {self.value('ts', 1)}, {origin})"
 
     def literal(self, kind: str) -> str:
         value = self.one(*_VALUES[kind])

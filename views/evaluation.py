@@ -219,6 +219,9 @@ def _function(call: Call) -> _Function:
         return _like
     if name.startswith("date_trunc:"):
         return _TRUNCATIONS[name.removeprefix("date_trunc:")]
+    if name.startswith("date_bin:"):
+        _, stride, origin = name.split(":")
+        return _binning(int(stride), int(origin))
     return _PLAIN[name]
 
 
@@ -350,6 +353,13 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 def _truncating(unit_us: int) -> _Function:
     return lambda micros: micros if abs(micros) == INFINITY else _timestamp_in_range(micros - micros % unit_us)
+
+
+def _binning(stride_us: int, origin_us: int) -> _Function:
+    """The beginning of the interval of this width in which an instant is; one of them begins at ``origin_us``."""
+    return lambda micros: (
+        micros if abs(micros) == INFINITY else _timestamp_in_range(micros - (micros - origin_us) % stride_us)
+    )
 
 
 def _truncated_date(to_first: Callable[[int, int, int], int]) -> _Function:

@@ -6,7 +6,7 @@ from typing import Final, assert_never
 
 from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
-from views.values import INTEGERS, Kind, to_event
+from views.values import INTEGERS, Kind, micros_text, to_event
 
 _INFIX: Final = {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "like"}
 _INFIX_NAMES: Final = {"date_plus": "+", "date_minus": "-", "days_between": "-", "is_distinct": "is distinct from"}
@@ -212,6 +212,9 @@ def _call_text(call: Call, names: Mapping[int, str]) -> str:
         return f"{texts[0]} {_INFIX_NAMES.get(name, name)} {texts[1]}"
     if name.startswith("date_trunc:"):
         return f"date_trunc('{name.removeprefix('date_trunc:')}', {texts[0]})"
+    if name.startswith("date_bin:"):
+        _, stride, origin = name.split(":")
+        return f"date_bin('{int(stride) / 1_000_000:g} seconds', {texts[0]}, '{micros_text(int(origin))}')"
     return f"{name}({', '.join(texts)})"
 
 
@@ -230,4 +233,4 @@ def _needs_parentheses(argument: Call, inside: Call) -> bool:
 
 
 def _is_function(call: Call) -> bool:
-    return call.name in _FUNCTIONS or call.name.startswith("date_trunc:")
+    return call.name in _FUNCTIONS or call.name.startswith(("date_trunc:", "date_bin:"))

@@ -4,15 +4,19 @@ A step takes the changes of whole transactions and is kept with its output, its 
 output stays pending until it is acknowledged: whoever was killed between the two writes it again. Written to a guarded
 sink with the output's tag, the same output changes nothing the second time.
 
+What was acknowledged is kept beside it until the sink's progress is known to have it (``confirm``). Another run of a
+job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
+
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
 all of them are in. Then the whole result is.
 """
 
 import hashlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from itertools import islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import chain, islice, takewhile
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -28,10 +32,10 @@ from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
-from views.state.contract import Reading, State, Step
+from views.state.contract import Entry, Reading, State, Step
 from views.values import Value, from_event, to_event
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of what the operators keep. Another number means another state, which is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
@@ -39,14 +43,25 @@ CHANGES_MAX: Final = 5_000_000
 
 TopicPartition = tuple[str, int]
 
+NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
+
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
 
 _POSITION, _PENDING, _REFUSED = b"\x00position", b"p", b"r"
-_DELIVERED, _RUN = b"\x00delivered", b"\x00run"
+_AS_STORED: Final = b"q"
+"""Pending rows that the sink has already, but for their tags: nobody sees them change, so they come last."""
+
+_SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
+"""Rows that were acknowledged, and the next offsets as of them: both by the number of the output."""
+
+_FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
+_NOT_ARRANGED, _ARRANGED = b"", b"1"
 _GONE: Final = b"-"
 """Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
+
+_NUMBER_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +86,39 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a view has done since its state began.
+    """What a view has done since its state was built.
 
-    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators.
+    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators. ``rows``
+    are those that the result has now. While a state is being built, what that has done is counted in the same way.
     """
 
     steps: int = 0
     changes_in: int = 0
     changes_out: int = 0
     inside: int = 0
+    transactions: int = 0
+    rows: int = 0
 
     @property
     def amplification(self) -> float:
         """Rows of the result that change with one row of a table, on average."""
         return self.changes_out / self.changes_in if self.changes_in else 0.0
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was done since then. A state that was built anew has counted from 0."""
+        if self.steps < before.steps or self.changes_in < before.changes_in:
+            return self
+        return _added(self, Counters(*(-count for count in astuple(before))))
+
+    @property
+    def rows_per_step(self) -> float:
+        """Changed rows of tables that one step takes in, on average."""
+        return self.changes_in / self.steps if self.steps else 0.0
+
+    @property
+    def transactions_per_step(self) -> float:
+        """Transactions that one step takes in, on average."""
+        return self.transactions / self.steps if self.steps else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +140,14 @@ class ViewPosition:
     def tag(self) -> Tag:
         """The version of rows that are pending."""
         return Tag(self.epoch, self.lsn, self.seq)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """How many rows of the result have changed, and by how many it has grown."""
+
+    changed: int
+    grown: int
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
@@ -151,31 +193,47 @@ class View:
 
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
-        return self._state.read(_position)
+        return self._state.read(stored_position)
 
     def step(
-        self, events: Sequence[RowEvent], *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
+        self,
+        events: Sequence[RowEvent],
+        *,
+        epoch: int,
+        lsn: int,
+        offsets: Mapping[TopicPartition, int],
+        transactions: int = 1,
     ) -> Counters:
         """Take in the changes of whole transactions, so that the result is exact at ``lsn``.
 
         ``events`` are all changes of the query's tables between the position and ``lsn``, in any order; of one key the
         one with the greatest tag counts. Events of other tables are left out. ``offsets`` are where the log goes on,
-        of those partitions that have moved. Returns what this step did. The rows for the sink are pending then.
+        of those partitions that have moved. ``transactions`` is how many these are, for the counters. Returns what this
+        step did. The rows for the sink are pending then.
 
         Raises EvaluationError, FanOutExceeded or the state's errors; nothing of the step was kept then.
         """
 
         def work(state: Step) -> Counters:
-            return self._step(state, events, epoch, lsn, offsets)
+            return self._step(state, events, ViewPosition(epoch, lsn, offsets), transactions)
 
         return self._state.update(work)
 
     # --- building ---
 
-    def begin_building(self) -> None:
-        """Forget all that the state holds, and mark it as one that is being built."""
+    def begin_building(self, *, log: str = "") -> None:
+        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what."""
+
+        def work(state: Step) -> None:
+            state.put(_IS_BUILDING, orjson.dumps(asdict(Counters())))
+            state.put(_LOG, log.encode())
+
         self._state.clear()
-        self._state.update(lambda state: state.put(_IS_BUILDING, orjson.dumps(asdict(Counters()))))
+        self._state.update(work)
+
+    def log(self) -> str:
+        """What the state was built from, as ``begin_building`` was told."""
+        return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
     def build(self, events: Sequence[RowEvent]) -> None:
         """Bring in rows as of the position that the building ends with: any number of them, in any order.
@@ -206,8 +264,9 @@ class View:
             raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
         work = Work(state, limit)
         changes, changed_in = self._dataflow.changed(events, work)
-        changed_out = self._keep_pending(state, changes, keeps_gone=False)
-        counters = _added(Counters(**orjson.loads(stored)), Counters(0, changed_in, changed_out, work.changed))
+        kept = self._keep_pending(state, changes, keeps_gone=False)
+        done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
+        counters = _added(Counters(**orjson.loads(stored)), done)
         state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
         return work.changed
 
@@ -224,52 +283,84 @@ class View:
             if stored is None:
                 raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
             state.delete(_IS_BUILDING)
-            state.put(_IS_WHOLE, b"")
-            _keep_position(state, ViewPosition(epoch, lsn, offsets, Counters(**orjson.loads(stored)), seq=seq))
+            state.put(_IS_WHOLE, _NOT_ARRANGED)
+            # What a change costs on average isn't told by the building, which has made each row once.
+            counters = Counters(rows=orjson.loads(stored)["rows"])
+            _keep_position(state, ViewPosition(epoch, lsn, offsets, counters, seq=seq))
 
         self._state.update(work)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all of the result is pending, since nothing was acknowledged after the building."""
-        return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
+        """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
 
-    def absent(self, keys: Sequence[Mapping[str, JsonValue]]) -> list[Mapping[str, JsonValue]]:
-        """Those of these keys of which the result has no row: what a sink has of an earlier state, and has to delete.
+    def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
+        """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
 
-        A state knows it only while all of the result is pending: from the end of its building until the first output is
-        acknowledged. Raises LockstepError at any other time.
+        Those of which the result has no row become pending deletions. Those that are as they should be come last: so
+        all that readers see change is pending first. Raises LockstepError where not all of the result is pending.
         """
 
-        def look(state: Reading) -> list[Mapping[str, JsonValue]]:
-            if state.get(_IS_WHOLE) is None:
+        def work(state: Step) -> None:
+            if state.get(_IS_WHOLE) != _NOT_ARRANGED:
                 raise LockstepError(
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
-            return [key for key in keys if (state.get(_PENDING + self._stored_key(key)) or _GONE).startswith(_GONE)]
+            for key, row in stored:
+                own = self._stored_key(key)
+                pending = state.get(_PENDING + own)
+                if pending is None:
+                    if state.get(_AS_STORED + own) is None:
+                        state.put(_PENDING + own, _GONE + orjson.dumps([key[name] for name in self.plan.key]))
+                elif not pending.startswith(_GONE) and orjson.loads(pending) == list(map(row.get, self._names)):
+                    state.delete(_PENDING + own)
+                    state.put(_AS_STORED + own, pending)
 
-        return self._state.read(look)
+        self._state.update(work)
 
-    def delivered(self) -> Mapping[TopicPartition, int]:
-        """The next offset of each partition as of the newest output that was acknowledged; empty before the first.
+    def end_arranging(self) -> None:
+        """All that the sink has was taken in."""
 
-        The state has forgotten that output. So a sink that doesn't know of these offsets has lost rows that only a new
-        state can give it.
+        def work(state: Step) -> None:
+            if next(_pending(state), None) is None:
+                state.delete(_IS_WHOLE)
+            else:
+                state.put(_IS_WHOLE, _ARRANGED)
+
+        self._state.update(work)
+
+    def forgotten(self) -> Mapping[TopicPartition, int]:
+        """The next offset of each partition as of the newest output that is kept no longer; empty before the first.
+
+        A sink that doesn't know of these offsets may lack rows that only a new state can give it.
         """
-        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_DELIVERED) or b"[]")))
+        return self._state.read(lambda state: _offsets(orjson.loads(state.get(_FORGOTTEN) or b"[]")))
+
+    def confirm(self, reached: Mapping[TopicPartition, int]) -> None:
+        """The sink's progress has these next offsets: output from before them is needed no more."""
+        if self._state.read(lambda state: _confirmed(state, reached)):
+            self._state.update(lambda state: _forget(state, reached))
 
     def is_of(self, run: str) -> bool:
         """Whether this run of a job has made or adopted the state: it knows what became of the output."""
         return self._state.read(lambda state: state.get(_RUN) == run.encode())
 
     def adopt(self, run: str) -> None:
-        """The state belongs to this run of a job from now on."""
-        self._state.update(lambda state: state.put(_RUN, run.encode()))
+        """The state belongs to this run of a job from now on. What the sink may not have is pending again."""
 
-    def _step(
-        self, state: Step, events: Sequence[RowEvent], epoch: int, lsn: int, offsets: Mapping[TopicPartition, int]
-    ) -> Counters:
-        position = _position(state)
+        def work(state: Step) -> None:
+            again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
+            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
+                state.delete(entry)
+            state.put(_RUN, run.encode())
+
+        self._state.update(work)
+
+    def _step(self, state: Step, events: Sequence[RowEvent], until: ViewPosition, transactions: int) -> Counters:
+        position = stored_position(state)
+        epoch, lsn = until.epoch, until.lsn
         if position.is_building:
             raise LockstepError("the view's state is being built; it takes no step", hint="build the view's state anew")
         if (epoch, lsn) < (position.epoch, position.lsn):
@@ -280,16 +371,16 @@ class View:
             )
         step_work = Work(state, self._changes_max)
         changes, changed_in = self._dataflow.changed(events, step_work)
-        changed_out = self._keep_pending(state, changes)
-        done = Counters(1, changed_in, changed_out, step_work.changed)
+        kept = self._keep_pending(state, changes)
+        done = Counters(1, changed_in, kept.changed, step_work.changed, transactions, kept.grown)
         total = _added(position.counters, done)
         seq = SNAPSHOT_SEQ
         if (epoch, lsn) == (position.epoch, position.lsn):
-            seq = position.seq + bool(changed_out)
-        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **offsets}, total, seq=seq))
+            seq = position.seq + bool(kept.changed)
+        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **until.offsets}, total, seq=seq))
         return done
 
-    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> int:
+    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> "_Kept":
         """The result's changes by the view's key. A key that went and came is one change.
 
         Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
@@ -303,6 +394,8 @@ class View:
             assert key not in into, "two rows of the result have one key"
             into[key] = values
         stored: dict[bytes, bytes] = {}
+        grown = len(rows) - len(vanished)  # a key that went and came is in both
+        gone = sum(key not in rows for key in vanished)
         for key, old in vanished.items():
             if key not in rows:
                 if keeps_gone:
@@ -317,8 +410,11 @@ class View:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
             stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
+        if keeps_gone and state.get(_IS_WHOLE) is not None:
+            for key in stored:
+                state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
-        return len(rows) + sum(key not in rows for key in vanished)
+        return _Kept(len(rows) + gone, grown)
 
     def _as_in_events(self, values: list[Value]) -> list[JsonValue]:
         made: list[JsonValue] = [*values]
@@ -327,13 +423,16 @@ class View:
         return made
 
     def pending(self, limit: int | None = None) -> Output | None:
-        """Rows that the sink may not have yet, in the order of their keys, at most ``limit``; None when it has all."""
+        """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
+
+        Those of ``arrange`` that the sink has already come after all others.
+        """
 
         def look(state: Reading) -> Output | None:
-            position = _position(state)
+            position = stored_position(state)
             if position.is_building:
                 return None
-            entries = state.scan(_PENDING)
+            entries = _pending(state)
             changes = [self._change(stored) for _, stored in islice(entries, limit)]
             if not changes:
                 return None
@@ -349,25 +448,40 @@ class View:
         key = {name: values[place] for name, place in zip(self.plan.key, self._key_places, strict=True)}
         return ViewChange(key, dict(zip(self._names, values, strict=True)))
 
-    def acknowledge(self, output: Output, *, refused: Collection[Mapping[str, JsonValue]] = ()) -> None:
+    def acknowledge(
+        self,
+        output: Output,
+        *,
+        refused: Collection[Mapping[str, JsonValue]] = (),
+        reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
+    ) -> None:
         """The sink has these rows durably, but for those of the keys that it ``refused``.
 
-        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. Raises LockstepError
-        after a further step: then the rows are pending again.
+        A row that was refused is set aside until it changes or ``make_pending`` is asked for it. ``reached`` is as in
+        ``confirm``. Raises LockstepError after a further step: then the rows are pending again.
         """
         aside = {_PENDING + self._stored_key(key) for key in refused}
 
         def work(state: Step) -> None:
-            position = _position(state)
+            position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            state.delete(_IS_WHOLE)
-            if output.changes:
-                state.put(_DELIVERED, orjson.dumps(_triples(position.offsets)))
-            for key, stored in list(islice(state.scan(_PENDING), len(output.changes))):
+            entries = list(islice(_pending(state), len(output.changes)))
+            for key, _ in entries:
                 state.delete(key)
-                if key in aside:
-                    state.put(_REFUSED + key[len(_PENDING) :], stored)
+            own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
+            state.put_all({_REFUSED + key[len(_PENDING) :]: own.pop(key) for key in aside if key in own})
+            offsets = orjson.dumps(_triples(position.offsets))
+            if state.get(_IS_WHOLE) is not None:
+                # Kept once more, the whole result would be half of the state. Built again, it is there again.
+                state.put(_FORGOTTEN, offsets)
+                if output.is_last:
+                    state.delete(_IS_WHOLE)
+            elif own:
+                number = _next_number(state)
+                state.put(_SENT_AS_OF + number, offsets)
+                state.put_all({_SENT + number + key[len(_PENDING) :]: stored for key, stored in own.items()})
+            _forget(state, reached)
 
         self._state.update(work)
 
@@ -390,19 +504,55 @@ class View:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
 
 
+def _pending(state: Reading) -> Iterator[Entry]:
+    return chain(state.scan(_PENDING), state.scan(_AS_STORED))
+
+
+def _all(state: Reading, prefix: bytes) -> list[bytes]:
+    return [key for key, _ in state.scan(prefix)]
+
+
+def _next_number(state: Reading) -> bytes:
+    newest = next(state.scan_back(_SENT_AS_OF), None)
+    number = 0 if newest is None else int.from_bytes(newest[0][len(_SENT_AS_OF) :], "big") + 1
+    return number.to_bytes(_NUMBER_BYTES, "big")
+
+
+def _confirmed(state: Reading, reached: Mapping[TopicPartition, int]) -> list[Entry]:
+    """The outputs that a sink has whose progress has reached these offsets: the first ones, since offsets only grow."""
+
+    def has(entry: Entry) -> bool:
+        return all(reached.get(at, 0) >= offset for at, offset in _offsets(orjson.loads(entry[1])).items())
+
+    return list(takewhile(has, state.scan(_SENT_AS_OF))) if reached else []
+
+
+def _forget(state: Step, reached: Mapping[TopicPartition, int]) -> None:
+    for key, offsets in _confirmed(state, reached):
+        for sent in _all(state, _SENT + key[len(_SENT_AS_OF) :]):
+            state.delete(sent)
+        state.delete(key)
+        state.put(_FORGOTTEN, offsets)
+
+
 def _added(before: Counters, done: Counters) -> Counters:
     return Counters(
         before.steps + done.steps,
         before.changes_in + done.changes_in,
         before.changes_out + done.changes_out,
         before.inside + done.inside,
+        before.transactions + done.transactions,
+        before.rows + done.rows,
     )
 
 
-def _position(state: Reading) -> ViewPosition:
+def stored_position(state: Reading) -> ViewPosition:
+    """Up to where a state is exact, whosever it is. Of one that is being built, what it has done so far."""
     stored = state.get(_POSITION)
     if stored is None:
-        return ViewPosition(is_building=state.get(_IS_BUILDING) is not None)
+        building = state.get(_IS_BUILDING)
+        counters = Counters() if building is None else Counters(**orjson.loads(building))
+        return ViewPosition(counters=counters, is_building=building is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets, counters = _offsets(parsed["offsets"]), Counters(**parsed["counters"])
     return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"])

@@ -164,6 +164,9 @@ class Assembler:
 
     Tables in ``copying`` are followed while they are copied: the memory knows what was published of them since that
     began, and their topics aren't asked. ``unfinished`` gets the xids of all transactions.
+
+    ``on_uncaptured`` is called for each description of a table that isn't captured. What it raises ends the run before
+    the end of the running transaction is published.
     """
 
     def __init__(
@@ -193,7 +196,9 @@ class Assembler:
         notices: Mapping[str, Notice] = _NO_NOTICES,
         moved_rows: RowMap | None = None,
         handoff: int = 0,
+        on_uncaptured: Callable[[TableName], None] = lambda _: None,
     ) -> None:
+        self._on_uncaptured = on_uncaptured
         self._handoff = handoff
         self._tables = dict(tables)
         self._passed_over = dict(passed_over)
@@ -495,6 +500,7 @@ class Assembler:
         is_known = by_name in self._tables or by_name in self._passed_over
         name = by_name if is_known else self._of_oid.get(relation.relation_id)
         if name is None:
+            self._on_uncaptured(by_name)
             known_before = self._former.get(relation.relation_id) or self._uncaptured.get(by_name)
             self._route(relation.relation_id, None if known_before is None else _PassedOver(known_before))
             return

@@ -241,6 +241,11 @@ class ProgressReader:
         return records
 
     @property
+    def cluster(self) -> TopicAdmin:
+        """What it asks the brokers with, for who has another question in the same thread."""
+        return self._cluster
+
+    @property
     def next_offset(self) -> int:
         """Where the topic goes on after the last answer; where it ended, before the first."""
         return self._next if self._next is not None else self._range()[1]

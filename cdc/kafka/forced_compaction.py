@@ -126,6 +126,11 @@ class ForcedCompaction:
             self._put_back(topic, exists=topic in existing)
         return left
 
+    def _take_over(self) -> None:
+        """Become the one who does this, and put back what the one who did has changed: he can't know it any more."""
+        self._begin()
+        self.restore()
+
     def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float) -> bool:
         """Have these partitions of a topic compacted up to now. Returns whether they were in time.
 
@@ -148,7 +153,7 @@ class ForcedCompaction:
 
     def _compacted(self, topic: str, partitions: Collection[int], *, deadline: float) -> dict[int, int] | None:
         """Up to which offset each of the partitions was compacted, None where that wasn't in time."""
-        self._begin()
+        self._take_over()
         record = self.remembered(topic)
         if record.settings is None:
             self._remember(topic, replace(record, settings=self._cluster.own_config(topic, TEMPORARY)))
@@ -176,7 +181,7 @@ class ForcedCompaction:
         self._producer = None
 
     def _records(self) -> dict[str, TopicRecord]:
-        if self._topic not in self._cluster.partition_counts():
+        if not self._cluster.exists(self._topic):
             return {}
         records = read_compacted(self._client, self._topic)
         return {key.decode(): TopicRecord.from_record(record) for key, record in records.items()}

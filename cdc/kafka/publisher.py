@@ -11,7 +11,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from cdc.kafka.client import new_client
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of, reason
+from cdc.kafka.topic_admin import NOT_ALLOWED, WITHOUT_RIGHT, TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -203,7 +203,12 @@ class TransactionalPublisher:
             self._flush()
             bounds = self._bounds(self._touched)
             record = ProgressRecord(
-                state.end_lsn, state.commit_time_ms, bounds, state.epoch, self._uncopied_topics(state)
+                state.end_lsn,
+                state.commit_time_ms,
+                bounds,
+                state.epoch,
+                self._uncopied_topics(state),
+                self._table_texts.selection(state),
             )
             self._add(self._progress_topic, slot, record.to_bytes())
         for schema in schemas:
@@ -329,16 +334,15 @@ class TransactionalPublisher:
             # Broker and client disagree on what came last, as after a freeze. A new producer aborts what is open, and
             # its first event is the one after the last commit.
             return Unavailable(f"Kafka has lost count of this producer's events: {doing}: {reason(error)}")
-        if details.fatal() and not details.retriable():
-            return LockstepError(f"Kafka refuses for good: {doing}: {reason(error)}")
-        if details.code() in (
-            KafkaError.TOPIC_AUTHORIZATION_FAILED,
-            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            KafkaError.SASL_AUTHENTICATION_FAILED,
-        ):
+        if details.code() in NOT_ALLOWED:
             return LockstepError(
                 f"Kafka refuses: {doing}: {reason(error)}",
-                hint="grant the user Write and Describe on the pipeline's topics and on its transactional id",
+                hint=WITHOUT_RIGHT.format("Write on the pipeline's topics, and Write on its transactional ids"),
             )
+        if details.code() == KafkaError.SASL_AUTHENTICATION_FAILED:
+            return LockstepError(
+                f"Kafka refuses: {doing}: {reason(error)}", hint="check kafka.username and the password"
+            )
+        if details.fatal() and not details.retriable():
+            return LockstepError(f"Kafka refuses for good: {doing}: {reason(error)}")
         return Unavailable(f"Kafka: {doing}: {reason(error)}")

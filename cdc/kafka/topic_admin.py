@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
@@ -79,9 +79,20 @@ _UNANSWERED = (
 _NO_SUCH_OFFSET = -1
 """No record is of that time or later. librdkafka has another number below zero for a leader that didn't answer."""
 
+NOT_ALLOWED: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+"""A right lacks. Asking again changes nothing until somebody grants it."""
+
+WITHOUT_RIGHT: Final = "grant kafka.username the right {}: docs/operations.md has all that are needed"
+
 _REFUSED_CHANGE = (
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    *NOT_ALLOWED,
     KafkaError.INVALID_CONFIG,
     KafkaError.POLICY_VIOLATION,
 )
@@ -247,13 +258,39 @@ class TopicAdmin:
         self._admin = self._new_admin()
         self._is_connected = False
 
-    def partition_counts(self) -> dict[str, int]:
-        """Topic -> number of its partitions. One that a broker has an error for is absent. Raises Unavailable."""
+    def partition_counts(self, named: Collection[str] = ()) -> dict[str, int]:
+        """Topic -> number of its partitions. One that a broker has an error for is absent.
+
+        Brokers leave out of the list what our user may not describe, as if it didn't exist. So whoever concludes
+        something from the absence of topics has them ``named``. Raises Unavailable, and LockstepError for a named one
+        that isn't in the list and that our user may not describe.
+        """
         topics = self._metadata().topics
-        return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+        counts = {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+        if unlisted := [name for name in named if name not in topics]:
+            self._require_visible(unlisted)
+        return counts
+
+    def exists(self, topic: str) -> bool:
+        """Raises as ``partition_counts`` of a named one."""
+        return topic in self.partition_counts([topic])
+
+    def _require_visible(self, topics: Sequence[str]) -> None:
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
+        for topic, future in futures.items():
+            try:
+                self._result(future)
+            except Unavailable as error:
+                if _has_code(error, NOT_ALLOWED):
+                    raise LockstepError(
+                        f"it isn't known whether topic {topic} exists: {reason(error.__cause__ or error)}",
+                        hint=WITHOUT_RIGHT.format("Describe on the pipeline's topics"),
+                    ) from error
+                if not _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
+                    raise
 
     def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
-        existing = self.partition_counts()
+        existing = self.partition_counts([plan.name for plan in plans])
         return [plan for plan in plans if plan.name not in existing]
 
     def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
@@ -333,7 +370,7 @@ class TopicAdmin:
                 raise
             raise LockstepError(
                 f"settings of topic {topic} can't be changed: {reason(error.__cause__ or error)}",
-                hint="it takes the right AlterConfigs on the topic: docs/operations.md has the rights that are needed",
+                hint=WITHOUT_RIGHT.format("AlterConfigs on the topic"),
             ) from error
 
     def create(self, plans: Sequence[TopicPlan]) -> None:
@@ -373,6 +410,10 @@ class TopicAdmin:
                         f"topic {topic} can't be created: {reason(error)}",
                         hint="to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in"
                         " one pipeline: capture one of them with a pipeline of another name",
+                    ) from error
+                if error.args[0].code() in NOT_ALLOWED:
+                    raise LockstepError(
+                        f"topic {topic} can't be created: {reason(error)}", hint=WITHOUT_RIGHT.format("Create")
                     ) from error
                 raise LockstepError(
                     f"topic {topic} can't be created: {reason(error)}",

@@ -4,7 +4,8 @@
 position) says what a table looks like. ``__progress`` (kept some days) turns Kafka offsets back into an LSN.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, NamedTuple, Self
@@ -457,6 +458,13 @@ class TableTexts:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Mapping[Any, Any] | tuple[Any, ...], orjson.Fragment]] = {}
+        self._selection: tuple[tuple[TableName, ...], str] = (), ""
+
+    def selection(self, state: CaptureState) -> str:
+        """``selection_of`` the tables that the state says are captured."""
+        if self._selection[0] is not state.captured:
+            self._selection = state.captured, selection_of(state.captured)
+        return self._selection[1]
 
     def of(self, state: CaptureState) -> tuple[orjson.Fragment, orjson.Fragment, orjson.Fragment, orjson.Fragment]:
         """Of ``copied``, ``memberships``, ``topics`` and ``captured``."""
@@ -487,7 +495,9 @@ class ProgressRecord:
     """Everything committed up to ``lsn`` lies below ``bounds``: topic -> one end offset per partition.
 
     Topics that the batch didn't touch are absent; their earlier bounds still hold. ``uncopied`` are the topics of which
-    this isn't true, since their tables wait for a copy. LSNs of different epochs can't be compared.
+    this isn't true, since their tables wait for a copy. LSNs of different epochs can't be compared. ``selection`` is
+    ``selection_of`` the tables that the state of the same transaction says are captured: whoever reads with another one
+    reads other tables than these.
     """
 
     lsn: int
@@ -495,6 +505,7 @@ class ProgressRecord:
     bounds: Mapping[str, tuple[int, ...]]
     epoch: int = 0
     uncopied: tuple[str, ...] = ()
+    selection: str = ""
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(
@@ -505,6 +516,7 @@ class ProgressRecord:
                 "commit_time_ms": self.commit_time_ms,
                 "bounds": self.bounds,
                 "uncopied": self.uncopied,
+                **({"selection": self.selection} if self.selection else {}),
             }
         )
 
@@ -522,7 +534,17 @@ class ProgressRecord:
             {topic: tuple(ends) for topic, ends in bounds.items()},
             fields.number("epoch", 0, most=EPOCH_MAX),
             tuple(fields.items("uncopied", str, [])),
+            fields.text("selection", ""),
         )
+
+
+_SELECTION_CHARACTERS: Final = 16
+
+
+def selection_of(captured: Iterable[TableName]) -> str:
+    """A text that is another one for other tables, whatever their order; empty for none."""
+    names = sorted([name.schema, name.name] for name in captured)
+    return hashlib.sha256(orjson.dumps(names)).hexdigest()[:_SELECTION_CHARACTERS] if names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,7 @@ class StreamOpener:
             batch,
             moved_rows,
             unfinished,
+            watch,
             ddl_told=lambda *_: loop.look_next(),
         )
 
@@ -229,6 +230,7 @@ class StreamOpener:
         batch: Batch,
         moved_rows: SpillingMap,
         unfinished: UnfinishedTransactions,
+        watch: TableWatch,
         ddl_told: Notice,
     ) -> Assembler:
         copying = {name for name, copy in state.copying.items() if copy.has_begun}
@@ -281,6 +283,7 @@ class StreamOpener:
             notices={REPAIR_PREFIX: asked, COPIES_PREFIX: ordered, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
             handoff=state.handoff,
+            on_uncaptured=lambda name: watch.described(batch.state, name),
         )
         return assembler
 

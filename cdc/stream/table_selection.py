@@ -87,6 +87,12 @@ def select_tables(
     return Selection(tuple(sorted([*kept, *joined])), waiting, _idle(source, [*found, *captured]))
 
 
+def can_join(sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState, name: TableName) -> bool:
+    """Whether a table that matches and isn't captured can be. Raises as ``select_tables``."""
+    joined, _ = _judged(sql, pipeline, state, [name])
+    return bool(joined)
+
+
 def _was_published(name: TableName, state: CaptureState, shapes: Mapping[TableName, Table]) -> bool:
     """Whether there may be anything of a table on its topic. A copy begins with the table's shape."""
     return name in state.memberships or name in shapes or (name in state.copying and state.copying[name].has_begun)

@@ -22,7 +22,7 @@ from cdc.protocol.control_records import CaptureState
 from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
-from cdc.stream.table_selection import SelectionChanged, select_tables, why_left
+from cdc.stream.table_selection import SelectionChanged, can_join, select_tables, why_left
 
 
 class _Altered(NamedTuple):
@@ -204,6 +204,22 @@ class TableWatch:
             if self._waiting.get(name) != reason:
                 self._say(f"warning: {name} matches source.tables and isn't captured: {reason}")
         self._waiting = dict(selection.waiting)
+
+    def described(self, state: CaptureState, name: TableName) -> None:
+        """The stream describes a table that isn't captured. Raises SelectionChanged where it can be by now.
+
+        That is before the transaction is published in which the table has its first rows. So whoever waits for that
+        transaction isn't told too early that sinks have it.
+        """
+        if not self._pipeline.source.matches(name):
+            return
+        try:
+            if can_join(self._sql, self._pipeline, state, name):
+                self.require_selection(state)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
+            pass  # the next look finds it
+        except psycopg.OperationalError as error:
+            raise connection_error(error) from error
 
     def only_leaves(self, name: TableName) -> bool:
         """Whether nothing but new partitions may be the reason why a table is to be copied."""

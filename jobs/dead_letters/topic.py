@@ -33,7 +33,7 @@ class DeadLetterTopic:
         Events' values are as large as rows, so they aren't kept.
         """
         by_key: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
-        if self.name not in TopicAdmin(self._client).partition_counts():
+        if not TopicAdmin(self._client).exists(self.name):
             return [], []
         for record in TopicReader(self._client).records(self.name):
             by_key.pop(record.key, None)  # so that the order is that of the newest records

@@ -1,4 +1,4 @@
-"""Records of append-only tables -> rows of their stored form (``sinks.append_only``). Pure.
+"""Records of append-only tables -> rows of their stored form (``cdc.model.append_only``). Pure.
 
 All records of such a topic have one key, so that they stay in order. From here on each has that of its own event.
 """
@@ -6,8 +6,8 @@ All records of such a topic have one key, so that they stay in order. From here 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
+from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
 from cdc.protocol.envelope import OP_OFFSET, before_of
-from sinks.append_only import EVENT_COLUMN, OPERATION_COLUMN, OPERATIONS, event_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +53,11 @@ def row_before(value: bytes) -> bytes | None:
         return None
     row = before_of(value)
     return LOG_KEY if row == b"null" else row
+
+
+def empties(key: bytes, row: bytes | None) -> bool:
+    """Whether this stored row of an append-only table says that all rows before it are gone."""
+    return row is not None and row == key[:-1] + _HEADS[_TRUNCATE] + b"}"
 
 
 def stored_row(key: bytes, value: bytes | None, row: bytes | None) -> bytes | None:

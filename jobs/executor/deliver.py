@@ -5,12 +5,13 @@ the result, and the driver raises it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute
 
-from cdc.model.event import Events, Position
+from cdc.model.event import Events, Position, TableEvents
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import read_log
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
@@ -103,18 +104,18 @@ def _apply_portion(task: Task, records: pa.Table, next_offsets: Mapping[TopicPar
     events = decoded.events
     # A job of the earlier shape, where the destination has no fence, may have stored the event without new columns.
     overwrite_equal_tags = task.overwrite_equal_tags or decoded.has_translated
-    outcome = sink_for(task).apply(
-        Batch(
-            events,
-            next_offsets=next_offsets,
-            fence=task.fence,
-            overwrite_equal_tags=overwrite_equal_tags,
-            versions=versions,
-        )
+    whole = Batch(
+        events,
+        fence=task.fence,
+        overwrite_equal_tags=overwrite_equal_tags,
+        never_applied=task.overwrite_equal_tags,
+        versions=versions,
     )
-    rejections = [*outcome.rejections, *decoded.rejections]
-    result.applied += outcome.applied
-    result.stale += outcome.stale
+    *before, last = _without_open_rejections(task, whole) if task.rejected_before else [whole]
+    outcomes = [sink_for(task).apply(batch) for batch in (*before, replace(last, next_offsets=next_offsets))]
+    rejections = [*(rejection for outcome in outcomes for rejection in outcome.rejections), *decoded.rejections]
+    result.applied += sum(outcome.applied for outcome in outcomes)
+    result.stale += sum(outcome.stale for outcome in outcomes)
     if result.rejected:
         # Of an earlier window, whose rows came again in a newer version: what became of that one counts.
         tags = _tags(task, events)
@@ -126,6 +127,37 @@ def _apply_portion(task: Task, records: pa.Table, next_offsets: Mapping[TopicPar
     if rejections:
         result.rejected = list(without_large_values([*result.rejected, *_with_records(rejections, records)]))
         check_rejections(task.sink, result.rejected)
+
+
+def _without_open_rejections(task: Task, batch: Batch) -> Iterator[Batch]:
+    """The batch's events whose rejection is open, where there are any, and then all others.
+
+    The destination may have been told to forget deleted rows up to a greater tag than theirs, since all but they was
+    applied. An event that isn't taken then must not pass for one that the destination has: its rejection would be
+    closed.
+    """
+    topics = {table: topic for topic, table in task.tables.items()}
+
+    def parts(events: TableEvents) -> tuple[list[int], list[int]]:
+        """The indexes of those, and of the others."""
+        topic = topics[events.table]
+        found: tuple[list[int], list[int]] = [], []
+        for index, (key, tag) in enumerate(zip(events.keys, events.tags, strict=True)):
+            found[task.rejected_before.get((topic, key)) != tag].append(index)
+        return found
+
+    tables = [(events, parts(events)) for events in Events.of(batch.events).tables]
+    if not any(was_rejected for _, (was_rejected, _) in tables):
+        yield batch
+        return
+    versions = [(each, parts(each.events)) for each in batch.versions]
+    for number in range(2):
+        yield replace(
+            batch,
+            events=Events(events.select(of_table[number]) for events, of_table in tables),
+            versions=[each.select(of_table[number]) for each, of_table in versions],
+            never_applied=batch.never_applied or number == 0,
+        )
 
 
 def _with_records(rejections: Sequence[Rejection], records: pa.Table) -> Iterator[RejectedEvent]:

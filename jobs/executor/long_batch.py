@@ -26,6 +26,7 @@ from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
+from views.figures import ViewFigures
 
 FETCH_WAIT_MS: Final = 200
 """For how long the broker keeps a request without records. A commit is answered at once: commit to read was 1 ms at the
@@ -50,6 +51,9 @@ GO_ON: Final = b"+"
 GO_ON_S: Final = 1.0
 """What the driver says: that the batch is over, and every so often that it isn't."""
 
+STORED: Final = b"="
+"""What it says of each time that it was told something, once all of that is stored in the destination."""
+
 SILENT_S: Final = 3.0
 """A driver that says nothing for so long hangs: its task ends, before others hold the job for dead and apply in its
 place (``jobs.generations.lease.SILENCE_S``)."""
@@ -71,7 +75,7 @@ class LongBatch:
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
-    ``is_building``: a view's state is being built, and nothing can be applied before it is.
+    ``view`` are the figures of a view, None of any other sink.
     """
 
     rows: int = 0
@@ -79,7 +83,12 @@ class Told:
     stale: int = 0
     commit_time_ms: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
-    is_building: bool = False
+    view: ViewFigures | None = None
+
+    @property
+    def is_building(self) -> bool:
+        """Whether a view's state is being built: nothing can be applied before it is."""
+        return self.view is not None and self.view.building is not None
 
     def to_json(self) -> bytes:
         """One line."""
@@ -89,7 +98,7 @@ class Told:
             "stale": self.stale,
             "commit_time_ms": self.commit_time_ms,
             "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
-            "building": self.is_building,
+            "view": None if self.view is None else self.view.to_json(),
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -101,7 +110,8 @@ class Told:
         self.stale += facts["stale"]
         self.commit_time_ms = max(self.commit_time_ms, facts["commit_time_ms"])
         self.next_offsets |= {(topic, partition): offset for topic, partition, offset in facts["next_offsets"]}
-        self.is_building = facts["building"]
+        if facts["view"] is not None:
+            self.view = ViewFigures.from_json(facts["view"])
 
 
 class DriverLine:
@@ -111,6 +121,7 @@ class DriverLine:
         self._monotonic = monotonic
         self._heard_at = monotonic()
         self._is_ended = False
+        self._newly_stored = 0
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(path)
@@ -138,6 +149,12 @@ class DriverLine:
             self.close()
         self._heard_at = self._monotonic()
         self._is_ended = self._is_ended or END in said
+        self._newly_stored += said.count(STORED)
+
+    def take_stored(self) -> int:
+        """How many more of the times that the driver was told something are stored, as heard by ``is_over``."""
+        taken, self._newly_stored = self._newly_stored, 0
+        return taken
 
     def tell(self, told: Told) -> None:
         if self._socket is not None:
@@ -245,9 +262,9 @@ def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
         result.next_offsets[at] = max(end, result.next_offsets.get(at, 0))
 
 
-def take_told(result: Result, told: Offsets, *, is_building: bool = False) -> Told:
+def take_told(result: Result, told: Offsets) -> Told:
     """What the driver is to be told now, which the result has no longer but for its offsets."""
     moved = {at: offset for at, offset in result.next_offsets.items() if told.get(at) != offset}
-    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, is_building)
+    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved)
     result.rows = result.applied = result.stale = 0
     return taken

@@ -11,6 +11,7 @@ from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch,
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
+from views.figures import ViewFigures
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -90,7 +91,11 @@ class Result:
     rejected: list[RejectedEvent] = field(default_factory=list)
     resolved: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and key of earlier rejections that this batch has made void."""
+    lacks_record: bool = False
+    """Of a view: no progress record came that is newer than all that was read, so the newest events aren't taken in."""
     failures: list[Failure] = field(default_factory=list)
+    view: ViewFigures | None = None
+    """Of a view's task, as of its end."""
 
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition."""
@@ -101,7 +106,9 @@ class Result:
         self.commit_time_ms = max(self.commit_time_ms, other.commit_time_ms)
         self.rejected += other.rejected
         self.resolved += other.resolved
+        self.lacks_record = self.lacks_record or other.lacks_record
         self.failures += other.failures
+        self.view = other.view or self.view
 
 
 def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
@@ -134,9 +141,11 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
             "commit_time_ms": result.commit_time_ms,
             "resolved": [[topic, key.decode()] for topic, key in result.resolved],
+            "lacks_record": result.lacks_record,
             "failures": [
                 [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
             ],
+            "view": None if result.view is None else result.view.to_json(),
         }
     ]
     facts += [
@@ -181,7 +190,9 @@ def from_arrow(table: "pa.Table") -> Result:
                     next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},
                     commit_time_ms=fact["commit_time_ms"],
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
+                    lacks_record=fact["lacks_record"],
                     failures=[Failure(*failure) for failure in fact["failures"]],
+                    view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
                 )
             )
     return total

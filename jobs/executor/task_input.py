@@ -31,8 +31,8 @@ class ViewInput:
     """What a task needs to know that keeps a view.
 
     ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
-    told of: a state behind them is an earlier one. ``trimmed`` reads topics that have lost their beginning. ``topic``
-    gets the result besides the sink.
+    told of: a state behind them is an earlier one. ``log`` tells the topics from others of their names, as a recreated
+    one is. ``trimmed`` reads topics that have lost their beginning. ``topic`` gets the result besides the sink.
     """
 
     plan: ViewPlan
@@ -41,6 +41,7 @@ class ViewInput:
     progress_topic: str
     pipeline: str
     reached: Offsets = field(default_factory=dict)
+    log: str = ""
     trimmed: bool = False
     topic: ViewTopicInput | None = None
 

@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import shutil
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -14,6 +14,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents
 from cdc.model.table import TableName
 from cdc.model.tag import TEXT_LENGTH
+from jobs.executor.append_only import empties
 
 _MAP_BYTES: Final = 64 * 1024 * 1024
 _KEY_MAX: Final = 400
@@ -27,13 +28,17 @@ _NOWHERE: Final = Position("", 0, 0)
 class Inbox:
     """Events by table and key; of one key the one with the greatest tag stays. For one thread of one process.
 
-    What was there before is removed, and so is all of it at the end. Raises LockstepError for a full disk and the like.
+    Of tables that are ``append_only``, those events stay that nothing has emptied since. What was there before is
+    removed, and so is all of it at the end. Raises LockstepError for a full disk and the like.
     """
 
-    def __init__(self, directory: Path, tables: Sequence[TableName]) -> None:
+    def __init__(
+        self, directory: Path, tables: Sequence[TableName], *, append_only: Collection[TableName] = ()
+    ) -> None:
         self._directory = directory
         self._tables = tables
         self._numbers = {table: _NUMBER.pack(number) for number, table in enumerate(tables)}
+        self._emptied = dict.fromkeys(append_only, "")
         self._map_bytes = _MAP_BYTES
         self.rows = 0
         """How many keys it has."""
@@ -72,7 +77,10 @@ class Inbox:
     def _add(self, transaction: "lmdb.Transaction[bytes]", events: TableEvents) -> int:
         number = self._numbers[events.table]
         new = 0
+        emptied = self._emptied.get(events.table)
         for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
+            if emptied is not None and empties(key, row):
+                self._emptied[events.table] = max(self._emptied[events.table], tag)
             own = number + (key if len(key) <= _KEY_MAX else hashlib.blake2b(key).digest())
             known = transaction.get(own)
             if known is not None and known[:TEXT_LENGTH].decode() > tag:
@@ -99,6 +107,7 @@ class Inbox:
 
     def _of(self, table: TableName) -> Iterator[tuple[bytes, str, bytes]]:
         number = self._numbers[table]
+        emptied = self._emptied.get(table, "")
         with self._environment.begin() as transaction, contextlib.closing(transaction.cursor()) as cursor:
             if not cursor.set_range(number):
                 return
@@ -108,8 +117,9 @@ class Inbox:
                 (length,) = _LENGTH.unpack_from(stored, TEXT_LENGTH)
                 begin = TEXT_LENGTH + _LENGTH.size
                 row = stored[begin + length :]
-                if row:
-                    yield stored[begin : begin + length], stored[:TEXT_LENGTH].decode(), row
+                tag = stored[:TEXT_LENGTH].decode()
+                if row and tag >= emptied:
+                    yield stored[begin : begin + length], tag, row
 
     def _refused(self, error: Exception) -> NoReturn:
         raise LockstepError(

@@ -5,7 +5,8 @@ So once all partitions are read up to there, the events below that LSN are whole
 
 The log may be compacted while it is read. What is read of it late lacks rows of a moment that it hasn't any more, since
 something newer has replaced them. So a reader that was behind takes the first cut that is newer than all that it has
-read until it was at the log's end.
+read until it was at the log's end. It is also behind where it reads all the time, and more is published than it can
+take in.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from cdc.model.tag import SNAPSHOT_SEQ, Tag
+from cdc.model.tag import SNAPSHOT_SEQ, TRANSACTION_LENGTH, Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.append_only import with_event_keys
 from jobs.executor.window import newest, with_tags
@@ -28,6 +29,12 @@ _compute: Any = pyarrow.compute
 
 _PASS_S: Final = 5.0
 """A pass over the log that took longer is followed by another one, of what came meanwhile."""
+
+_LATE_S: Final = 30.0
+"""Who reaches what a progress record asks for only so much later is behind. Kafka's cleaner rests for half as long."""
+
+_CUTS_MAX: Final = 10_000
+"""Cuts that wait to be reached. Beyond it every other one is left out: the view then moves in larger steps."""
 
 NEVER: Final = ""
 """Less than every tag."""
@@ -50,10 +57,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The newest event of each key below a cut, and where each partition is to be read again."""
+    """The newest event of each key below a cut, and where each partition is to be read again.
+
+    ``transactions`` is of how many transactions these events were.
+    """
 
     records: pa.Table | None
     next_offsets: Offsets
+    transactions: int = 0
 
 
 class ViewLog:
@@ -71,6 +82,7 @@ class ViewLog:
         self._reached: Offsets = dict(position)
         self._required: Offsets = {}
         self._cuts: list[tuple[Cut, bool]] = []
+        self._awaited: tuple[Cut | None, float] = None, 0.0
         self._batches: list[pa.RecordBatch] = []
         self._newest_tag = NEVER
         self._target: Offsets | None = None
@@ -106,6 +118,13 @@ class ViewLog:
         self._floor = max(self._floor, self._newest_tag)
         return True
 
+    def is_late(self, now_s: float) -> bool:
+        """Whether the oldest cut has waited for too long to be reached. Called again and again."""
+        oldest = self._cuts[0][0] if self._cuts else None
+        if oldest is not self._awaited[0]:
+            self._awaited = oldest, now_s
+        return oldest is not None and now_s - self._awaited[1] > _LATE_S
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Records of one partition, in its order. Raises LockstepError for one without a tag."""
         self._batches.append(batch)
@@ -127,6 +146,9 @@ class ViewLog:
         is_complete = not self._topics.intersection(record.uncopied)
         cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
         self._cuts.append((cut, is_complete))
+        if len(self._cuts) > _CUTS_MAX:
+            # Bounds only grow, so one cut asks for nothing that a later one doesn't. The last one stays.
+            self._cuts = self._cuts[1::2] if len(self._cuts) % 2 == 0 else self._cuts[::2]
 
     # --- taking ---
 
@@ -144,17 +166,16 @@ class ViewLog:
 
     def take(self, cut: Cut) -> Taken:
         """What is below the cut. The rest waits, and is read again by whoever begins at ``next_offsets``."""
-        records, waiting = self._split(cut.tag)
+        records, waiting, transactions = self._split(cut.tag)
         next_offsets = dict(self._reached)
         for batch in waiting:
             at: TopicPartition = (batch.column("topic")[0].as_py(), batch.column("partition")[0].as_py())
             next_offsets[at] = min(batch.column("offset")[0].as_py(), next_offsets[at])
-        return Taken(records, next_offsets)
+        return Taken(records, next_offsets, transactions)
 
     def take_all(self) -> pa.Table | None:
         """Everything, for one who takes no cut that isn't newer than that."""
-        records, _ = self._split(None)
-        return records
+        return self._split(None)[0]
 
     @property
     def waits(self) -> bool:
@@ -166,23 +187,23 @@ class ViewLog:
         """Where each partition goes on."""
         return dict(self._reached)
 
-    def _split(self, until: str | None) -> tuple[pa.Table | None, Sequence[pa.RecordBatch]]:
+    def _split(self, until: str | None) -> tuple[pa.Table | None, Sequence[pa.RecordBatch], int]:
         if not self._batches:
-            return None, ()
+            return None, (), 0
         batches, self._batches, self.bytes = self._batches, [], 0
         tagged = with_tags(pa.Table.from_batches(batches))
         if until is None:
             self._floor = max(self._floor, _max(tagged.column("tag")))
-            return self._newest(tagged), ()
+            return self._newest(tagged), (), 0
         is_complete = _compute.less_equal(tagged.column("tag"), pa.scalar(until.encode(), pa.binary()))
         if _compute.all(is_complete).as_py():
-            return self._newest(tagged), ()
+            return self._newest(tagged), (), _transactions(tagged)
         waiting = tagged.filter(_compute.invert(is_complete)).drop_columns(["tag"])
         # A batch is of one partition: that is how they came, and how they are told apart.
         self._batches = list(chain.from_iterable(_of_partitions(batch) for batch in waiting.to_batches()))
         self.bytes = sum(batch.nbytes for batch in self._batches)
         complete = tagged.filter(is_complete)
-        return (self._newest(complete) if complete.num_rows else None), self._batches
+        return (self._newest(complete) if complete.num_rows else None), self._batches, _transactions(complete)
 
     def _newest(self, tagged: pa.Table) -> pa.Table:
         return newest(with_event_keys(tagged, self._append_only) if self._append_only else tagged)
@@ -195,6 +216,11 @@ def _of_partitions(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
         if index == len(places) or places[index] != places[start]:
             yield batch.slice(start, index - start)
             start = index
+
+
+def _transactions(tagged: pa.Table) -> int:
+    """Of how many transactions these records are. Rows of a copy are of one."""
+    return int(_compute.count_distinct(_compute.binary_slice(tagged.column("tag"), 0, TRANSACTION_LENGTH)).as_py())
 
 
 def _greatest_tag(batch: pa.RecordBatch) -> str:

@@ -5,8 +5,9 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -16,24 +17,28 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
 from cdc.model.event import Events, Position, RowEvent, TableEvents
+from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
-from jobs.executor.log_reader import Polled, Range, reader_for
-from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, take_told
+from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
+from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
-from views.state.contract import UnusableState
+from views.figures import Doing, ViewFigures
+from views.state.contract import Size, UnusableState
 from views.state.file import FileState
-from views.view import Output, View, ViewPosition, identity
+from views.view import View, ViewPosition, identity
 
 _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
@@ -65,32 +70,40 @@ class _IsOver(Exception):
     """The driver has ended the batch in the middle of a building, which begins again."""
 
 
-def deliver_view(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def deliver_view(
+    task: Task, batches: Iterable[pa.RecordBatch], *, batch: LongBatch | None = None
+) -> Iterator[pa.RecordBatch]:
     """Bring the view up to the log's end as of now, and yield what became of it, for ``mapInArrow``.
 
-    ``batches`` have nothing to say. Nothing is raised, as in ``deliver``.
+    ``batches`` say what the sink was told of, as ranges that end there. With ``batch`` the driver is told how far a
+    building is. Nothing is raised, as in ``deliver``.
     """
-    yield from _delivered(task, batches, lambda result: _follow(task, result, None))
+
+    def work(stored: Offsets, result: Result) -> None:
+        with nullcontext() if batch is None else DriverLine(batch.socket) as line:
+            _follow(task, stored, result, line, goes_on=False)
+
+    yield from _delivered(task, batches, work)
 
 
 def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same, and go on with what comes, until the driver ends it."""
 
-    def work(result: Result) -> None:
+    def work(stored: Offsets, result: Result) -> None:
         with DriverLine(batch.socket) as line:
-            _follow(task, result, line)
+            _follow(task, stored, result, line, goes_on=True)
 
     yield from _delivered(task, batches, work)
 
 
 def _delivered(
-    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Result], None]
+    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
     result = Result()
-    for _ in batches:  # a worker whose input isn't read to its end is thrown away
-        pass
+    # A worker whose input isn't read to its end is thrown away.
+    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
     try:
-        work(result)
+        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
         if task.view is not None and task.view.topic is not None:
@@ -99,24 +112,31 @@ def _delivered(
     yield to_arrow(result)
 
 
-def _follow(task: Task, result: Result, line: DriverLine | None) -> None:
-    """Keep the view until the batch has to end: by the driver's word, or without a line when all is taken in.
+def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
+    """Keep the view until the batch has to end: by the driver's word, or where it doesn't go on, when all is taken in.
 
-    Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
+    ``stored`` is what the sink was told of. Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
     """
     assert task.view is not None
+    # Where the sink can tell: a job that another one has replaced leaves the state to that one.
+    sink_for(task).apply(Batch([], fence=task.fence))
+    stored = {**task.view.reached, **stored}
     is_to_be_built = False
+    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task, task.view) as state:
-            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task.view, shapes) as state:
+            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
             topic = _topic_of(task)
-            is_to_be_built = (
-                is_to_be_built
-                or not _is_usable(view, task.run, task.view.reached)
-                or not (topic is None or _fits(view, topic))
+            is_usable = (
+                view.log() == task.view.log
+                and _is_usable(view, task.run, stored)
+                and (topic is None or _fits(view, topic))
             )
+            is_to_be_built = is_to_be_built or not is_usable
             try:
-                _Run(task, task.view, view, result, line, topic, builds=is_to_be_built).follow()
+                _Run(
+                    task, view, result, line, stored, topic, size=state.size, goes_on=goes_on, builds=is_to_be_built
+                ).follow()
                 return
             except _IsOver:
                 return
@@ -125,9 +145,9 @@ def _follow(task: Task, result: Result, line: DriverLine | None) -> None:
 
 
 @contextmanager
-def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
+def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, task.shapes)
+    own = identity(view.plan, shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -142,14 +162,14 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     """Whether a view can go on from here: its state is whole, and fits what the sink was told of.
 
     A state that is behind the sink is an earlier one. A state that has forgotten output which the sink wasn't told of
-    may be ahead of a sink that was put back. So may one whose job was killed before the sink was told.
+    may be ahead of a sink that was put back.
     """
     position = view.position()
     if position.is_building or not position.lsn:
         return False
     if any(position.offsets.get(at, 0) < offset for at, offset in reached.items()):
         return False
-    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.delivered().items())
+    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
 
 
 def _topic_of(task: Task) -> ViewTopic | None:
@@ -168,7 +188,7 @@ def _fits(view: View, topic: ViewTopic) -> bool:
     last = topic.last
     if last is None or not view.is_of(last.run):
         return False
-    return all(last.offsets.get(at, 0) >= offset for at, offset in view.delivered().items())
+    return all(last.offsets.get(at, 0) >= offset for at, offset in view.forgotten().items())
 
 
 class _Run:
@@ -177,30 +197,41 @@ class _Run:
     def __init__(
         self,
         task: Task,
-        view_input: ViewInput,
         view: View,
         result: Result,
         line: DriverLine | None,
+        stored: Offsets,
         topic: ViewTopic | None,
         *,
+        size: Callable[[], Size],
+        goes_on: bool,
         builds: bool,
     ) -> None:
+        """``size`` is that of the view's state."""
         assert task.client is not None
+        assert task.view is not None
         self._task = task
-        self._input = view_input
+        self._input = task.view
         self._view = view
         self._result = result
         self._line = line
         self._topic = topic
+        self._goes_on = goes_on
+        self._size = size
+        self._building: BuildProgress | None = None
         self._client = task.client
         self._cluster = TopicAdmin(task.client)
         self._position = ViewPosition() if builds else view.position()
         self._inbox: Inbox | None = None
         self._builds = builds
+        self._stored = stored
         self._told: Offsets = {}
+        self._not_stored: deque[Offsets] = deque()
         self._told_s = time.monotonic()
         self._at_end_s: float | None = None
         self._topics = list(task.tables)
+        self._began: Offsets = {}
+        self._to_read = 0
         self._log = ViewLog(self._topics, self._position.offsets, append_only=task.append_only)
         self._last_cut: Cut | None = None
         self._noted: Tag | None = None
@@ -208,18 +239,27 @@ class _Run:
 
     def follow(self) -> None:
         """Until the batch has to end. Raises _TooMuch and _IsOver."""
+        self._follow_to_end()
+        self._result.view = self._figures()
+
+    def _follow_to_end(self) -> None:
+        if self._builds or self._view.is_whole:
+            self._building = BuildProgress()
         if not self._builds:
             if not self._view.is_of(self._task.run):
                 if self._topic is not None:
                     # Before the state: whoever is killed in between finds two runs, and builds.
                     self._topic.take_over(self._task.run)
                 self._view.adopt(self._task.run)
+            self._view.confirm(self._stored)
             self._result.next_offsets = self._of_tables(self._position.offsets)
             self._deliver()  # what a batch that was killed has left
             self._follow()
             return
-        self._view.begin_building()
-        with closing(Inbox(Path(self._input.directory) / "inbox", self._input.plan.tables)) as self._inbox:
+        self._view.begin_building(log=self._input.log)
+        append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
+        directory = Path(self._input.directory) / "inbox"
+        with closing(Inbox(directory, self._input.plan.tables, append_only=append_only)) as self._inbox:
             self._follow()
 
     def _follow(self) -> None:
@@ -232,8 +272,12 @@ class _Run:
             following = progress.next_offset
         ends = self._ends()
         log.catch_up(ends, time.monotonic())
-        if self._builds and not self._input.trimmed:
-            self._check_log_is_whole(list(ends))
+        if self._builds:
+            begins = self._cluster.begin_offsets(list(ends))
+            if not self._input.trimmed:
+                self._check_log_is_whole(begins)
+            self._began = begins
+            self._to_read = sum(ends.values()) - sum(begins.values())
         starts = self._position.offsets
         wanted = [Range(*at, starts.get(at), max(end, starts.get(at, 0))) for at, end in ends.items()]
         progress_range = Range(self._input.progress_topic, 0, following, following)
@@ -244,7 +288,7 @@ class _Run:
             polled_s = time.monotonic()
             for polled in all_polled:
                 now = time.monotonic()
-                if now - polled_s > _STALLED_S and not log.is_behind:
+                if not log.is_behind and (now - polled_s > _STALLED_S or log.is_late(now)):
                     log.catch_up(self._ends(), now)
                 polled_s = now
                 self._take(polled)
@@ -254,15 +298,40 @@ class _Run:
     def _is_over(self, now_s: float) -> bool:
         if self._result.rejected or self._result.resolved:
             return True
-        if self._line is None:
+        self._note_read()
+        self._tell(now_s)
+        if self._line is None or not self._goes_on:
             return self._is_done(now_s)
         if self._line.is_over():
             return True
-        told = self._result.next_offsets
-        if (told != self._told and now_s - self._told_s >= TELL_S) or now_s - self._told_s >= ALIVE_S:
-            self._line.tell(take_told(self._result, self._told, is_building=self._inbox is not None))
-            self._told, self._told_s = dict(told), now_s
+        for _ in range(self._line.take_stored()):
+            self._stored |= self._not_stored.popleft()
         return False
+
+    def _note_read(self) -> None:
+        if self._inbox is not None and self._building is not None:
+            reached = self._log.next_offsets
+            read = sum(max(0, reached.get(at, begin) - begin) for at, begin in self._began.items())
+            self._building.reach(read, total=self._to_read)
+
+    def _tell(self, now_s: float) -> None:
+        """Let the driver know how far this is, every so often. One that ends by itself tells of a building alone."""
+        if self._line is None:
+            return
+        told = self._result.next_offsets
+        has_news = self._building is not None or (self._goes_on and told != self._told)
+        if now_s - self._told_s < (TELL_S if has_news else ALIVE_S):
+            return
+        now = take_told(self._result, self._told) if self._goes_on else Told()
+        now.view = self._figures()
+        self._line.tell(now)
+        self._told, self._told_s = dict(told), now_s
+        self._not_stored.append(self._told)
+
+    def _figures(self) -> ViewFigures:
+        building = None if self._building is None else self._building.now
+        at_ms = time.time_ns() // 1_000_000
+        return ViewFigures.of(self._view.position(), self._size(), building=building, at_ms=at_ms)
 
     def _is_done(self, now_s: float) -> bool:
         """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
@@ -271,8 +340,10 @@ class _Run:
             return False
         if self._at_end_s is None:
             self._at_end_s = now_s
-        is_all_taken = self._inbox is None and not self._log.waits
-        return is_all_taken or now_s - self._at_end_s > _RECORD_S
+        if self._inbox is None and not self._log.waits:
+            return True
+        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        return self._result.lacks_record
 
     def _take(self, polled: Polled) -> None:
         """Take in what has come, up to the newest cut."""
@@ -319,7 +390,13 @@ class _Run:
             return
         else:
             events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(list(events), epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets)
+            self._view.step(
+                list(events),
+                epoch=cut.epoch,
+                lsn=cut.lsn,
+                offsets=taken.next_offsets,
+                transactions=taken.transactions,
+            )
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
@@ -332,9 +409,15 @@ class _Run:
 
     def _build(self, cut: Cut, taken: Taken) -> None:
         assert self._inbox is not None
+        assert self._building is not None
+        self._building.begin(Doing.COMPUTING, self._inbox.rows)
         for portion in self._inbox.portions(_FED_ROWS):
-            self._view.build(list(portion))
-            if self._line is not None and self._line.is_over():
+            rows = list(portion)
+            self._view.build(rows)
+            self._building.add(len(rows))
+            # A driver that hears nothing takes the task for one that hangs, and ends its batch.
+            self._tell(time.monotonic())
+            if self._goes_on and self._line is not None and self._line.is_over():
                 raise _IsOver
         seq = self._seq_of_new_state(cut)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq)
@@ -342,25 +425,14 @@ class _Run:
         self._inbox.close()
         self._inbox = None
 
-    def _delete_rows_of_before(self) -> None:
-        """Delete what the sink has of an earlier state and the result doesn't have."""
-        sink, tag = sink_for(self._task), str(self._view.position().tag)
-        stored = (row.key for row in sink.scan(self._input.table))
-        while keys := list(islice(stored, _FED_ROWS)):
-            if absent := self._view.absent(keys):
-                self._apply([RowEvent(self._input.table.name, key, tag, None, _NOWHERE) for key in absent], {})
-        if self._topic is not None:
-            self._delete_keys_of_before(self._topic)
-        self._view.acknowledge(Output(self._view.position().tag, ()))
-
-    def _delete_keys_of_before(self, topic: ViewTopic) -> None:
-        """The same on the topic."""
-        tag, on_topic = self._view.position().tag, topic.keys()
-        while keys := list(islice(on_topic, _FED_ROWS)):
-            if absent := self._view.absent(keys):
-                for key in absent:
-                    topic.write(key, None, tag)
-                self._commit(topic, is_complete=False)
+    def _arrange(self) -> None:
+        """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""
+        stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
+        on_topic = () if self._topic is None else self._topic.rows()
+        for earlier in (stored, iter(on_topic)):
+            while rows := list(islice(earlier, _FED_ROWS)):
+                self._view.arrange(rows)
+        self._view.end_arranging()
 
     def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
         position = self._view.position()
@@ -370,10 +442,12 @@ class _Run:
         """Give the sink what it may not have yet."""
         position = self._view.position()
         offsets = self._of_tables(position.offsets)
+        if self._building is not None:
+            self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
         if self._view.is_whole:
-            self._delete_rows_of_before()
+            self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
             tag = str(output.tag)
@@ -383,7 +457,11 @@ class _Run:
                 for change in output.changes:
                     self._topic.write(change.key, change.row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
-            self._view.acknowledge(output)
+            self._view.acknowledge(output, reached=self._stored)
+            if self._building is not None:
+                self._building.add(len(events))
+                self._tell(time.monotonic())
+        self._building = None
         if self._topic is not None and self._lacks_step(self._topic):
             self._commit(self._topic, is_complete=True)
         freeze_opened()
@@ -438,8 +516,8 @@ class _Run:
     def _of_tables(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
         return {at: offset for at, offset in offsets.items() if at[0] in self._task.tables}
 
-    def _check_log_is_whole(self, partitions: Sequence[TopicPartition]) -> None:
-        for (topic, partition), begin in sorted(self._cluster.begin_offsets(partitions).items()):
+    def _check_log_is_whole(self, begins: Offsets) -> None:
+        for (topic, partition), begin in sorted(begins.items()):
             if begin:
                 raise PositionMismatch(
                     f"topic {topic}, partition {partition}, begins at {begin}: a view can't be built from it, since"

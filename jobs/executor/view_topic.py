@@ -64,12 +64,12 @@ class ViewTopic:
         """What was written last; None where nothing is, or not all of it is there any more."""
         return self._last
 
-    def keys(self) -> Iterator[Mapping[str, JsonValue]]:
-        """The keys of all rows that may be there. A key may come several times, and one of a row that is gone."""
+    def rows(self) -> Iterator[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]:
+        """Keys and rows that may be there. A key may come several times, and one of a row that is gone."""
         with closing(TopicReader(self._client).records(self._where.topic)) as records:
             for record in records:
                 if record.value is not None:
-                    yield orjson.loads(record.key)
+                    yield orjson.loads(record.key), orjson.loads(record.value)
 
     def write(self, key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None, tag: Tag) -> None:
         """Add a row to the open transaction, or with None the end of one."""

@@ -142,12 +142,28 @@ def parse_orders(text: str | None) -> dict[TableName, Order]:
 def give_order(
     records: CoordinationRecords, generation: int, tables: Collection[TableName], wish: Wish, *, now_ms: int
 ) -> dict[TableName, Order]:
-    """Ask this of these tables. Returns all orders. Of two that are given at the same moment one may be lost."""
+    """Ask this of these tables. Returns all orders. Of two that are given at the same moment one may be lost:
+    ``give_again`` finds that.
+    """
     orders = load_orders(records, generation)
     number = max((order.number for order in orders.values()), default=0) + 1
     orders |= {table: Order(wish, number, now_ms) for table in tables}
     entries = [[table.schema, table.name, order.wish, order.number, order.at_ms] for table, order in orders.items()]
     records.save(orders_name(generation), orjson.dumps(entries).decode())
+    return orders
+
+
+def give_again(
+    records: CoordinationRecords, generation: int, given: Orders, tables: Collection[TableName]
+) -> dict[TableName, Order]:
+    """The orders as they are now. Those that were ``given`` about these tables are given again where they were lost.
+
+    Another command may have read the record before they were in it, and written it afterwards.
+    """
+    orders = load_orders(records, generation)
+    for table in tables:
+        if orders.get(table, Order()).number < given[table].number:
+            orders = give_order(records, generation, [table], given[table].wish, now_ms=given[table].at_ms)
     return orders
 
 
@@ -200,6 +216,8 @@ def next_asides(
 
 
 def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> Aside | None:
+    if aside is not None and order.number < aside.order:
+        return aside  # the order that it was set aside by was overwritten: who gave that gives it again
     match order.wish:
         case Wish.PAUSE | Wish.OUT:
             awaited = order.wish is Wish.PAUSE and (not has_left if aside is None else aside.awaited)

@@ -1,7 +1,14 @@
-"""What the view of a generation keeps besides its sink: a state on the machine of its task, and maybe a topic."""
+"""What the view of a generation keeps besides its sink: a state on the machine of its task, and maybe a topic.
+
+``g<n>.view`` is a coordination record of the destination: the view's figures as its job told them last.
+"""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
+
+import orjson
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
@@ -9,6 +16,52 @@ from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import ConfigurationError
 from jobs.executor.view_topic import remove_steps
 from jobs.settings import SparkSettings
+from sinks.contract import CoordinationRecords
+from views.figures import ViewFigures
+
+
+@dataclass(frozen=True, slots=True)
+class ToldView:
+    """The figures of a view, and since when its state is being built, or is there, in milliseconds since 1970."""
+
+    since_ms: int
+    figures: ViewFigures
+
+    @property
+    def is_building(self) -> bool:
+        return self.figures.building is not None
+
+    def next(self, figures: ViewFigures, *, now_ms: int) -> Self:
+        """What is told after this."""
+        if figures.building is not None:
+            return type(self)(figures.building.began_ms, figures)
+        return type(self)(now_ms if self.is_building else self.since_ms, figures)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"since_ms": self.since_ms, **self.figures.to_json()}
+
+    @classmethod
+    def from_json(cls, facts: dict[str, Any]) -> Self:
+        return cls(facts["since_ms"], ViewFigures.from_json(facts))
+
+
+def told_name(generation: int) -> str:
+    """The name of the coordination record."""
+    return f"g{generation}.view"
+
+
+def dump_told(told: ToldView) -> str:
+    return orjson.dumps(told.to_json()).decode()
+
+
+def parse_told(text: str | None) -> ToldView | None:
+    """None where no job has told anything."""
+    return None if text is None else ToldView.from_json(orjson.loads(text))
+
+
+def load_told(records: CoordinationRecords, generation: int) -> ToldView | None:
+    """What the job of a view has told last; None where none has. Raises what the destination raises."""
+    return parse_told(records.load(told_name(generation)))
 
 
 def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generation: int) -> Path:

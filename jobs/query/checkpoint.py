@@ -17,7 +17,8 @@ def checkpoint_location(
 ) -> str:
     """One checkpoint per pipeline, sink, generation and start position.
 
-    It is ``<directory>/<pipeline>/<sink>/g<n>``, then ``g<n>-1`` and so on. Two pipelines may share the directory.
+    It is ``<directory>/<pipeline>/<sink>/g<n>``, then ``g<n>-1-<run>`` and so on. Two pipelines may share the
+    directory.
     """
     return f"{directory.rstrip('/')}/{pipeline}/{sink}/g{generation}{start.directory if start else ''}"
 

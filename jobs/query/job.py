@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic, view_topic
+from cdc.model.append_only import stored_table
 from cdc.model.errors import (
     ConfigurationError,
     DataLost,
@@ -72,7 +73,6 @@ from jobs.query.watermark import Watermark
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
-from sinks.append_only import stored_table
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
 
@@ -266,7 +266,7 @@ class SinkJob:
             asides=self._asides_by_topic(),
         )
         task = self._task(
-            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, committed)
+            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
         )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -584,7 +584,7 @@ class SinkJob:
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
-    def _view_input(self, view: PlannedView | None, reached: Offsets | None) -> ViewInput | None:
+    def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
         plan = self._plan
         if view is None:
             return None
@@ -595,6 +595,7 @@ class SinkJob:
             control_topic(plan.pipeline, PROGRESS),
             plan.pipeline,
             reached=reached or {},
+            log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
             topic=self._view_topic(view),
         )

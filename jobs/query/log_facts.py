@@ -59,7 +59,7 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
     """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
     table_of = {table_topic(plan.pipeline, name): name for name in plan.tables}
     # Before the shapes: an event is never committed before the shape that it has.
-    counts = cluster.partition_counts()
+    counts = cluster.partition_counts(list(table_of))
     known_ends = cluster.committed_ends(partitions_of([topic for topic in table_of if topic in counts], counts))
     tables, records = _read_tables(plan, cluster)
     return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of, known_ends)
@@ -84,7 +84,7 @@ def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:
 def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
     """This sink's tables, and all shapes that they had, in order."""
     records = []
-    if control_topic(plan.pipeline, SCHEMA) in cluster.partition_counts():
+    if cluster.exists(control_topic(plan.pipeline, SCHEMA)):
         records = read_schema_records(plan.kafka.client(), plan.pipeline)
     newest = newest_shapes(records)
     missing = [name for name in plan.tables if name not in newest]
@@ -98,7 +98,7 @@ def _of_tables(plan: SinkPlan, records: Iterable[SchemaRecord]) -> list[SchemaRe
 
 
 def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> dict[str, TopicFacts]:
-    counts = cluster.partition_counts()
+    counts = cluster.partition_counts(topics)
     missing = [topic for topic in topics if topic not in counts]
     if missing:
         raise _not_yet(plan, f"topic {missing[0]} doesn't exist")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.readiness import wait_any_ready
-from jobs.executor.long_batch import END, GO_ON, GO_ON_S, LongBatch, Told
+from jobs.executor.long_batch import END, GO_ON, GO_ON_S, STORED, LongBatch, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
@@ -66,14 +66,14 @@ class LongBatches:
     """Listens to the task of one query's long batch, and ends the batch when somebody waits at the gate.
 
     A batch at a standstill is ended too: Spark then plans what is there, and its task notices when it can't get that.
-    ``on_told`` is called with what a task has applied, in the thread of ``serve``. ``is_behind`` says whether more is
-    known to be published.
+    ``on_told`` is called with what a task has applied, in the thread of ``serve``. It returns whether all that was told
+    before is stored. ``is_behind`` says whether more is known to be published.
     """
 
     def __init__(
         self,
         gate: BatchGate,
-        on_told: Callable[[Told], None],
+        on_told: Callable[[Told], bool],
         *,
         is_behind: Callable[[], bool],
         seconds: float,
@@ -126,6 +126,7 @@ class LongBatches:
         """Listen to one task until it hangs up. Raises ConnectionError."""
         is_told_to_end, told_at = False, time.monotonic()
         standstill = Standstill(told_at)
+        not_stored = 0
         rest = b""
         while not ended.is_set():
             now = time.monotonic()
@@ -145,7 +146,9 @@ class LongBatches:
             told = Told()
             for line in lines:
                 told.add_json(line)
-            if lines:
-                self._on_told(told)
+            not_stored += len(lines)
+            if lines and self._on_told(told):
+                connection.sendall(STORED * not_stored)
+                not_stored = 0
             if told.next_offsets or told.is_building:
                 standstill.has_moved(time.monotonic())

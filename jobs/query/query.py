@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
@@ -50,7 +51,8 @@ from jobs.query.threads import (
     store_told,
 )
 from jobs.query.topic_watch import TopicWatch
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
+from jobs.query.view_figures import FiguresKeeper
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, ViewLacksRecord, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -143,6 +145,7 @@ class SinkQuery:
         )
         self._rejections = self._dead_letters.read(task.tables)
         self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
@@ -158,7 +161,10 @@ class SinkQuery:
         # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
         # the same tag, so it takes turns with them.
         self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
-        self._long_batches = self._make_long_batches() if plan.goes_on else None
+        self._takes_slots = plan.goes_on
+        # A view's task also tells how far a building is in a batch that ends by itself.
+        self._long_batches = self._make_long_batches() if plan.goes_on or plan.task.view is not None else None
+        self._figures = FiguresKeeper(lease, plan.task.sink, plan.task.generation, report)
         self._on_no_task_left = plan.on_no_task_left
         self._batch_id, self._part_began = -1, 0.0
         self._lease = lease
@@ -251,8 +257,11 @@ class SinkQuery:
             assert self._long_batches is not None
             deliver_until_told = deliver_long if task.view is None else deliver_view_long
             apply = partial(deliver_until_told, task, self._long_batches.batch)
+        elif task.view is None:
+            apply = partial(deliver, task)
         else:
-            apply = partial(deliver if task.view is None else deliver_view, task)
+            assert self._long_batches is not None
+            apply = partial(deliver_view, task, batch=self._long_batches.batch)
         self._writers[is_long] = told, ArrowMap(apply, RESULT_SCHEMA)
         return self._writers[is_long][1]
 
@@ -421,37 +430,53 @@ class SinkQuery:
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
         try:
-            result = self._deliver(range_frame(frame.sparkSession, [()]), topics, is_long=is_long)
+            told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
+            result = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
         finally:
             if is_long:
                 SLOTS.give_back()
         self._keep_rejections(result)
+        if result.view is not None:
+            self._figures.told(result.view, is_last=True)
         if result.next_offsets:
             progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
+            if result.lacks_record and self._plan.once:
+                self._report(ViewLacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+        elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
+            raise LockstepError(
+                f"view {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
+                hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+            )
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
-        if self._long_batches is None:
+        if not self._takes_slots:
             return False
         is_taken = SLOTS.take(self._spark.sparkContext.defaultParallelism)
         if not is_taken:
             self._on_no_task_left()
         return is_taken
 
-    def _told(self, told: Told) -> None:
-        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone."""
+    def _told(self, told: Told) -> bool:
+        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone.
+
+        Returns whether that is stored, and all that was told before.
+        """
         # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
         if told.next_offsets or told.is_building or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
+        if told.view is not None:
+            self._figures.told(told.view)
         if not told.next_offsets:
-            return
+            return False
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
         progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
+        return progress is not None
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
@@ -535,8 +560,13 @@ class SinkQuery:
         self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:
-        """Whether there were new records."""
-        records = self._progress_reader.new_records()
+        """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
+        self._unlearned += self._progress_reader.new_records()
+        records = self._unlearned
+        # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
+        bounded = {topic for record in records for topic in record.bounds}
+        self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
+        self._unlearned = []
         progress = self._keeper.learn(records)
         if progress is not None:
             self._report(

@@ -4,6 +4,7 @@ Going back is always safe: what has been applied is known by its tag. Going forw
 kept with the progress: the watermark stays before the gap until it has been read after all.
 """
 
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -22,6 +23,8 @@ class StartPosition:
     """The ``number``-th start of a generation; ``offsets`` names every partition, None is the log's beginning.
 
     ``overwrite_equal_tags`` says that events which the destination has in the same version are to be written again.
+    ``run`` tells it from another one of that number: a destination that is put back has forgotten its newest starts,
+    and their checkpoints are there still.
     """
 
     number: int = 0
@@ -29,11 +32,12 @@ class StartPosition:
     overwrite_equal_tags: bool = False
     topics: frozenset[str] | None = None
     """Those that are read from here. Others in ``offsets`` are set aside, and go on from there one day. None: all."""
+    run: str = ""
 
     @property
     def directory(self) -> str:
         """What the name of its checkpoint has after the generation's."""
-        return f"-{self.number}" if self.number else ""
+        return "".join(f"-{part}" for part in (self.number, self.run) if part)
 
 
 def load_start_position(records: CoordinationRecords, generation: int) -> StartPosition:
@@ -48,6 +52,7 @@ def load_start_position(records: CoordinationRecords, generation: int) -> StartP
         None if offsets is None else {(topic, partition): offset for topic, partition, offset in offsets},
         fields["overwrite_equal_tags"],
         None if fields.get("topics") is None else frozenset(fields["topics"]),
+        fields.get("run", ""),
     )
 
 
@@ -61,7 +66,7 @@ def begin_at_start_position(
 ) -> StartPosition:
     """The next job of the generation reads from these offsets, with a new checkpoint."""
     number = load_start_position(records, generation).number + 1
-    position = StartPosition(number, offsets, overwrite_equal_tags, topics)
+    position = StartPosition(number, offsets, overwrite_equal_tags, topics, run=uuid.uuid4().hex[:8])
     _save(records, generation, position)
     return position
 
@@ -80,6 +85,7 @@ def _save(records: CoordinationRecords, generation: int, position: StartPosition
         "offsets": offsets,
         "overwrite_equal_tags": position.overwrite_equal_tags,
         "topics": None if position.topics is None else sorted(position.topics),
+        "run": position.run,
     }
     records.save(f"g{generation}.{_RECORD}", orjson.dumps(fields).decode())
 

@@ -8,7 +8,8 @@ thread                    reads                                  writes         
 Spark's own               the checkpoint, the task's results     the destination, dead letters,     the query ends
 ``SinkQuery._batch``                                             progress, ``QueryState``
 ``watermark-<sink>``      ``__progress``, after each batch and   progress (``ProgressKeeper``       ``ended``, after a
-``follow_watermark``      when something was published           locks), ``failure``                last look
+``follow_watermark``      when something was published, and the  locks), ``failure``                last look
+                          ids of the topics that it tells of
 ``log-<sink>``            whether something is written to        ``batch_done``, ``news``           soon after the
 ``listen_to_log``         ``__progress`` or ``__schema``                                            query; not awaited
 ``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
 from sinks.view_settings import ViewSettings
 from views.plan import ViewPlan
@@ -19,9 +20,13 @@ class PlannedView:
 
 
 def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> PlannedView:
-    """The plan over tables of these shapes. Raises Refused where the query can't be kept."""
-    plan = read_view(settings.sql, tables, key=settings.key, top=top_rows(settings))
-    return PlannedView(plan, result_table(plan, tables, settings.table))
+    """The plan over tables of these shapes. Raises Refused where the query can't be kept.
+
+    Raises LockstepError for an append-only table with a column of a name that it needs for itself.
+    """
+    stored = stored_tables(tables)
+    plan = read_view(settings.sql, stored, key=settings.key, top=top_rows(settings))
+    return PlannedView(plan, result_table(plan, stored, settings.table))
 
 
 def top_rows(settings: ViewSettings) -> TopRows | None:

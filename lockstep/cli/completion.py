@@ -17,6 +17,12 @@ def sink_names(context: typer.Context, incomplete: str) -> list[str]:
     return _beginning(sinks if isinstance(sinks, dict) else (), incomplete)
 
 
+def view_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The views of the configuration whose names begin so."""
+    views = _document(context).get("views")
+    return _beginning(views if isinstance(views, dict) else (), incomplete)
+
+
 def table_names(context: typer.Context, incomplete: str) -> list[str]:
     """The captured tables whose names begin so, of those that the file names."""
     from cdc.model.table_pattern import is_pattern

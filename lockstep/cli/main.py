@@ -147,6 +147,8 @@ def _app() -> typer.Typer:
     told.command()(alerts.watch)
     root.add_typer(told, name="alerts", rich_help_panel="Operate")
     kept = _group(_views)
+    kept.command("list")(views.list_all)
+    kept.command()(views.explain)
     kept.command()(views.check)
     root.add_typer(kept, name="views", rich_help_panel="Operate")
     return root

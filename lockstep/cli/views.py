@@ -1,4 +1,4 @@
-"""Commands of views: ``check``."""
+"""Commands of views: ``list``, ``explain`` and ``check``."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,56 @@ from typing import Annotated
 
 import typer
 
+from lockstep.cli.completion import view_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
+
+
+def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
+    """Show the views: the state of each, its rows, and what its state takes.
+
+    Asks the stores, and reads nothing of the source or Kafka. Exit code 1 when a view isn't kept.
+    """
+    from lockstep.config import load
+    from lockstep.console import EXIT_FAILED, say
+    from lockstep.terminal import out
+    from lockstep.views.kept import views_now
+    from lockstep.views.output import views_table
+
+    statuses = list(views_now(load(config)))
+    if as_json:
+        print_json([status.to_json() for status in statuses])
+    elif statuses:
+        out.print(views_table(statuses))
+    else:
+        say("this configuration has no views")
+    if any(status.needs_somebody for status in statuses):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def explain(
+    view: Annotated[
+        str, typer.Argument(metavar="VIEW", help="A view of the configuration.", autocompletion=view_names)
+    ],
+    config: ConfigOption = DEFAULT_CONFIG,
+    generation: Annotated[
+        int | None, typer.Option("--generation", min=1, help="This generation instead of the live one.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a view's plan as a tree, with what each operator keeps now.
+
+    Reads all of the view's state, which is on the machine of its job, and changes nothing.
+    """
+    from lockstep.config import load
+    from lockstep.terminal import out
+    from lockstep.views.kept import explain as explain_view
+    from lockstep.views.output import explained_json, explained_text
+
+    explained = explain_view(load(config), view, generation)
+    if as_json:
+        print_json(explained_json(explained))
+    else:
+        out.print(explained_text(explained))
 
 
 def check(
@@ -30,6 +79,7 @@ def check(
     and every table with a key counts as captured. Exit code 1 when the query can't be kept.
     """
     from contextlib import closing
+    from dataclasses import replace
 
     from cdc.postgres.connection import connect
     from lockstep.captured_tables import captured_shapes
@@ -37,7 +87,7 @@ def check(
     from lockstep.doctor.patterns import choose_tables
     from lockstep.init import connect_to, source_of, tables_of
     from lockstep.terminal import out
-    from lockstep.views.check import Question
+    from lockstep.views.check import Question, named_queries
     from lockstep.views.check import check as check_query
     from lockstep.views.output import checked_json, checked_text
     from views.sql.reader import TopRows
@@ -58,6 +108,7 @@ def check(
             checked = check_query(connection, question, tables)
     else:
         chosen = choose_tables(read(config)).config
+        question = replace(question, views=named_queries(chosen.views))
         with closing(connect(chosen.source, application=application)) as connection:
             connection.execute("set default_transaction_read_only = on")
             checked = check_query(connection, question, captured_shapes(connection, chosen.as_pipeline()))

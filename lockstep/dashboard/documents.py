@@ -36,6 +36,8 @@ from lockstep.dashboard.model import (
     Verified,
     VerifyRun,
     VerifyRuns,
+    ViewBuilding,
+    ViewState,
 )
 from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END
 from monitor.steps import rebuild_step
@@ -87,7 +89,9 @@ def pipeline_state(
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
     in_kafka = stages.get(IN_KAFKA, {})
-    slot = {} if lag.get("silent_servers") else lag  # its figures are those of the last look that got through
+    slot = (
+        {} if "source" in lag.get("silent_servers", {}) else lag
+    )  # its figures are those of the last look that got through
     source = SourceState(
         server=subject.server,
         database=subject.database,
@@ -147,7 +151,16 @@ def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState
         events_behind=stage["events_behind"],
         events_per_s=rates.sinks.get(label),
         open_rejections=lag.get("open_rejections", {}).get(label, 0),
+        view=None if stage.get("view") is None else _view(stage["view"]),
     )
+
+
+def _view(told: Known) -> ViewState:
+    building = told["building"]
+    if building is not None:
+        building = ViewBuilding(**{name: building[name] for name in ViewBuilding.model_fields})
+    figures = {name: told[name] for name in ViewState.model_fields if name != "building"}
+    return ViewState(**figures, building=building)
 
 
 def label_of(sink: SinkState) -> str:

@@ -61,8 +61,32 @@ class CaptureState(StageDocument):
     """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives."""
 
 
+class ViewBuilding(Document):
+    """How far the building of a view's state is: ``done`` of ``total`` events or rows of what it is ``doing``."""
+
+    doing: str
+    done: int
+    total: int
+    per_s: float
+    seconds_left: float | None = None
+
+
+class ViewState(Document):
+    """What a view holds. A changed row of its tables changes ``amplification`` rows of its result, on average."""
+
+    rows: int
+    state_rows: int
+    state_bytes: int
+    changes_in: int
+    changes_out: int
+    amplification: float
+    rows_per_step: float
+    transactions_per_step: float
+    building: ViewBuilding | None = None
+
+
 class SinkState(StageDocument):
-    """A generation of a sink. Readers see the one that is ``live``."""
+    """A generation of a sink. Readers see the one that is ``live``. Of a view, ``view`` is what its job told last."""
 
     name: str
     kind: str
@@ -70,6 +94,7 @@ class SinkState(StageDocument):
     live: bool
     events_behind: int | None = None
     open_rejections: int = 0
+    view: ViewState | None = None
 
 
 class TopicsState(Document):

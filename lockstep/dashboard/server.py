@@ -337,7 +337,9 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     still = sum(problem.state in STANDS_STILL for problem in state.problems)
     if still:
         return model.Health(ready=False, message=f"Of the pipeline's parts, {still} don't go on or don't answer.")
-    return model.Health(ready=True, message="The pipeline is looked at, and every part goes on.")
+    building = sum(sink.view is not None and sink.view.building is not None for sink in state.sinks)
+    told = f" Views that are being built: {building}." if building else ""
+    return model.Health(ready=True, message=f"The pipeline is looked at, and every part goes on.{told}")
 
 
 def _add_wait(app: FastAPI, waits: Waits) -> None:

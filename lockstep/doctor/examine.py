@@ -34,7 +34,11 @@ def examine(config: Config) -> list[Finding]:
     chosen = choose_tables(config)
     config = chosen.config
     source = _guarded("source", partial(_source, waiting=chosen.waiting), config)
-    kafka = _guarded("Kafka", check_kafka, config)
+    kafka = (
+        _guarded("Kafka", check_kafka, config)
+        if chosen.silent_kafka is None
+        else [_unanswered("Kafka", chosen.silent_kafka)]
+    )
     position: list[Finding] = []
     if _was_reached("source", source) and _was_reached("Kafka", kafka):
         position = _guarded("position", check_position, config)

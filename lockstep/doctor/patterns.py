@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import psycopg
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
@@ -24,11 +24,15 @@ _NAMED_MAX: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class ChosenTables:
-    """The configuration with the captured tables. ``waiting`` are those that match, and are to be looked at as well."""
+    """The configuration with the captured tables. ``waiting`` are those that match, and are to be looked at as well.
+
+    ``silent_kafka`` is that Kafka didn't answer: nobody needs to wait for it again.
+    """
 
     config: Config
     waiting: tuple[TableName, ...]
     findings: tuple[Finding, ...]
+    silent_kafka: Unavailable | None = None
 
 
 def choose_tables(config: Config) -> ChosenTables:
@@ -42,8 +46,10 @@ def choose_tables(config: Config) -> ChosenTables:
         return ChosenTables(config, (), ())
     try:
         state, shapes = recorded_state(pipeline), recorded_shapes(pipeline)
-    except LockstepError:
-        return _unknown(config, "capture records that in Kafka, which doesn't answer", _selected(pipeline, None, {}))
+    except LockstepError as refused:
+        why = "capture records that in Kafka, which doesn't answer"
+        unknown = _unknown(config, why, _selected(pipeline, None, {}))
+        return replace(unknown, silent_kafka=refused) if isinstance(refused, Unavailable) else unknown
     selection = _selected(pipeline, state, shapes)
     if selection is None:
         if state is None or is_first_start(state):

@@ -135,7 +135,12 @@ def append_only_findings(config: Config) -> list[Finding]:
         }
         could = [name for name, settings in others.items() if settings.TAKES_APPEND_ONLY]
         can_not = [name for name in others if name not in could]
+        reading = [name for name, view in config.sinks.items() if view.view is not None and str(table) in view.tables]
         sentences = [f"its events go to {', '.join(having)}" if having else "no sink gets its events"]
+        if reading:
+            sentences.append(
+                f"the view{'s' * (len(reading) > 1)} {', '.join(reading)} read{'s' * (len(reading) == 1)} it"
+            )
         if could:
             sentences.append(f"{', '.join(could)} would take them: name it in tables there")
         if can_not:

@@ -9,7 +9,7 @@ from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.forced_compaction import ForcedCompaction
 from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, control_topic, is_outbox_topic, shared_outbox_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, STATE, control_topic, is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import TableName
@@ -105,16 +105,18 @@ class _Erasing:
 
         records = self._topics.records(self._topic, is_wanted)
         row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic)
-        places = [Place("source")]
-        sinks = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
+        # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
+        work = self._topics.look if dry_run else self._topics.erase
+        places = [Place("source"), work(self._topic, is_wanted)]
+        erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
+        of_sinks: list[Place] = []
         for sink in self._config.sinks:
             if not dry_run:
                 self._say(f"sink {sink}")
-            places += sinks.places(sink, only_look=dry_run)
+            of_sinks += erasing.places(sink, only_look=dry_run)
+        places += of_sinks
         # A sink that has the row still may have refused its deletion, which is a dead letter then.
-        is_gone = all(place.is_proven for place in places)
-        work = self._topics.look if dry_run else self._topics.erase
-        places.append(work(self._topic, is_wanted))
+        is_gone = all(place.is_proven for place in of_sinks)
         places += self._dead_letters(key, close=not dry_run and is_gone)
         places += self._local(key)
         unchecked = self._unchecked()
@@ -157,7 +159,7 @@ class _Erasing:
 
     def _dead_letters(self, key: bytes, *, close: bool) -> list[Place]:
         name = control_topic(self._pipeline, DEAD_LETTERS)
-        if name not in TopicAdmin(self._client).partition_counts():
+        if not TopicAdmin(self._client).exists(name):
             return []
 
         def is_wanted(record_key: bytes) -> bool:
@@ -194,6 +196,8 @@ class _Erasing:
             + ", archived WAL, replicas, backups; other tables with the same data.",
             "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file."
             " Its spool goes with each transaction. Spark's checkpoints have offsets, and no rows.",
+            f"topic {control_topic(self._pipeline, STATE)}: copies of tables note there how far they are, with keys of"
+            " rows and no other values. It is compacted by itself.",
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]

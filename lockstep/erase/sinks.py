@@ -42,6 +42,9 @@ _IN_A_VIEW: Final = (
 )
 
 
+_NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
+
+
 class SinkErasing:
     """Erases from the sinks of a configuration. ``timeout_s`` is how long it waits for one generation at most."""
 
@@ -85,6 +88,8 @@ class SinkErasing:
                 if generation.phase is not Phase.READY:
                     unasked = f"it is {generation.phase.value}: run this command again once that has ended"
                     return Place(name, found, unasked=unasked)
+                if not found and self._row.table.name not in self._config.sink_tables(settings):
+                    return Place(name)  # however far it is, it never gets the row
                 left, why = self._erased(sink, generation.number, opened)
                 return Place(name, found, tuple(left), why)
         except LockstepError as error:
@@ -106,7 +111,9 @@ class SinkErasing:
             if is_known or time.monotonic() > deadline or why is not None:
                 break
             self._wait()
-        if left and why is None:
+        if why is not None:
+            left = left or [_NOT_YET]
+        elif left:
             why = f"run the command again later; `lockstep verify {sink}` says whether the sink is right"
         return left, why
 

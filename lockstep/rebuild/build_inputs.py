@@ -69,7 +69,7 @@ def read_inputs(config: Config, tables: Sequence[TableName]) -> BuildInputs:
     topics = dict(zip(config.topics_of(tables), tables, strict=True))
     client = config.kafka.client()
     cluster = TopicAdmin(client)
-    existing = cluster.partition_counts()
+    existing = cluster.partition_counts([*topics, control_topic(config.pipeline.name, SCHEMA)])
     there = [topic for topic in topics if topic in existing]
     ids = cluster.topic_ids(there) if there else {}
     shapes = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
+from cdc.model.append_only import OPERATION_COLUMN, OPERATIONS, TRUNCATE
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import TableName
@@ -16,7 +17,6 @@ from jobs.executor.computed_row import computed_row
 from jobs.executor.shape_history import TableHistory, histories
 from jobs.generations.prepared import Prepared
 from lockstep.rejections.output import Tables
-from sinks.append_only import OPERATION_COLUMN, OPERATIONS, TRUNCATE
 from sinks.contract import TableVersions
 from sinks.wrappers.projection import Projection
 

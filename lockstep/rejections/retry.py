@@ -279,6 +279,7 @@ def apply_beside(
                     [event for _, event in events.events],
                     fence=opened.sink.fence(),
                     overwrite_equal_tags=True,
+                    never_applied=True,
                     versions=versions_of(events, keeps),
                 )
             )

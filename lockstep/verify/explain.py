@@ -9,6 +9,7 @@ import orjson
 from cdc.kafka.partitioner import partition_of
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.append_only import is_append_only
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import TAG_END, TAG_START
 from lockstep.config import Config
@@ -18,7 +19,6 @@ from lockstep.verify.progress import OnStep, Step
 from lockstep.verify.report import Difference, TableReport
 from lockstep.verify.sides.topic import AFTER_EVERY_END
 from lockstep.verify.waiting import Waiting
-from sinks.append_only import is_append_only
 
 KEYS_MAX: Final = 10_000
 READ_MAX_S: Final = 60.0

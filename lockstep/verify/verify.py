@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from cdc.model.append_only import is_append_only
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.config import Config
@@ -15,7 +16,6 @@ from lockstep.verify.repair import repair
 from lockstep.verify.report import BY_TOPIC, TableReport, VerifyReport
 from lockstep.verify.sides.opening import open_sides
 from lockstep.verify.waiting import Stalled, Waiting
-from sinks.append_only import is_append_only
 from sinks.registry import SinkSettings
 
 
@@ -35,7 +35,8 @@ def verify(
     settings = options.settings or settings_of(config, options.sink)
     _check_view(options, settings)
     names = chosen_tables(options, settings, config.source.keyed_names)
-    append_only = [name for name in names if name in config.source.append_only]
+    is_view = settings.view is not None
+    append_only = [name for name in names if name in config.source.append_only and not is_view]
     waiting = Waiting(stopping)
 
     def compare(options: VerifyOptions, names: Sequence[TableName]) -> VerifyReport:

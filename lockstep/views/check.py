@@ -1,28 +1,32 @@
 """``lockstep views check``: whether a query can be kept over the tables of a database, and what that would cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
 from cdc.postgres.statistics import table_statistics
+from sinks.view_settings import ViewSettings
 from views.estimate import Estimate, estimate
 from views.failures import Refusal, Refused
 from views.plan import ViewPlan
 from views.sql.keys import shortest_key
+from views.sql.over_views import NamedQuery, over_tables
 from views.sql.reader import TopRows, read_view
-from views.sql.statement import statement
+from views.sql.statement import reads_events, statement
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A view's query. Without a ``key`` the shortest one is taken."""
+    """A view's query. Without a ``key`` the shortest one is taken. ``views`` are those that it may read."""
 
     sql: str
     key: tuple[str, ...] = ()
     top: TopRows | None = None
+    views: Mapping[TableName, NamedQuery] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +44,43 @@ class Checked:
     not_analysed: tuple[TableName, ...] = ()
 
 
+def named_queries(views: Mapping[str, ViewSettings]) -> dict[TableName, NamedQuery]:
+    """The configured views as a query can read them."""
+    return {view.table: NamedQuery(view.sql, view.top is not None) for view in views.values()}
+
+
 def check(connection: psycopg.Connection[Any], question: Question, tables: Mapping[TableName, Table]) -> Checked:
     """Look at a query over these tables of the database. Nothing is changed, and no row is read.
 
     Raises psycopg.Error where the server can't be asked.
     """
-    key = question.key or shortest_key(question.sql, tables) or ()
+    tables = stored_tables(tables)
     try:
-        plan = read_view(question.sql, tables, key=key, top=question.top)
+        sql = over_tables(question.sql, question.views)
     except Refused as refused:
-        return Checked(key, refused.refusals)
-    if (refusal := _refused_by_postgres(connection, question.sql)) is not None:
+        return Checked(question.key, refused.refusals)
+    key = question.key or shortest_key(sql, tables) or ()
+    try:
+        plan = read_view(sql, tables, key=key, top=question.top)
+    except Refused as refused:
+        return Checked(key, refused.refusals if key else tuple(map(_without_key, refused.refusals)))
+    is_known_there = not reads_events(sql)
+    if is_known_there and (refusal := _refused_by_postgres(connection, sql)) is not None:
         return Checked(key, (refusal,))
     known = table_statistics(connection, plan.tables)
     not_analysed = tuple(table for table in plan.tables if table not in known)
     return Checked(key, (), plan, None if not_analysed else estimate(plan, known), not_analysed)
+
+
+def _without_key(refusal: Refusal) -> Refusal:
+    """The refusal, where it is that no key was named, as who was to find one says it."""
+    if refusal.clause != "key = []":
+        return refusal
+    return Refusal(
+        "key",
+        "no columns of the result tell its rows apart, as far as can be told",
+        "add the keys of the tables to the select list, or name the columns",
+    )
 
 
 def _refused_by_postgres(connection: psycopg.Connection[Any], sql: str) -> Refusal | None:

@@ -1,6 +1,6 @@
-"""What is known of a view's query, for people and programs. Pure."""
+"""What is known of views and of a view's query, for people and programs. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -9,10 +9,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.tree import Tree
 
+from cdc.model.lsn import format_lsn
 from lockstep.views.check import Checked
+from lockstep.views.kept import Explained, ViewState, ViewStatus
 from monitor.units import readable_bytes
-from views.estimate import Estimate, Kept
+from views.estimate import Estimate
 from views.failures import Refusal
+from views.figures import ViewFigures
+from views.operators.kept import Kept
 from views.plan import ViewPlan
 from views.plan_text import PlanStep, plan_steps
 
@@ -26,7 +30,7 @@ def checked_json(checked: Checked) -> dict[str, Any]:
         "key": list(checked.key),
         "tables": [] if plan is None else [str(table) for table in plan.tables],
         "columns": [] if plan is None else [name for name, _ in plan.outputs],
-        "plan": None if plan is None else plan_json(plan, estimate),
+        "plan": None if plan is None else plan_json(plan, _estimated_json(estimate)),
         "not_analysed": [str(table) for table in checked.not_analysed],
         "estimate": None if estimate is None else _estimate_json(estimate),
     }
@@ -37,22 +41,27 @@ def refusal_json(refusal: Refusal) -> dict[str, str]:
     return {"clause": refusal.clause, "reason": refusal.reason, "remedy": refusal.remedy}
 
 
-def plan_json(plan: ViewPlan, estimate: Estimate | None) -> dict[str, Any]:
-    """The plan's operators, each with those that its rows come from."""
+def plan_json(plan: ViewPlan, figures: Callable[[PlanStep], dict[str, Any]]) -> dict[str, Any]:
+    """The plan's operators, each with its ``figures`` and those that its rows come from."""
 
     def of(step: PlanStep) -> dict[str, Any]:
+        sources = [of(source) for source in step.sources]
+        named = {"operator": step.operator, "text": step.text, "keeps": step.keeps or None}
+        return {**named, **figures(step), "sources": sources}
+
+    return of(plan_steps(plan))
+
+
+def _estimated_json(estimate: Estimate | None) -> Callable[[PlanStep], dict[str, Any]]:
+    def figures(step: PlanStep) -> dict[str, Any]:
         kept = None if estimate is None else estimate.operators[step.number]
         return {
-            "operator": step.operator,
-            "text": step.text,
-            "keeps": step.keeps or None,
             "rows": None if kept is None else round(kept.rows),
             "kept_rows": None if kept is None else round(kept.kept_rows),
             "kept_bytes": None if kept is None else round(kept.kept_bytes),
-            "sources": [of(source) for source in step.sources],
         }
 
-    return of(plan_steps(plan))
+    return figures
 
 
 def _estimate_json(estimate: Estimate) -> dict[str, Any]:
@@ -83,7 +92,7 @@ def checked_text(checked: Checked) -> RenderableType:
         Text("this query can be kept", style="green"),
         Text(f"key: {', '.join(checked.key)}"),
         "",
-        plan_tree(checked.plan, checked.estimate),
+        plan_tree(checked.plan, _estimated_text(checked.estimate)),
         "",
     ]
     if checked.estimate is not None:
@@ -102,14 +111,13 @@ def refusals_text(refusals: Sequence[Refusal]) -> Iterator[RenderableType]:
         yield Padding(Text(f"do: {refusal.remedy}"), (0, 0, 0, 4), expand=False)
 
 
-def plan_tree(plan: ViewPlan, estimate: Estimate | None) -> Tree:
-    """The operators, the last one first, each with what it keeps."""
+def plan_tree(plan: ViewPlan, kept_text: Callable[[PlanStep], str]) -> Tree:
+    """The operators, the last one first, each with what it keeps, and ``kept_text`` behind that."""
 
     def grown(step: PlanStep, tree: Tree | None) -> Tree:
         label = Text(step.text)
         if step.keeps:
-            kept = "" if estimate is None else _kept_text(estimate.operators[step.number])
-            label.append(f"\nkeeps {step.keeps}{kept}", style="dim")
+            label.append(f"\nkeeps {step.keeps}{kept_text(step)}", style="dim")
         branch = Tree(label) if tree is None else tree.add(label)
         for source in step.sources:
             grown(source, branch)
@@ -118,8 +126,14 @@ def plan_tree(plan: ViewPlan, estimate: Estimate | None) -> Tree:
     return grown(plan_steps(plan), None)
 
 
-def _kept_text(kept: Kept) -> str:
-    return f" (about {rows_text(kept.kept_rows)}, {readable_bytes(round(kept.kept_bytes))})"
+def _estimated_text(estimate: Estimate | None) -> Callable[[PlanStep], str]:
+    def text(step: PlanStep) -> str:
+        if estimate is None:
+            return ""
+        kept = estimate.operators[step.number]
+        return f" (about {rows_text(kept.kept_rows)}, {readable_bytes(round(kept.kept_bytes))})"
+
+    return text
 
 
 def _changes_table(estimate: Estimate) -> RichTable:
@@ -152,3 +166,94 @@ def number_text(number: float) -> str:
     if 0 < number < 0.05:
         return "< 0.1"
     return f"{number:.1f}" if number < 10 and round(number, 1) != round(number) else f"{round(number):,}"
+
+
+# --- views that there are ---
+
+
+def views_table(statuses: Sequence[ViewStatus]) -> RenderableType:
+    """For people: a row for each view, and below it a sentence for each that isn't kept."""
+    table = RichTable()
+    for heading in ("view", "sink", "key", "state"):
+        table.add_column(heading)
+    for heading in ("LSN", "rows", "state\nrows", "state\nbytes"):
+        table.add_column(heading, justify="right")
+    for status in statuses:
+        figures = status.figures
+        table.add_row(
+            Text(status.label),
+            Text(status.sink),
+            Text(", ".join(status.settings.key)),
+            Text(status.state.value, style="red" if status.needs_somebody else ""),
+            "-" if status.lsn is None else format_lsn(status.lsn),
+            "-" if figures is None or status.state is ViewState.BUILDING else f"{figures.rows:,}",
+            "-" if figures is None else f"{figures.state_rows:,}",
+            "-" if figures is None else readable_bytes(figures.state_bytes),
+        )
+    return Group(table, *_not_kept(statuses))
+
+
+def _not_kept(statuses: Sequence[ViewStatus]) -> Iterator[Text]:
+    for status in statuses:
+        if status.sentence is not None:
+            yield Text(status.sentence, style="red" if status.needs_somebody else "yellow")
+
+
+def explained_json(explained: Explained) -> dict[str, Any]:
+    """The status of the view as in the list, with its query and its plan."""
+
+    def figures(step: PlanStep) -> dict[str, Any]:
+        kept = None if explained.kept is None else explained.kept.get(step.number)
+        return {"kept_rows": None if kept is None else kept.rows, "kept_bytes": None if kept is None else kept.bytes}
+
+    return {
+        **explained.status.to_json(),
+        "sql": explained.status.settings.sql,
+        "tables": [str(table) for table in explained.plan.tables],
+        "columns": [name for name, _ in explained.plan.outputs],
+        "plan": plan_json(explained.plan, figures),
+        "plan_without_figures": explained.why,
+    }
+
+
+def explained_text(explained: Explained) -> RenderableType:
+    """For people: the plan with what each operator keeps now, and what the view has done."""
+    status = explained.status
+    at = "" if status.lsn is None else f" at {format_lsn(status.lsn)}"
+    parts: list[RenderableType] = [
+        Text(f"{status.label} in sink {status.sink}: {status.state.value}{at}"),
+        Text(f"key: {', '.join(status.settings.key)}"),
+        *_not_kept([status]),
+        "",
+        plan_tree(explained.plan, _kept_text(explained.kept)),
+        "",
+    ]
+    if explained.why is not None:
+        parts.append(Text(f"what each operator keeps isn't known: {explained.why}", style="yellow"))
+    if status.figures is not None:
+        parts += map(Text, figures_sentences(status.figures, is_building=status.state is ViewState.BUILDING))
+    return Group(*parts)
+
+
+def _kept_text(kept: Mapping[int, Kept] | None) -> Callable[[PlanStep], str]:
+    def text(step: PlanStep) -> str:
+        own = None if kept is None else kept.get(step.number)
+        return "" if own is None else f" ({rows_text(own.rows)}, {readable_bytes(own.bytes)})"
+
+    return text
+
+
+def figures_sentences(figures: ViewFigures, *, is_building: bool = False) -> Iterator[str]:
+    """What a view holds and has done."""
+    counters = figures.counters
+    yield f"the result has {rows_text(figures.rows)}" + (" so far" if is_building else "")
+    yield f"the state has {rows_text(figures.state_rows)} in {readable_bytes(figures.state_bytes)} of disk"
+    if counters.steps:
+        yield (
+            f"since it was built, {counters.changes_in:,} changed rows of tables have changed"
+            f" {counters.changes_out:,} of the result: {number_text(counters.amplification)} for each"
+        )
+        yield (
+            f"a step takes {number_text(counters.transactions_per_step)} transactions and"
+            f" {number_text(counters.rows_per_step)} rows, on average of {counters.steps:,} steps"
+        )

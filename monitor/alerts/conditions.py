@@ -51,6 +51,21 @@ NAMES: Final = (
 )
 """Every condition that there is."""
 
+_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling"})
+_KNOWN_WITHOUT_KAFKA: Final = frozenset(
+    {
+        "slot-filling",
+        "slot-growing",
+        "capture-stopped",
+        "no-standby",
+        "job-stopped",
+        "table-failed",
+        "sink-unreachable",
+        "rebuild-needed",
+    }
+)
+"""Those that are known where neither source nor Kafka answers, and those that are in addition where the source does."""
+
 
 class Severity(IntEnum):
     """``WARNING``: within days. ``CRITICAL``: now, since readers see old rows or changes are about to be lost."""
@@ -140,14 +155,19 @@ def find_conditions(
 ) -> Findings:
     """What is wrong. ``report`` is the error where the source or Kafka has refused.
 
-    Of a report in which one of them is silent only that counts: the rest is as old as the last whole one.
+    Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
+    is, what the source and the sinks say counts as well: the slot fills just then.
     """
     of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
-        known = frozenset({"unreachable", "certificate-expires", "disk-filling"})
-        unreachable = _unreachable("; ".join(error.message for error in silent))
-        return Findings((unreachable, *of_facts), known_names=known, unknown_keys=frozenset(_unasked(facts, settings)))
+        found = [_unreachable("; ".join(error.message for error in silent)), *of_facts]
+        known, subjects = _KNOWN_WITHOUT_SERVERS, frozenset[str]()
+        if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
+            known, subjects = known | _KNOWN_WITHOUT_KAFKA, frozenset(_unanswered(report))
+            told = (*_capture(report, facts, settings), *_sinks(report, settings))
+            found += [*_slot(report, settings), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
+        return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
@@ -156,12 +176,17 @@ def find_conditions(
         *_verified(report, facts, verify, now_ms),
         *of_facts,
     ]
-    unknown = {
-        stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
-    }
+    unknown = _unanswered(report)
     unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
     keys = {*_unasked(facts, settings), *(("lag", label) for label in _unmeasured(report))}
     return Findings(tuple(found), frozenset(unknown), unknown_keys=frozenset(keys))
+
+
+def _unanswered(report: LagReport) -> set[str]:
+    """The generations that couldn't be asked, by their labels."""
+    return {
+        stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.name in report.unanswered
+    }
 
 
 def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str | None]]:
@@ -242,7 +267,8 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
     # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
     # A paused copy beside the stream explains nothing: capture goes on.
-    copying = (StageState.BUILDING, StageState.PAUSED)
+    # Where Kafka is silent, nobody knows whether a capture that is there copies.
+    copying = (StageState.BUILDING, StageState.PAUSED, StageState.UNKNOWN)
     is_copied = all(stage.state not in copying for stage in report.stages if stage.name == RECEIVED)
     is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:

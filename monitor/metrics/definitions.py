@@ -49,6 +49,10 @@ def _apply(name: str, kind: Kind, unit: str, meaning: str, labels: Sequence[str]
     return Definition(f"lockstep_sink_{name}", kind, Part.APPLY, unit, meaning, tuple(labels))
 
 
+def _view(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
+    return Definition(f"lockstep_view_{name}", kind, Part.APPLY, unit, meaning, _SINK)
+
+
 def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
     return Definition(f"lockstep_{name}", Kind.GAUGE, Part.DASHBOARD, unit, meaning, tuple(labels))
 
@@ -78,6 +82,19 @@ _ALL: Final = (
     _apply("running", Kind.GAUGE, "", "1 while the job runs, 0 after it has ended."),
     _apply("failures_total", Kind.COUNTER, "1", "Jobs that have stopped and need somebody.", ("sink",)),
     _apply("waits_total", Kind.COUNTER, "1", "Times that a server didn't answer and was tried again.", ("sink",)),
+    _view("rows", Kind.GAUGE, "1", "Rows of the view's result."),
+    _view("state_rows", Kind.GAUGE, "1", "Entries of the view's state."),
+    _view("state_bytes", Kind.GAUGE, "By", "Disk that the view's state takes."),
+    _view("steps_total", Kind.COUNTER, "1", "Steps that were taken."),
+    _view("transactions_total", Kind.COUNTER, "1", "Transactions that steps took in."),
+    _view("changes_in_total", Kind.COUNTER, "1", "Changed rows of tables that steps took in."),
+    _view("changes_out_total", Kind.COUNTER, "1", "Changed rows of the result."),
+    _view("amplification", Kind.GAUGE, "1", "Rows of the result that change with one of a table, since it was built."),
+    _view("building", Kind.GAUGE, "", "1 while the view's state is being built, else 0."),
+    _view("built_ratio", Kind.GAUGE, "1", "How much of what the building does now is done, of 1."),
+    _view(
+        "building_left_seconds", Kind.GAUGE, "s", "Time left of what the building does now; 0 where that isn't known."
+    ),
     _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),

@@ -10,8 +10,10 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
     """The metrics of a report that was made at ``now_s``, in seconds since 1970.
 
     What a silent server would have to tell isn't among them: it is as old as the last whole report, or never was known.
+    Where that is Kafka, the source and the sinks have been asked.
     """
     gauges = Gauges(Part.DASHBOARD)
+    is_asked = "source" not in report.silent_servers
     is_whole = not report.silent_servers
     for stage in report.stages:
         labels = _labels(stage)
@@ -21,7 +23,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         for state in [stage.state] if stage.state is StageState.UNKNOWN else StageState:
             gauges.set("lockstep_stage_state", float(stage.state is state), *labels, state.value)
         sink = stage.sink
-        if is_whole and sink is not None:
+        if is_asked and sink is not None:
             generation = str(sink.generation)
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
@@ -31,7 +33,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             if sink.name not in report.unanswered:
                 is_needed = float(sink.label in report.rebuild_needed)
                 gauges.set("lockstep_rebuild_needed", is_needed, sink.name, generation)
-    if is_whole:
+    if is_asked:
         for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
             gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
         minutes = report.minutes_until_full
@@ -40,6 +42,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_slot_safe_bytes", report.safe_wal_bytes)
         gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
         gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
+    if is_whole:
         gauges.set("lockstep_paused_copies", len(report.paused_copies) + report.first_copy_paused)
         gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)

@@ -8,6 +8,7 @@ from jobs.report import (
     SinkStopped,
     SinkWaiting,
     StatusReport,
+    ViewReport,
     WatermarkRaised,
 )
 from monitor.metrics.meters import Meters
@@ -39,6 +40,8 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
                 labels = _labels(event.sink, event.generation)
                 meters.set("lockstep_sink_watermark_lsn", event.watermark_lsn, labels)
                 meters.set("lockstep_sink_watermark_timestamp_seconds", event.commit_time_ms / 1000, labels)
+            case ViewReport():
+                _count_view(meters, event)
             case SinkWaiting():
                 meters.add("lockstep_sink_waits_total", 1, {"sink": event.sink})
             case SinkFailed():
@@ -55,3 +58,24 @@ def measured(report: Reporter, meters: Meters) -> Reporter:
 
 def _labels(sink: str, generation: int) -> dict[str, str]:
     return {"sink": sink, "generation": str(generation)}
+
+
+def _count_view(meters: Meters, told: ViewReport) -> None:
+    labels, figures, done = _labels(told.sink, told.generation), told.figures, told.done
+    building = figures.building
+    gauges = {
+        "rows": figures.rows,
+        "state_rows": figures.state_rows,
+        "state_bytes": figures.state_bytes,
+        "amplification": figures.counters.amplification,
+        "building": 0 if building is None else 1,
+        "built_ratio": 1 if building is None else building.done / (building.total or 1),
+        "building_left_seconds": 0 if building is None else building.seconds_left or 0,
+    }
+    for name, value in gauges.items():
+        meters.set(f"lockstep_view_{name}", value, labels)
+    if building is None:
+        meters.add("lockstep_view_steps_total", done.steps, labels)
+        meters.add("lockstep_view_transactions_total", done.transactions, labels)
+        meters.add("lockstep_view_changes_in_total", done.changes_in, labels)
+        meters.add("lockstep_view_changes_out_total", done.changes_out, labels)

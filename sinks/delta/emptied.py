@@ -6,7 +6,7 @@ deleted for it: whoever is killed in between does that again, and a row that com
 
 from typing import TYPE_CHECKING, Any, Final
 
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE
 from sinks.delta.lake import Lake
 from sinks.delta.opened_table import OpenedTable
 

@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from cdc.model.append_only import is_append_only
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
-from sinks.append_only import is_append_only
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
@@ -191,7 +191,7 @@ class DeltaSink:
                 properties,
                 overwrite_equal_tags=batch.overwrite_equal_tags,
                 deletes_before=emptied if empties else "",
-                erased="" if batch.overwrite_equal_tags else erased_tag(opened),
+                erased="" if batch.never_applied else erased_tag(opened),
             ),
             offsets,
         )

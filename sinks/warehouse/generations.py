@@ -154,7 +154,9 @@ class WarehouseGenerations:
         if self._tables.purges and now >= self._purge_at:
             self._purge_at = now + (PURGE_S if self._purge(below) else IDLE_S)
         if self._tables.trims_histories and now >= self._trim_at:
-            self._trim_at = now + (PURGE_S if self._trim(below) else PASS_S)
+            # By the source's clock: this one may have gone wrong, and what is trimmed is gone.
+            source_ms = min(progress.commit_time_ms, time.time_ns() // 1_000_000)
+            self._trim_at = now + (PURGE_S if self._trim(below, now_ms=source_ms) else PASS_S)
 
     def _purge(self, below: str) -> bool:
         """A portion of the rows that were deleted long ago, unless a batch is under way. Whether there may be more.
@@ -167,13 +169,12 @@ class WarehouseGenerations:
         except Unavailable:
             return True
 
-    def _trim(self, below: str) -> bool:
+    def _trim(self, below: str, *, now_ms: int) -> bool:
         """The same with the versions that histories needn't have any more."""
         try:
             with self._connection.transaction():
                 if not self._bookkeeping.hold_writer(self._tables.fence):
                     return True
-                now_ms = time.time_ns() // 1_000_000
                 has_more = self._tables.trim_histories(below, self._trimmed_blocks, now_ms=now_ms)
         except Unavailable:
             return True

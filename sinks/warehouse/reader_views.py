@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.table import Table, quote_identifier
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.shape import Shape
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, WORDS

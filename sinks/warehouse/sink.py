@@ -160,8 +160,8 @@ class WarehouseSink:
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
             # As long as this lasts, no more is purged.
-            purged = self._tables.purged.load()
-            purged_versions = self._tables.purged_versions.load() if histories else {}
+            purged = {} if batch.never_applied else self._tables.purged.load()
+            purged_versions = self._tables.purged_versions.load() if histories and not batch.never_applied else {}
             for events in tables:
                 write = (
                     self._dialect.append
@@ -174,7 +174,7 @@ class WarehouseSink:
                 )
                 applied += write(events, rejections)
             for versions in histories:
-                if batch.overwrite_equal_tags:
+                if batch.overwrite_equal_tags or batch.never_applied:
                     bookkeeping.retry(versions.events)
                 self._dialect.keep(
                     versions,

@@ -2,10 +2,10 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
+from cdc.model.append_only import is_append_only
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
-from sinks.append_only import is_append_only
 from sinks.columns.shape import Shape
 from sinks.contract import Leftover
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping

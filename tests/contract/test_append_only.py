@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE, event_id, stored_table
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
-from sinks.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE, event_id, stored_table
 from sinks.contract import Sink
 from tests.builders import batch, column, table, tag, upsert
 from tests.contract.destinations import Destination, opened_destination, real

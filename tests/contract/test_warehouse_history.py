@@ -457,11 +457,15 @@ def open_trimmed(open_sink: Open, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     return open_
 
 
-def _trim(opened: WarehouseGenerations, *, applied: int = 1_000, times: int = 2) -> None:
-    """Deletions go in the pass after that of what they end."""
+def _trim(
+    opened: WarehouseGenerations, *, applied: int = 1_000, times: int = 2, committed: datetime | None = None
+) -> None:
+    """Deletions go in the pass after that of what they end. ``committed``: when the source is, by its clock."""
+    commit_time_ms = int((committed or datetime.now(UTC)).timestamp() * 1000)
     for _ in range(times):
         opened.load_progress()
-        opened.save_progress(replace(progress(0x1000000 + applied * 8 + 1), epoch=1))
+        reached = progress(0x1000000 + applied * 8 + 1, commit_time_ms=commit_time_ms)
+        opened.save_progress(replace(reached, epoch=1))
 
 
 def test_of_a_trimmed_history_every_later_time_is_as_it_was(
@@ -495,6 +499,17 @@ def test_what_is_beyond_the_watermark_is_not_trimmed(
     sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3)))
     _trim(open_trimmed(10), applied=1)
     assert [note for *_, note in story(database, name)] == ["b", "c"], "of the first it is known that it is applied"
+
+
+def test_a_clock_that_is_ahead_of_the_source_trims_no_more(
+    database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
+) -> None:
+    sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3)))
+    opened = open_trimmed(10)  # by the clock of here all from before that minute may go
+    _trim(opened, committed=at(12))
+    assert [note for *_, note in story(database, name)] == ["a", "b", "c"]
+    _trim(opened)
+    assert [note for *_, note in story(database, name)] == ["c"]
 
 
 def test_a_history_is_trimmed_a_few_blocks_at_a_time(

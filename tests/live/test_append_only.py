@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.append_only import stored_table
 from cdc.model.table import TableName
 from jobs.generations.record import list_generations
 from lockstep.config import load
-from sinks.append_only import stored_table
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, kill_a_job, wait_until

@@ -169,3 +169,22 @@ def test_of_two_at_once_the_later_goes_on_and_the_settings_are_put_back(topic: C
         assert made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S)
     assert later == [True]
     assert made.config() == OWN
+
+
+def test_who_ends_the_compaction_of_another_topic_puts_its_settings_back(topic: Callable[..., Topic]) -> None:
+    config = {"min.compaction.lag.ms": "3600000"}  # nothing is compacted, so both are in the middle
+    made = topic(**config)
+    made.write((b"k", b"1"), (b"k", None))
+    other = f"{made.pipeline}.public.u"
+    made.cluster.create([TopicPlan(other, 2, 1, {"cleanup.policy": "compact", **config})])
+    later: list[bool] = []
+
+    def begin_another() -> None:
+        if not later:
+            later.append(made.forced().compact(other, [1], timeout_s=1))
+
+    with pytest.raises(LockstepError, match="another `lockstep erase`"):
+        made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S)
+    assert later == [False]
+    assert made.config() == OWN
+    assert made.forced().restore() == []

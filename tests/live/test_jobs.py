@@ -369,6 +369,21 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
+    trigger: str, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offsets begin again: all of them are below those that were applied."""
+    monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 3600.0)  # nobody else looks for it
+    lsn = pipeline.write(*(put(number, "before") for number in range(1, 60)))
+    with pipeline.job(spark, trigger=trigger) as job:
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+        pipeline.log.recreate_topic(ORDERS)
+        pipeline.log.commit([put(60, "after")])
+        assert "was recreated" in job.wait_for("SinkFailed")["error"]
+    assert pipeline.progress().watermark_lsn == lsn
+
+
 @pytest.mark.soak
 def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1), put(2))

@@ -143,7 +143,7 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
         metrics += exposition(gauges_of(collector.collect(), now_s=1.0)).decode()
 
     _insert(pipeline, f"{_MARK}-message", "5", f"{_MARK}-message", big=_MARK * _MESSAGE_BYTES_MAX)
-    wait_until(lambda: '"event": "process ended"' in group.told(), what="capture stops")
+    wait_until(lambda: "more than max_message_bytes" in group.told(), what="capture stops")
     metrics += _metrics(addresses)
     assert pipeline.stop(group, timeout_s=120) == 0, group.told()[-8000:]
 

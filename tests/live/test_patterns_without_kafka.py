@@ -57,7 +57,10 @@ def _text(captured: Captured) -> str:
 def test_lag_and_a_bundle_have_what_the_other_servers_say(captured: Captured, tmp_path: Path) -> None:
     code, text = _run("lag", "--json", "--config", str(captured.path))
     assert code == 1
-    assert list(json.loads(text)["silent_servers"]) == ["kafka"]
+    lag = json.loads(text)
+    assert list(lag["silent_servers"]) == ["kafka"]
+    assert lag["retained_bytes"] is not None
+    assert [stage["lsn"] is not None for stage in lag["stages"]][:2] == [True, True]
     archive = tmp_path / "bundle.tar.gz"
     assert _run("bundle", str(archive), "--config", str(captured.path))[0] == 0
     found = _parts(archive)

@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from jobs.generations.status import JobState
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage, StageState
@@ -196,6 +197,15 @@ def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoint
         stage = running.until_worst(lambda stage: stage.name == "in Kafka")
         assert stage.state is StageState.UNKNOWN
         assert endpoints.kafka_bootstrap in (stage.reason or "")
+        with LagCollector(running.pipeline.config.as_pipeline(), running.pipeline.config.sinks) as first:
+            lag = first.collect()
+        assert list(lag.silent_servers) == ["kafka"]
+        assert lag.retained_bytes is not None
+        known = {name: (one.lsn is not None, one.sink and one.sink.job) for one in lag.stages for name in [one.name]}
+        assert known.pop("WAL end")[0]
+        assert known.pop("received")[0]
+        del known["in Kafka"]  # by what capture has told the source, if it was asked in time
+        assert all(has_lsn and job and job.state is JobState.RUNNING for has_lsn, job in known.values()), lag.stages
     running.until_well()
 
 

@@ -13,12 +13,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from cdc.kafka.control_topics import read_state
+from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.protocol.control_records import selection_of
 from lockstep.capture import run as run_module
 from lockstep.capture.run import Observer
 from lockstep.capture.run import capture as run_capture
@@ -107,6 +108,37 @@ def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_p
     assert _names(captured) == ["public.late", "public.t"]
     captured.assert_equal("public.late", "public.t")
     assert not [finding for finding in _about(captured, "source.tables") if finding.severity is Severity.ERROR]
+
+
+def test_a_table_that_the_stream_shows_joins_before_its_first_transaction_is_published(
+    database: Database, capture: StartCapture
+) -> None:
+    """Nobody looks at the catalogue in this hour. Who waits for that transaction isn't told that sinks have it."""
+    database.execute("create table t (id int primary key)")
+    database.execute("create publication whole for tables in schema public with (publish_via_partition_root = true)")
+    captured = capture("public.*", source="publication = 'whole'")
+    captured.stop()
+    captured.configure(heartbeat_interval_s=3600.0)
+    captured.start()
+    database.execute("insert into t values (1)")
+    captured.settle()
+    with database.connection.transaction():
+        database.execute(
+            "create table late (id int primary key, v text)",
+            "create table keyless (v text)",
+            "insert into keyless values ('of no use')",
+            "insert into t values (2)",
+            "insert into late values (1, 'first')",
+        )
+    before = {selection_of([TableName("public", "t")])}
+    captured.wait_for("public.late: matches source.tables, and is captured from now on")
+    until(lambda: _recorded(captured) == ["public.late", "public.t"])
+    assert _names(captured) == ["public.late", "public.t"]
+    captured.assert_equal("public.late", "public.t")
+    committed = min(int(event.tag[4:20], 16) for event in captured.events("public.t") if event.after["id"] == 2)
+    told = {record.selection for record in read_progress(captured.client, captured.name) if record.lsn > committed}
+    assert told == {selection_of([TableName("public", "late"), TableName("public", "t")])}
+    assert not told & before
 
 
 def test_a_table_that_comes_while_capture_is_down_joins_at_its_next_start(

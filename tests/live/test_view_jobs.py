@@ -1,16 +1,31 @@
 """Jobs that keep views, on real servers: at its LSN the sink has the rows that the query has in PostgreSQL there."""
 
+import itertools
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import VIEWS, control_topic, view_topic
+from cdc.protocol.view_steps import step_key
+from jobs.executor.long_batch import LongBatch, Told
+from jobs.executor.result import Result, from_arrow
+from jobs.executor.view_task import deliver_view
+from jobs.generations.view_state import remove_kept
 from stack.stack import Endpoints
-from tests.databases import Database
-from tests.view_jobs import ViewPipeline, traffic
+from tests.databases import Database, until
+from tests.events import Put
+from tests.job_process import spark_settings
+from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
+from views.figures import Doing, ViewFigures
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -53,6 +68,24 @@ def test_a_view_is_built_and_kept_by_one_job_after_the_other(
         assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+def test_who_applies_once_says_that_no_progress_record_came(
+    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = pipelines()
+    settings = pipeline.settings("redis")
+    pipeline.write(Put(USERS, {"id": 1, "name": "a"}), progress=False)
+    unbuilt = pipeline.apply_once(spark, settings)
+    assert unbuilt.poll() == 1
+    assert "no progress record is newer than all rows that were read" in unbuilt.told()
+    lsn = pipeline.write(Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+    assert pipeline.apply_once(spark, settings).poll() == 0
+    pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}), progress=False)
+    built = pipeline.apply_once(spark, settings)
+    assert built.poll() == 0
+    assert built.wait_for("ViewLacksRecord")["watermark_lsn"] == lsn
+    assert pipeline.rows(settings) == pipeline.states[lsn]
+
+
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_running_job_keeps_a_view(
@@ -69,3 +102,94 @@ def test_a_running_job_keeps_a_view(
             assert pipeline.rows(settings) == pipeline.states[lsn]
         assert job.stop() == 0
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
+
+
+def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
+    pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A driver that hears nothing for long ends the batch, and the building would begin again for ever."""
+    monkeypatch.setattr("jobs.executor.view_task._FED_ROWS", 3)
+    monkeypatch.setattr("jobs.executor.view_task._PORTION", 2)
+    monkeypatch.setattr("jobs.executor.view_task.TELL_S", 0.0)
+    pipeline = pipelines()
+    lsn = traffic(pipeline, 40)
+    with Driver(tmp_path / "line") as driver:
+        result = delivered(deliver_view(pipeline.task(pipeline.settings("redis")), [], batch=driver.batch))
+    told = [figures.building for figures in driver.told if figures.building is not None]
+    parts = [list(part) for _, part in itertools.groupby(told, key=lambda building: building.doing)]
+    assert [part[0].doing for part in parts] == [Doing.READING, Doing.COMPUTING, Doing.WRITING]
+    for part in parts:
+        done = [building.done for building in part]
+        assert done == sorted(done)
+        assert max(done) <= part[-1].total
+    assert len(parts[1]) > 3
+    assert parts[2][-1].done == len(pipeline.states[lsn])
+    assert result.view is not None
+    assert (result.view.lsn, result.view.building, result.view.rows) == (lsn, None, len(pipeline.states[lsn]))
+    assert result.view.counters.steps == 0
+
+    last = 0
+    for seed in (2, 3):
+        last = traffic(pipeline, 4, seed=seed)
+    stepped = delivered(deliver_view(pipeline.task(pipeline.settings("redis"), reached=result.next_offsets), []))
+    assert stepped.view is not None
+    assert (stepped.view.lsn, stepped.view.rows) == (last, len(pipeline.states[last]))
+    assert stepped.view.counters.transactions == 8
+
+
+def delivered(batches: Iterator[pa.RecordBatch]) -> Result:
+    result = from_arrow(pa.Table.from_batches(list(batches)))
+    assert not result.failures, result.failures
+    return result
+
+
+class Driver:
+    """Hears what a task tells until its line ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.batch = LongBatch(str(path), 10.0, 1000)
+        self.told: list[ViewFigures] = []
+        self._thread = threading.Thread(target=self._hear)
+
+    def _hear(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            for line in lines:
+                told = Told()
+                told.add_json(line)
+                if told.view is not None:
+                    self.told.append(told.view)
+
+    def __enter__(self) -> "Driver":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        self._listener.close()
+
+
+def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
+    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = pipelines()
+    settings = pipeline.settings("redis", topic=True)
+    traffic(pipeline, 10)
+    with pipeline.job(spark, settings) as job:
+        for seed in range(2, 4):
+            lsn = traffic(pipeline, 5, seed=seed)
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    seen = pipeline.steps()
+    assert [rows for _, rows in seen] == [pipeline.states[at] for at, _ in seen]
+    assert seen[-1] == (lsn, pipeline.states[lsn])
+    spark_of_job = spark_settings(pipeline.directory, view_directory=pipeline.directory / "state")
+    remove_kept(spark_of_job, pipeline.log.kafka, pipeline=pipeline.name, sink=pipeline.sink, generation=1)
+    cluster = TopicAdmin(pipeline.log.kafka.client())
+    until(lambda: view_topic(pipeline.name, pipeline.sink, 1) not in cluster.partition_counts())
+    assert step_key(pipeline.sink, 1) not in read_compacted(
+        pipeline.log.kafka.client(), control_topic(pipeline.name, VIEWS)
+    )

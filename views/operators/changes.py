@@ -13,6 +13,9 @@ from views.values import Row, Value
 Changes = dict[Row, int]
 """Rows and their weights, none of which is 0."""
 
+RowChange = tuple[Row | None, Row | None]
+"""The old and the new row of a key, with the columns that a mirror keeps."""
+
 pack_row: Callable[[Iterable[Value]], bytes] = orjson.dumps
 
 
@@ -67,7 +70,11 @@ class Operator(Protocol):
         """Bring in changes of one of its sources. Returns those of its own rows."""
 
 
+MIRROR: Final = b"m"
+"""What the keys of tables' own rows begin with."""
+
 _NODE: Final = 2
+PREFIX_LENGTH: Final = 1 + _NODE + 1
 
 
 def prefix_of(kind: bytes, number: int, part: int = 0) -> bytes:

@@ -6,11 +6,11 @@ from typing import assert_never
 
 from cdc.model.event import RowEvent
 from cdc.model.table import Table, TableName
-from views.operators.changes import Changes, Operator, Work, add
+from views.operators.changes import Changes, Operator, RowChange, Work, add
 from views.operators.group import GroupOperator
 from views.operators.join import JoinOperator
 from views.operators.rows import FilterOperator, ProjectOperator, UnionOperator
-from views.operators.scan import RowChange, ScanOperator, mirrors
+from views.operators.scan import ScanOperator, mirrors
 from views.operators.top import TopOperator
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, nodes, sources
 

@@ -1,24 +1,20 @@
 """Rows of tables: what a table held before, by its key, so that every change has an old and a new row."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 import orjson
 
+from cdc.model.append_only import is_append_only
 from cdc.model.event import RowEvent
 from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
 from views.failures import EvaluationError
-from views.operators.changes import Changes, Work, add, prefix_of
+from views.operators.changes import MIRROR, Changes, RowChange, Work, add, prefix_of
+from views.operators.event_rows import EventRows
 from views.ordering import row_encoder
 from views.plan import Scan
 from views.values import Row, from_event, type_of
-
-MIRROR: Final = b"m"
-
-RowChange = tuple[Row | None, Row | None]
-"""The old and the new row of a key, with the columns that the mirror keeps."""
 
 
 class Mirror:
@@ -71,20 +67,21 @@ class Mirror:
             raise EvaluationError(f"the column {error.args[0]!r} is missing in an event of {self.table}") from None
 
 
-def mirrors(tables: Mapping[TableName, Table], scans: Sequence[Scan]) -> dict[TableName, Mirror]:
+def mirrors(tables: Mapping[TableName, Table], scans: Sequence[Scan]) -> dict[TableName, Mirror | EventRows]:
     """A mirror for each table that is scanned, with the columns that any scan of it reads."""
     names: dict[TableName, dict[str, None]] = {}
     for scan in scans:
         names.setdefault(scan.table, {}).update(dict.fromkeys(scan.names))
     return {
-        table: Mirror(tables[table], list(columns), number) for number, (table, columns) in enumerate(names.items())
+        table: (EventRows if is_append_only(tables[table]) else Mirror)(tables[table], list(columns), number)
+        for number, (table, columns) in enumerate(names.items())
     }
 
 
 class ScanOperator:
     """A table's changes as those of the rows that one scan gives."""
 
-    def __init__(self, node: Scan, mirror: Mirror) -> None:
+    def __init__(self, node: Scan, mirror: Mirror | EventRows) -> None:
         self.table = node.table
         by_name = dict(zip(node.names, node.columns, strict=True))
         # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.

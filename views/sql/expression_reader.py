@@ -22,6 +22,7 @@ from views.values import (
     BOOL,
     DATE,
     FLOAT8,
+    INFINITY,
     INT4,
     INT8,
     INTEGERS,
@@ -162,6 +163,8 @@ class ExpressionReader:
                 return self._at_utc(tree)
             case exp.TimestampTrunc():
                 return self._truncated(tree)
+            case exp.DateBin():
+                return self._binned(tree)
             case exp.Subquery() | exp.Exists() if self.join_subquery is not None:
                 return self.join_subquery(tree)
         if type(tree) in _COMPARISONS:
@@ -351,6 +354,24 @@ class ExpressionReader:
         elif operand.type.kind is not Kind.TIMESTAMP or tree.args.get("zone") is not None:
             refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
         return Call(f"date_trunc:{unit}", (operand,), operand.type)
+
+    def _binned(self, tree: exp.DateBin) -> Expression:
+        only(tree, "expression", "unit")
+        stride = _stride_us(tree.this)
+        if not 0 < stride < _INT8_LIMIT:
+            refuse(tree, "its width isn't a literal of weeks, days, hours, minutes or seconds", "write '15 minutes'")
+        operand = self.read(tree.expression)
+        if operand.type.kind not in (Kind.TIMESTAMP, Kind.TIMESTAMPTZ):
+            refuse(tree, "it isn't a timestamp", "cast it: `::timestamp`, or `at time zone 'UTC'`")
+        given = tree.args.get("unit")
+        if given is None:
+            refuse(tree, "it has no origin", "write `date_bin(width, column, origin)`")
+        # The third argument has a unit's place, where a text in quotes is a name.
+        origin = Literal(given.name, UNKNOWN) if isinstance(given, exp.Var) else self.read(given)
+        origin = self._typed(tree, origin, operand.type)
+        if not isinstance(origin, Literal) or not isinstance(origin.value, int) or abs(origin.value) == INFINITY:
+            refuse(tree, "its origin isn't a literal", "write the beginning of any of the intervals, in quotes")
+        return Call(f"date_bin:{stride}:{origin.value}", (operand,), operand.type)
 
     def _cast(self, tree: exp.Cast) -> Expression:
         only(tree, "to")
@@ -689,6 +710,27 @@ def _as_document(tree: Tree, operand: Expression, target: SqlType) -> Expression
     if operand.type.json_form is not JsonForm.JSONB:
         refuse(tree, f"the cast of {operand.type.name} to {target.name} isn't supported", "use a jsonb column")
     return Call("same", (operand,), target)
+
+
+_UNITS_US: Final = {
+    "microsecond": 1, "millisecond": 1000, "second": 1_000_000, "minute": 60_000_000, "hour": 3_600_000_000,
+    "day": 86_400_000_000, "week": 604_800_000_000,
+}  # fmt: skip
+_STRIDE = re.compile(r"\s*(?:\d{1,9}\s*[a-z]+\s*)+", re.IGNORECASE)
+_STRIDE_PART = re.compile(r"(\d+)\s*([a-z]+)", re.IGNORECASE)
+
+
+def _stride_us(tree: Tree) -> int:
+    """An interval's literal in microseconds; 0 for one of another form, or with months, which have no one length."""
+    unit = tree.args.get("unit") if isinstance(tree, exp.Interval) else None
+    literal = tree.this if isinstance(tree, exp.Interval) else tree
+    if not isinstance(literal, exp.Literal) or not literal.is_string:
+        return 0
+    text = f"{literal.this} {unit.name}" if unit is not None else str(literal.this)
+    parts = [(int(number), name.lower().removesuffix("s")) for number, name in _STRIDE_PART.findall(text)]
+    if not _STRIDE.fullmatch(text) or any(name not in _UNITS_US for _, name in parts):
+        return 0
+    return sum(number * _UNITS_US[name] for number, name in parts)
 
 
 def _require_utc(tree: Tree) -> None:

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from itertools import combinations
 from typing import Final
 
-import sqlglot
-from sqlglot.errors import SqlglotError
-
 from cdc.model.table import Table, TableName
+from views.failures import Refused
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse
+from views.sql.tables_read import query_tree
 
 _COLUMNS_MAX: Final = 5
 
@@ -19,10 +18,10 @@ def shortest_key(sql: str, tables: Mapping[TableName, Table]) -> tuple[str, ...]
 
     None where there is no such key of at most five columns, or the query can't be read.
     """
-    reader = QueryReader(tables, {})
+    reader = QueryReader(tables)
     try:
-        relation = reader.read(sqlglot.parse_one(sql, dialect="postgres"))
-    except (SqlglotError, Refuse):
+        relation = reader.read(query_tree(sql))
+    except (Refused, Refuse):
         return None
     fit = [name for name, made in relation.names.items() if made.type.has_one_form and relation.is_never_null(made)]
     for count in range(1, min(len(fit), _COLUMNS_MAX) + 1):

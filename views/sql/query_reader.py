@@ -7,6 +7,7 @@ from itertools import count
 from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
+from cdc.model.append_only import OWN_COLUMNS, is_append_only
 from cdc.model.table import Table, TableName
 from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, refs, rewritten
 from views.failures import Refusal
@@ -23,6 +24,8 @@ class _Item:
 
     alias: str
     names: Mapping[str, Expression]
+    hidden: frozenset[str] = frozenset()
+    """Names that ``*`` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -104,16 +107,10 @@ class _Joinable:
 
 
 class QueryReader:
-    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept.
+    """Reads one query. ``tables`` are the captured tables' shapes; ``refusals`` gathers what can't be kept."""
 
-    ``views`` are parsed queries of other views by name, which stand in ``from`` as subqueries do.
-    """
-
-    def __init__(self, tables: Mapping[TableName, Table], views: Mapping[str, Callable[[], Tree]]) -> None:
+    def __init__(self, tables: Mapping[TableName, Table]) -> None:
         self._tables = tables
-        self._views = views
-        self._within: list[str] = []
-        """The views that are being read, from the outermost one on."""
         self._ids = count(1)
         self._keys: dict[int, frozenset[int]] = {}
         """Column of a scan -> the key of its table."""
@@ -236,16 +233,14 @@ class QueryReader:
             name = _identifier(alias.this)
         if any(item.alias == name for item in scope.items):
             refuse(tree, f"{name!r} is there twice", "give one of them an alias")
-        scope.items.append(_Item(name, relation.names))
-        return replace(relation, branches=())
+        scope.items.append(_Item(name, relation.names, relation.hidden))
+        return replace(relation, branches=(), hidden=frozenset())
 
     def _named(self, tree: exp.Table, name: str, known: Mapping[str, _Known]) -> Relation:
         schema = tree.args.get("db")
         if schema is None and name in known:
             expression = known[name]
             return self.read(expression.tree, expression.known)
-        if schema is None and name in self._views:
-            return self._view(tree, name)
         table = TableName("public" if schema is None else _identifier(schema), name)
         shape = self._tables.get(table)
         if shape is None:
@@ -253,7 +248,7 @@ class QueryReader:
                 tree, f"the table {table} isn't captured", "add it to `source.tables`, or write its schema before it"
             )
         if not shape.key:
-            refuse(tree, f"the table {table} has no key", "give it a primary key")
+            refuse(tree, f"the table {table} has no key", "give it a primary key, or set `append_only` for it")
         columns = {column.name: self._new(type_of(column)) for column in shape.columns}
         key = tuple(columns[column] for column in shape.key)
         ids = frozenset(column.id for column in key)
@@ -267,17 +262,8 @@ class QueryReader:
         self._keys |= {column.id: ids for column in columns.values()}
         node = Scan(table, tuple(columns), tuple(columns.values()), key)
         everything = frozenset(column.id for column in columns.values())
-        return Relation(node, dict(columns), ((ids, everything),), ids)
-
-    def _view(self, tree: Tree, name: str) -> Relation:
-        if name in self._within:
-            circle = " -> ".join((*self._within[self._within.index(name) :], name))
-            refuse(tree, f"views read each other in a circle: {circle}", "take one of them out of the other's query")
-        self._within.append(name)
-        try:
-            return self.read(self._views[name]())
-        finally:
-            self._within.pop()
+        hidden = frozenset(OWN_COLUMNS) if is_append_only(shape) else frozenset[str]()
+        return Relation(node, dict(columns), ((ids, everything),), ids, hidden=hidden)
 
     def _joined(self, join: exp.Join, left: Relation, right: Relation, scope: _Scope) -> Relation:
         keeps_left = join.side == "LEFT"
@@ -648,7 +634,7 @@ class QueryReader:
             items = [item for item in scope.items if not alias or item.alias == alias]
             if not items:
                 refuse(part, f"there is no {alias!r} in `from`", "name a table or alias of this query")
-            return [pair for item in items for pair in item.names.items()]
+            return [pair for item in items for pair in item.names.items() if pair[0] not in item.hidden]
         match part:
             case exp.Alias():
                 return [(_identifier(part.args["alias"]), reader.read(part.this))]

@@ -1,14 +1,14 @@
 """A view's settings -> its plan, or all reasons against it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.expressions import Expr as Tree
 
+from cdc.model.append_only import OWN_COLUMNS
 from cdc.model.table import Table, TableName
 from views.expressions import Expression, SortKey, refs
 from views.failures import Refusal, Refused
@@ -17,6 +17,7 @@ from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse, refuse
 from views.sql.relations import Relation
+from views.sql.tables_read import query_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +38,16 @@ def read_view(
     *,
     key: Sequence[str],
     top: TopRows | None = None,
-    views: Mapping[str, str | None] | None = None,
 ) -> ViewPlan:
     """The plan of a query over captured tables. ``key`` names the columns by which rows of the result are told apart.
 
-    ``views`` are queries by the names that they have in ``from``, without a schema. They are read as subqueries are.
-    None stands for a view with a ``top``, which is more than its query.
-
     Raises Refused with everything that stands against it.
     """
-    queries = {name: partial(_parsed, query, f"the view {name!r}") for name, query in (views or {}).items()}
-    reader = QueryReader(tables, queries)
+    tree = query_tree(sql)
+    reader = QueryReader(tables)
     refusals = reader.refusals
     try:
-        relation = reader.read(_parsed(sql))
+        relation = reader.read(tree)
         if not refusals:
             return _view(relation, tuple(key), top, refusals)
     except Refuse as refused:
@@ -59,21 +56,13 @@ def read_view(
     raise Refused(refusals)
 
 
-def _parsed(sql: str | None, clause: str = "sql") -> Tree:
-    if sql is None:
-        refuse(clause, "it has a `top`, which isn't part of its query", "read the tables, or a view without `top`")
-    try:
-        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
-    except SqlglotError as error:
-        first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
-        refuse(clause, f"it can't be parsed: {first}", "try it in psql")
-    if len(trees) != 1:
-        refuse(clause, f"it has {len(trees)} statements", "write one query")
-    return trees[0]
-
-
 def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusals: list[Refusal]) -> ViewPlan:
     _check_key(relation, key, refusals)
+    refusals += [
+        Refusal(f"{name} in the select list", "sinks need that name for themselves", f"write `{name} as` another name")
+        for name in relation.names
+        if name in OWN_COLUMNS
+    ]
     node: Node = relation.node
     if top is not None:
         try:
@@ -93,6 +82,10 @@ def _check_key(relation: Relation, key: tuple[str, ...], refusals: list[Refusal]
     if missing or not key:
         what = f"the query has no column {missing[0]!r}" if missing else "it names no column"
         refusals.append(Refusal(clause, what, f"name some of {', '.join(relation.names)}"))
+        return
+    twice = [name for name, count in Counter(key).items() if count > 1]
+    if twice:
+        refusals.append(Refusal(clause, f"it names {twice[0]!r} twice", "name each column once"))
         return
     for name in key:
         expression = relation.names[name]

@@ -17,7 +17,8 @@ Dependency = tuple[frozenset[int], frozenset[int]]
 class Relation:
     """A node, its columns by the names that the query has for them, and what is known of them.
 
-    ``branches`` are a union's parts, their columns under the union's names.
+    ``branches`` are a union's parts, their columns under the union's names. ``hidden`` are names of a table that ``*``
+    leaves out.
     """
 
     node: Node
@@ -25,6 +26,7 @@ class Relation:
     dependencies: tuple[Dependency, ...]
     not_null: frozenset[int]
     branches: tuple["Relation", ...] = ()
+    hidden: frozenset[str] = frozenset()
 
     def closure(self, ids: Iterable[int]) -> set[int]:
         """The columns that these determine."""

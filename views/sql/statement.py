@@ -5,10 +5,11 @@ from collections.abc import Iterator
 import sqlglot
 from sqlglot import exp
 
+from cdc.model.append_only import OWN_COLUMNS
 from cdc.model.table import quote_identifier
 from views.plan import ViewPlan
 from views.sql.reader import TopRows
-from views.sql.tables_read import is_part_of_with
+from views.sql.tables_read import identifier_text, is_part_of_with
 from views.values import Kind
 
 _RANK = "lockstep_rank"
@@ -32,9 +33,17 @@ def _without_schema(sql: str) -> Iterator[int]:
     """Where the names of such tables begin."""
     for table in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Table):
         name = table.this
-        text = name.name if name.args.get("quoted") else name.name.lower()
-        if table.args.get("db") is None and not is_part_of_with(table, text):
+        if table.args.get("db") is None and not is_part_of_with(table, identifier_text(name)):
             yield name.meta["start"]
+
+
+def reads_events(sql: str) -> bool:
+    """Whether the query names a column that only the log has of an append-only table, so no server can run it."""
+    return any(
+        identifier_text(column.this) in OWN_COLUMNS
+        for column in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Column)
+        if isinstance(column.this, exp.Identifier)
+    )
 
 
 def whole_statement(plan: ViewPlan, sql: str, top: TopRows | None) -> str:

@@ -11,17 +11,25 @@ from cdc.model.table import TableName
 from views.failures import Refusal, Refused
 
 
-def tables_read(sql: str) -> tuple[TableName, ...]:
-    """The tables that a query reads, each once, in the order of its text. One without a schema is in ``public``.
-
-    Raises Refused for what can't be parsed. What else stands against keeping it, ``read_view`` says.
-    """
+def query_tree(sql: str) -> Tree:
+    """sqlglot's tree of one query. Raises Refused for what can't be parsed or isn't one statement."""
     try:
-        trees = [tree for tree in sqlglot.parse(sql, dialect="postgres") if tree is not None]
+        parsed = sqlglot.parse(sql, dialect="postgres")
     except SqlglotError as error:
         first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
         raise Refused([Refusal("sql", f"it can't be parsed: {first}", "try it in psql")]) from None
-    named = {name for tree in trees for table in tree.find_all(exp.Table) for name in _names(table)}
+    trees = [tree for tree in parsed if tree is not None and not isinstance(tree, exp.Semicolon)]
+    if len(trees) != 1:
+        raise Refused([Refusal("sql", f"it has {len(trees)} statements", "write one query")])
+    return trees[0]
+
+
+def tables_read(sql: str) -> tuple[TableName, ...]:
+    """The tables that a query reads, each once, in the order of its text. One without a schema is in ``public``.
+
+    Raises Refused as ``query_tree``. What else stands against keeping it, ``read_view`` says.
+    """
+    named = {name for table in query_tree(sql).find_all(exp.Table) for name in _names(table)}
     if not named:
         raise Refused([Refusal("sql", "it reads no table", "write `from`")])
     return tuple(sorted(named))
@@ -30,9 +38,9 @@ def tables_read(sql: str) -> tuple[TableName, ...]:
 def _names(table: exp.Table) -> Iterator[TableName]:
     if not isinstance(table.this, exp.Identifier):
         return  # a function in `from`, which is refused with its reason
-    schema, name = table.args.get("db"), _text(table.this)
+    schema, name = table.args.get("db"), identifier_text(table.this)
     if schema is not None:
-        yield TableName(_text(schema), name)
+        yield TableName(identifier_text(schema), name)
     elif not is_part_of_with(table, name):
         yield TableName("public", name)
 
@@ -47,11 +55,12 @@ def is_part_of_with(table: exp.Table, name: str) -> bool:
             parts = list(above.expressions[: above.expressions.index(below)])
         elif not isinstance(below, exp.With) and (with_ := above.args.get("with_")) is not None:
             parts = list(with_.expressions)
-        if any(_text(part.args["alias"].this) == name for part in parts):
+        if any(identifier_text(part.args["alias"].this) == name for part in parts):
             return True
         below, above = above, above.parent
     return False
 
 
-def _text(identifier: Tree) -> str:
+def identifier_text(identifier: Tree) -> str:
+    """The name that an identifier is of: without quotes it is in lower case."""
     return identifier.name if identifier.args.get("quoted") else identifier.name.lower()

@@ -11,6 +11,8 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -117,9 +119,7 @@ class FileState:
             self._refused("read", error)
 
     def size(self) -> Size:
-        environment = self._opened()
-        used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        return Size(environment.stat()["entries"] - _OWN_ENTRIES, used)
+        return _size_of(self._opened())
 
     def close(self) -> None:
         if self._environment is not None:
@@ -151,6 +151,87 @@ class FileState:
             raise UnusableState(message, hint=hint) from error
         hint = "look for a full disk, missing permissions or another process that has it open. The step was not kept"
         raise LockstepError(message, hint=hint) from error
+
+
+_WATCHED_AT_ONCE: Final = 100_000
+"""Entries that are looked at in one transaction: pages that a job gives up aren't used again while one goes on."""
+
+
+class WatchedState:
+    """The state that somebody else keeps in this directory, for who only looks at it. It goes on changing.
+
+    Every method raises LockstepError when the file can't be read, and UnusableState for one of another program.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._environment: lmdb.Environment | None = None
+        path = directory / FILE_NAME
+        if not path.is_file():
+            raise UnusableState(f"there is no state of a view in {directory}")
+        try:
+            self._environment = lmdb.open(str(path), subdir=False, readonly=True, readahead=False, create=False)
+            with self._opened().begin() as transaction:
+                on_disk = transaction.get(_IS_FORMAT)
+                self.identity = (transaction.get(_IS_IDENTITY) or b"").decode()
+        except lmdb.Error as error:
+            self.close()
+            raise self._unreadable(error) from error
+        if on_disk != FORMAT:
+            self.close()
+            raise UnusableState(f"the view's state in {directory} was written by another version of Lockstep")
+
+    def read(self, work: Callable[[Reading], T]) -> T:
+        try:
+            return self._read(work)
+        except lmdb.MapResizedError:  # the job has made it larger
+            self._opened().set_mapsize(0)
+            return self._read(work)
+
+    def _read(self, work: Callable[[Reading], T]) -> T:
+        try:
+            with self._opened().begin() as transaction:
+                return work(_Transaction(transaction))
+        except lmdb.MapResizedError:
+            raise
+        except lmdb.Error as error:
+            raise self._unreadable(error) from error
+
+    def entries(self) -> Iterator[Entry]:
+        """All of them, in order: not of one moment, where it is changed meanwhile."""
+        after: bytes | None = None
+        while portion := self.read(partial(_portion, after=after)):
+            yield from portion
+            after = portion[-1][0]
+
+    def size(self) -> Size:
+        """What it takes now."""
+        return _size_of(self._opened())
+
+    def close(self) -> None:
+        """Let go of it. Closing twice does nothing."""
+        if self._environment is not None:
+            self._environment.close()
+            self._environment = None
+
+    def _opened(self) -> lmdb.Environment:
+        assert self._environment is not None, "the state is closed"
+        return self._environment
+
+    def _unreadable(self, error: Exception) -> LockstepError:
+        message = f"the view's state in {self._directory} can't be read: {error}"
+        if isinstance(error, _UNUSABLE):
+            return UnusableState(message, hint="it is damaged, or no state of a view")
+        return LockstepError(message, hint="run it as the user of `lockstep apply`, whose file it is")
+
+
+def _portion(state: Reading, *, after: bytes | None) -> list[Entry]:
+    return list(islice(state.scan(b"", after=after), _WATCHED_AT_ONCE))
+
+
+def _size_of(environment: lmdb.Environment) -> Size:
+    used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    return Size(environment.stat()["entries"] - _OWN_ENTRIES, used)
 
 
 class _Transaction:

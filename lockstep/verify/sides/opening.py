@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from cdc.kafka.control_topics import ProgressReader, read_schema_records, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.append_only import stored_table
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
@@ -23,11 +25,15 @@ from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.sides.view import ViewSide
 from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting
-from sinks.append_only import stored_table
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.view_settings import ViewSettings
-from views.sql.statement import whole_statement
+from views.sql.statement import reads_events, whole_statement
+
+_READS_EVENTS: Final = (
+    "its query names a column of events (_event, _operation), which the source doesn't have; --against compares it with"
+    " another generation"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,9 @@ def open_sides(
             connection = SourceConnection(config.source, epoch=epoch_now(), waiting=waiting)
             closing.callback(connection.close)
             of_query, compared = _view_side(connection, settings.view, shapes)
-            if not options.keys:
+            if other is not None:
+                compared = replace(compared, not_comparable="")
+            if not options.keys and not compared.not_comparable:
                 for side in (sink, *others):
                     side.plan_scans([compared.table])
             yield Sides(
@@ -284,7 +292,8 @@ def _view_side(
     """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused."""
     planned = planned_view(view, shapes)
     query = whole_statement(planned.plan, view.sql, top_rows(view))
-    return ViewSide(connection, query=query, view=view.name), ComparedTable(planned.table, ())
+    side = ViewSide(connection, query=query, view=view.name)
+    return side, ComparedTable(planned.table, (), _READS_EVENTS if reads_events(view.sql) else "")
 
 
 def _logged_shapes(

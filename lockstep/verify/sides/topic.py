@@ -13,6 +13,7 @@ import orjson
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import Record, TopicReader
+from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position, parse_key, parse_object
 from cdc.model.table import Table, TableName
@@ -23,7 +24,6 @@ from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
 from lockstep.verify.sides.expected import Version
 from lockstep.verify.sides.sink_view import SinkView
 from lockstep.verify.waiting import SyncPoint, Waiting
-from sinks.append_only import is_append_only
 
 _Kept = TypeVar("_Kept")
 

@@ -216,8 +216,7 @@ class DuckDb:
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
     ) -> int:
         statements = self._written[events.table].statements
-        # Of a rejected version nothing was ever applied, however old it is.
-        repeated = statements.repeated_after(purged) if purged and not overwrite_equal_tags else ""
+        repeated = statements.repeated_after(purged) if purged else ""
         with self._checked(self._given[events.table], statements, repeated=repeated) as given:
             rejections += given.rejections(events)
             self.connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
@@ -258,7 +257,7 @@ class DuckDb:
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._written[versions.events.table].statements
         given = self._given_versions[versions.events.table].of_history(versions)
-        repeated = statements.repeated_version(purged) if purged and not overwrite_equal_tags else ""
+        repeated = statements.repeated_version(purged) if purged else ""
         with self._checked(given, statements, repeated=repeated) as given:
             for index, reason in given.refused.items():
                 refuse(versions.events.select([index]), reason)

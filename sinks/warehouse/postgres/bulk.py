@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Final
 
+from cdc.model.append_only import is_append_only
 from cdc.model.table import quote_identifier
-from sinks.append_only import is_append_only
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.names import listed, qualified
 from sinks.warehouse.postgres.connection import WarehouseConnection

@@ -124,10 +124,7 @@ class PostgreSql:
         self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, purged: str = ""
     ) -> int:
         statements = self._statements[events.table]
-        if overwrite_equal_tags:  # of a rejected version nothing was ever applied, however old it is
-            merge = statements.merge_again
-        else:
-            merge = statements.merge_after(purged) if purged else statements.merge
+        merge = statements.merge(purged, overwrite_equal_tags=overwrite_equal_tags)
 
         def write(portion: TableEvents) -> int:
             size = self.connection.copy(statements.copy, statements.blocks(portion))
@@ -201,10 +198,7 @@ class PostgreSql:
 
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._history_statements[versions.events.table]
-        if overwrite_equal_tags:
-            keep = statements.keep_again
-        else:
-            keep = statements.keep_after(purged) if purged else statements.keep
+        keep = statements.keep(purged, overwrite_equal_tags=overwrite_equal_tags)
 
         def write(portion: TableVersions) -> int:
             size = self.connection.copy(statements.copy, statements.version_blocks(portion))

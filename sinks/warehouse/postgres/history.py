@@ -72,21 +72,19 @@ class HistoryStatements(Rows):
         committed = quote_identifier(COMMITTED)
         # In one order, so that two writers of the same versions can't wait for each other. A version may be there
         # twice, and of a tombstone whose event is gone only the record's time is known, which is later.
-        into = (
+        self._into = (
             f"insert into {target} as known ({stored})\nselect distinct on ({listed(identity)}) {stored} from {stage}"
         )
-        order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
-        versions = f"{into} {order}"
-        earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
-        self.keep = f"{versions}{earlier}"
-        self._keep_after = f"{into} where {quote_identifier(TAG_COLUMN)} > ", f"\n{order}{earlier}"
+        self._order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
+        self._earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
         # What the source has dropped stays as it was: a version that comes again lacks it.
         others = assignments([*(column.name for column in shape.table.columns), OPERATION], identity)
-        self.keep_again = f"{versions}set {others}, {committed} = least(known.{committed}, excluded.{committed})"
+        self._again = f"set {others}, {committed} = least(known.{committed}, excluded.{committed})"
 
-    def keep_after(self, purged: str) -> str:
-        """``keep`` without the versions up to this tag."""
-        return f"'{purged}'".join(self._keep_after)
+    def keep(self, purged: str, *, overwrite_equal_tags: bool) -> str:
+        """Adds the staged versions, but for those up to the tag ``purged`` ("": none): they were all there once."""
+        newer = f"where {quote_identifier(TAG_COLUMN)} > '{purged}'\n" if purged else ""
+        return f"{self._into} {newer}{self._order}{self._again if overwrite_equal_tags else self._earlier}"
 
     def version_blocks(self, versions: TableVersions) -> Iterator[bytes]:
         """Versions as lines of COPY, many at a time. Raises UnknownColumn."""

@@ -11,10 +11,10 @@ from typing import Final
 
 import orjson
 
+from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
-from sinks.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
 from sinks.columns.copy_text import array_literal, copy_line, plain_text
 from sinks.columns.shape import Shape, unfit_column
 from sinks.contract import StoredRow
@@ -220,26 +220,22 @@ class Statements(Rows):
         if any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns):
             distinct, newest = f"distinct on ({listed(shape.table.key)}) ", f", {quote_identifier(TAG_COLUMN)} desc"
         synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
-        into = f"insert into {target} as known ({listed(stored)})\nselect {distinct}{listed(stored)} from {stage}"
-        merge = (
+        self._into = f"insert into {target} as known ({listed(stored)})\nselect {distinct}{listed(stored)} from {stage}"
+        self._merge = (
             f"order by {listed(shape.table.key)}{newest}\n"
             f"on conflict ({listed(shape.table.key)}) do update\n"
             f"set {assignments((*stored, *synced), shape.table.key)}\n"
             f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
         )
-        self.merge = f"{into} {merge}"
+        self._or_equal = f" or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
         same_row = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, shape.table.key))
-        self._merge_after = (
-            f"{into} as given where given.{quote_identifier(TAG_COLUMN)} > ",
-            f" or exists (select from {target} as held where {same_row})\n{merge}",
-        )
-        self.merge_again = (
-            f"{self.merge} or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
-        )
+        self._is_there = f"exists (select from {target} as held where {same_row})"
 
-    def merge_after(self, purged: str) -> str:
-        """``merge`` without the events up to this tag whose rows aren't there."""
-        return f"'{purged}'".join(self._merge_after)
+    def merge(self, purged: str, *, overwrite_equal_tags: bool) -> str:
+        """Writes the staged rows, but for those up to the tag ``purged`` ("": none) of which no row is there."""
+        tag = quote_identifier(TAG_COLUMN)
+        repeated = f"as given where given.{tag} > '{purged}' or {self._is_there}\n" if purged else ""
+        return f"{self._into} {repeated}{self._merge}" + (self._or_equal if overwrite_equal_tags else "")
 
     def with_long_keys(self, events: TableEvents) -> list[int]:
         """The places of events whose key may be too long for an index."""

@@ -17,6 +17,7 @@ from lockstep.config import Config
 from lockstep.init import config_text, write_config
 from lockstep.init_examples import left_out_lines
 from sinks.registry import SinkSettings
+from sinks.view_settings import TopSettings, ViewSettings
 
 SINKS: dict[str, Any] = {model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])}
 """Every kind of sink that the configuration knows."""
@@ -28,6 +29,7 @@ LEFT_OUT = {
     "view": "it is a section of its own, [views.NAME]",
     "changes_max": "it is a view's",
     "topic": "the same",
+    "lender": "a view's setting `sink`",
     "login.password": "a secret: it comes from a file or the environment",
     "mask_salt": "the same",
     "login.password_command": "excludes password_file, and is told in words",
@@ -49,6 +51,7 @@ def _document() -> dict[str, Any]:
     """The same, parsed; the common section's settings are in every sink's that has none of its own."""
     document = tomllib.loads(_uncommented())
     common = document["sinks"].pop(COMMON)
+    assert common.pop("apply") is True, "the one that no sink's settings have"
     document["sinks"] = {name: common | section for name, section in document["sinks"].items()}
     return document
 
@@ -112,7 +115,7 @@ def test_it_says_which_settings_take_a_rebuild(kind: str) -> None:
     lines: dict[str, bool] = {}
     section = ""
     for line in _uncommented().splitlines():
-        if line.startswith("[sinks."):
+        if line.startswith("["):
             section = line
         elif match := re.match(r"([a-z_]+) = ", line):
             is_mine = section == f"[sinks.{COMMON}]" or section == _header(kind)
@@ -124,6 +127,13 @@ def test_it_says_which_settings_take_a_rebuild(kind: str) -> None:
 def _header(kind: str) -> str:
     (name,) = (name for name, section in _document()["sinks"].items() if section["type"] == kind)
     return f"[sinks.{name}]"
+
+
+def test_a_view_has_all_of_its_settings_in_it() -> None:
+    [view] = _document()["views"].values()
+    assert view.keys() == {"sink", "changes_max", *ViewSettings.model_fields} - {"name"}
+    assert view["top"].keys() == TopSettings.model_fields.keys()
+    assert not _document()["sinks"].keys().isdisjoint({view["sink"]})
 
 
 def test_what_is_left_out_would_be_missed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,16 @@
-"""What can't be done with a generation while a table of it is set aside."""
+"""What can't be asked of a sink's tables, and what can't be done with a generation while one of them is set aside."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState, Wish, asides_name, dump_asides, give_order
+from lockstep.config import read
 from lockstep.generations import check_nothing_aside
+from lockstep.table_orders import order_tables
 from sinks.contract import CoordinationRecords
 from sinks.memory import MemoryRecords, MemoryStore
 
@@ -51,3 +54,23 @@ def test_what_was_asked_of_a_table_that_the_sink_is_not_to_have_is_no_matter() -
     records = _records({1: AsideState.FAILED})
     give_order(records, 1, [T], Wish.PAUSE, now_ms=5)
     check_nothing_aside(records, "search", 1, [TableName("public", "other")], live=None, to="written again")
+
+
+@pytest.mark.parametrize(
+    ("sink", "table", "words"),
+    [
+        ("cache", "orders", "not a table name: 'orders'"),
+        ("totals", "public.orders", "'totals' is a view"),
+        ("totals", "orders", "'totals' is a view"),
+        ("cach", "public.orders", "no such sink: cach"),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_any_server_is(tmp_path: Path, sink: str, table: str, words: str) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(
+        "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=127.0.0.1 port=1'\ntables = ['public.orders']\n"
+        "[kafka]\nbootstrap_servers = '127.0.0.1:1'\n[sinks.cache]\ntype = 'redis'\nurl = 'redis://127.0.0.1:1/0'\n"
+        "[views.totals]\nsink = 'cache'\nkey = ['id']\nsql = 'select id from orders'\n"
+    )
+    with pytest.raises(ConfigurationError, match=words):
+        order_tables(read(path), sink, [table], Wish.PAUSE, say=lambda _: None)

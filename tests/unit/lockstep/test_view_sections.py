@@ -8,7 +8,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from lockstep.config import Config, read
 from sinks.redis.settings import RedisSettings
-from sinks.registry import definition, with_definition
+from sinks.registry import changed_settings, definition, with_definition
 from sinks.view_settings import TopSettings
 from views.sql.tables_read import tables_read
 
@@ -56,6 +56,7 @@ def test_a_view_is_a_sink_with_the_store_of_another_one(tmp_path: Path) -> None:
     assert (view.url, view.login) == (cache.url, cache.login)
     assert view.login.password_file == tmp_path / "cache"
     assert (view.prefix, view.keys, view.events_per_s) == (None, {}, 0)
+    assert (view.lender, cache.lender) == ("cache", "")
     assert view.view is not None
     assert view.view.top == TopSettings(per=("person",), order="n desc", n=3)
     assert config.sink_tables(view) == (TableName("crm", "people"), TableName("public", "orders"))
@@ -98,6 +99,7 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     view = read(written(tmp_path)).sinks["totals"]
     other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]
     assert {name for name, value in definition(view).items() if value != definition(other)[name]} == {"view"}
+    assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
 
@@ -108,10 +110,14 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
         ('sink = "cache"', 'sink = "nowhere"', "views.totals.sink: there is no section [sinks.nowhere]"),
         ('sink = "cache"\n', "", "views.totals.sink: is missing"),
         ("[views.totals]", "[views.cache]", "views.cache and sinks.cache have one name"),
-        ("[views.totals]", "[views.Totals]", "names are lower-case letters"),
+        ("[views.totals]", "[views.Totals]", "sinks and views have names of a lower-case letter"),
+        ("[views.totals]", f"[views.{'v' * 42}]", "followed by up to 40"),
         ("crm.people", "crm.persons", "views.totals.sql reads tables that aren't captured: crm.persons"),
         ("from orders", "form orders", "views.totals.sql: it can't be parsed"),
-        ('key = ["person"]', "key = []", "views.totals.key: "),
+        ('key = ["person"]', "key = []", "views.totals.key: must not be empty"),
+        ('key = ["person"]', "key = [1]", "views.totals.key.0: must be a text"),
+        ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
+        ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),
         ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
         ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
@@ -130,10 +136,68 @@ def test_what_is_wrong_is_told_where_it_is(tmp_path: Path, old: str, new: str, p
     assert problem in told[0]
 
 
+OVER = (
+    VALID.replace("top = {", "# top = {")
+    + """
+[views.many]
+sink = "cache"
+key = ["person"]
+sql = "select t.person, u.name from views.totals t join items u on u.id = t.person where t.n > 3"
+"""
+)
+
+
+def test_a_view_may_read_another_one_whose_query_is_part_of_its_own(tmp_path: Path) -> None:
+    many = read(written(tmp_path, OVER)).sinks["many"]
+    assert many.view is not None
+    assert many.tables == ("crm.people", "public.items", "public.orders")
+    assert 'count(*) as n from "public".orders o join crm.people p' in many.view.sql
+    other = read(written(tmp_path, OVER.replace("count(*)", "count(o.id)"))).sinks["many"]
+    assert definition(other)["view"] != definition(many)["view"]  # so a rebuild takes the other view's new query
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("# top", "top", ["views.many.sql: from views.totals: it has a `top`, which isn't part of its query"]),
+        (
+            "views.totals t",
+            "views.total t",
+            ["views.many.sql reads views.total, and there is no section [views.total]"],
+        ),
+        (
+            "from orders o",
+            "from views.many o",
+            [
+                "views.totals.sql: from views.many: views read each other in a circle:",
+                "views.many.sql: from views.totals: views read each other in a circle:",
+            ],
+        ),
+        ('sql = "select p', 'sql = 3 # "select p', ["views.totals.sql: must be a text"]),
+    ],
+)
+def test_what_is_wrong_between_views_is_told(tmp_path: Path, old: str, new: str, told: list[str]) -> None:
+    found = problems(tmp_path, OVER.replace(old, new))
+    assert len(found) == len(told)
+    assert all(words in problem for words, problem in zip(told, found, strict=True)), found
+
+
 @pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
 def test_what_a_view_has_taken_over_is_told_of_once_and_where_it_stands(tmp_path: Path, lends_only: str) -> None:
     text = VALID.replace('tables = ["public.orders"]\nprefix', f'{lends_only}adress = "x"\nprefix')
     assert problems(tmp_path, text) == ["sinks.cache.adress: unknown setting: check its spelling and its section"]
+
+
+@pytest.mark.parametrize("lends_only", ["", "apply = false\n"])
+@pytest.mark.parametrize(
+    ("type_line", "problem"), [('type = "reddis"\n', "'reddis' is none of"), ("", "is missing: "), ("type = 5\n", "")]
+)
+def test_a_type_that_is_none_is_told_of_the_sink_whose_store_a_view_takes(
+    tmp_path: Path, lends_only: str, type_line: str, problem: str
+) -> None:
+    text = VALID.replace('type = "redis"\n', type_line + lends_only)
+    [told] = problems(tmp_path, text)
+    assert told.startswith(f"sinks.cache.type: {problem}")
 
 
 def test_problems_of_views_and_of_the_rest_are_told_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the lag report asks of the sinks, and when it reads capture's state."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -98,9 +99,9 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
     monkeypatch.setattr("jobs.generations.status.running_of", running_of)
     pipeline = cast("Any", SimpleNamespace(kafka=SimpleNamespace(client=dict)))
     with LagCollector(pipeline, {"cache": RedisSettings()}) as collector:
-        [(_, _, job, _)] = collector._ask("cache", with_jobs=False)
+        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=False)
         assert (job, asked) == (None, [])
-        [(_, _, job, _)] = collector._ask("cache", with_jobs=True)
+        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
 
@@ -185,7 +186,7 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     }
     with LagCollector(pipeline, sinks) as collector:
         progress = Progress({(_TOPIC, 0): 4}, 0, 0, 0, {})
-        answers: Any = {name: [(Generation(1, True, None), progress, None, None)] for name in sinks}
+        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None)] for name in sinks}
         ends = collector._topic_ends(answers)
         facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
     assert asked == ["partitions", "ends"]
@@ -193,3 +194,33 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     cluster.partition_counts = lambda: {_TOPIC: 2}
     ends = collector._topic_ends(answers)
     assert next(collector._facts("one", answers["one"], 0, ends)).records_behind is None
+
+
+def test_a_kafka_that_hangs_is_not_waited_for_again_and_its_late_answer_is_not_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    monkeypatch.setattr("monitor.collector._ANSWER_TIMEOUT_S", 0.01)
+    kafka = SimpleNamespace(client=dict, bootstrap_servers="k:9092")
+    released = threading.Event()
+
+    def look(*_: object, **__: object) -> str:
+        assert released.wait(60)
+        return "old"
+
+    with LagCollector(cast("Any", SimpleNamespace(kafka=kafka)), {}) as collector:
+        monkeypatch.setattr(collector, "_look_at_kafka", look)
+        asked = set()
+        for _ in range(2):
+            silent = collector._ask_kafka({}, is_slot_lost=False)
+            assert isinstance(silent, Unavailable)
+            assert silent.message.startswith("Kafka at k:9092 hasn't answered")
+            asked.add(collector._of_kafka)
+        [question] = asked
+        assert question is not None
+        monkeypatch.setattr("monitor.collector._ANSWER_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(collector, "_look_at_kafka", lambda *_, **__: "new")
+        released.set()
+        assert question.wait(60) == cast("Any", "old")
+        assert collector._ask_kafka({}, is_slot_lost=False) == cast("Any", "new")

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
+from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from tests.lag import NOW_MS, sink_facts, source_facts
+from views.figures import Building, Doing, ViewFigures
+from views.view import Counters
 
 _SLOT = "lockstep_shop"
 _LONG_S = 2 * STALLED_S
@@ -200,6 +203,32 @@ def test_a_sink_that_applies_nothing_hangs_and_the_others_do_not() -> None:
     assert _states(lag)[4] is StageState.CURRENT
 
 
+def test_first_rows_take_their_time_unless_the_job_is_silent_or_waits_for_a_lock() -> None:
+    def first(second: int) -> SinkFacts:
+        return _behind(has_begun=False, watermark_lsn=0, job=JobStatus(JobState.RUNNING, last_sign_ms=second))
+
+    watching = Watching()
+    for second in range(600):
+        lag = watching.look(_source(), first(second))
+        assert lag.worst is None
+    assert (lag.stages[3].state, lag.stages[3].reason) == (StageState.BUILDING, "its first rows are being loaded")
+    assert _worst(watching.look(_source(), first(600))).state is StageState.STALLED
+    assert _worst(Watching().watch(_source(), first(1))).state is StageState.STALLED, "no sign of life"
+    watching = Watching()
+    for second in range(round(_LONG_S)):
+        lag = watching.look(_source(), first(second), blocked={"cache": "pid 9 (dbt)"})
+    assert "pid 9 (dbt)" in (_worst(lag).reason or "")
+
+
+def test_a_job_that_was_started_again_has_longer_for_its_first_batch() -> None:
+    watching = Watching()
+    watching.look(_source(), _behind(job=JobStatus(JobState.ABSENT)))
+    assert watching.watch(_source(), _behind(), seconds=30).worst is None
+    assert _worst(watching.watch(_source(), _behind())).state is StageState.STALLED
+    watching.look(_source(), _behind(watermark_lsn=950))
+    assert _worst(watching.watch(_source(), _behind(watermark_lsn=950))).state is StageState.STALLED
+
+
 def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
     many = _behind(records_behind=100_000)
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"
@@ -262,17 +291,49 @@ def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None
     assert Watching().watch(_source(), _behind(), left_out={"cache"}).worst is None
 
 
-@pytest.mark.parametrize(("server", "name"), [("source", "WAL end"), ("kafka", "in Kafka")])
-def test_a_server_that_does_not_answer_is_to_blame_from_its_first_stage_on(server: str, name: str) -> None:
+def test_a_source_that_does_not_answer_is_to_blame_from_the_first_stage_on() -> None:
     last = Watching().look(_source(), _sink())
-    lag = replace(last, stages=unreachable(last, [], server, "no answer", now_ms=NOW_MS))
+    lag = replace(last, stages=unreachable(last, [], "no answer", now_ms=NOW_MS))
     worst = _worst(lag)
-    assert (worst.name, worst.state, worst.reason, worst.since_ms) == (name, StageState.UNKNOWN, "no answer", NOW_MS)
-    again = unreachable(lag, [], server, "no answer for 9 s", now_ms=NOW_MS + 9)
-    assert [stage.since_ms for stage in again if stage.name == name] == [NOW_MS], "since the first time"
-    never = LagReport(unreachable(None, ["cache"], server, "no answer", now_ms=NOW_MS), None, None, {})
-    assert _worst(never).name == name
+    assert (worst.name, worst.state) == ("WAL end", StageState.UNKNOWN)
+    assert (worst.reason, worst.since_ms) == ("no answer", NOW_MS)
+    again = unreachable(lag, [], "no answer for 9 s", now_ms=NOW_MS + 9)
+    assert again[0].since_ms == NOW_MS, "since the first time"
+    never = LagReport(unreachable(None, ["cache"], "no answer", now_ms=NOW_MS), None, None, {})
+    assert _worst(never).name == "WAL end"
     assert never.stages[3].name == "applied: cache", "no sink may pass for one that isn't there"
+
+
+def test_while_kafka_is_silent_the_source_and_the_sinks_tell_what_they_know() -> None:
+    watching = Watching()
+    sinks = (_sink(watermark_lsn=900, records_behind=None), _sink("search", job=JobStatus(JobState.STOPPED)))
+    lag = watching.watch(_source(wal_end=1200), *sinks, silent_kafka="no answer")
+    end, received, in_kafka, cache, search = lag.stages
+    assert [stage.lsn for stage in lag.stages] == [1200, 1000, 1000, 900, 1000]
+    assert [stage.bytes_behind for stage in lag.stages] == [0, 200, 200, 300, 200]
+    assert end.state is StageState.CURRENT
+    for stage in (in_kafka, cache):
+        assert (stage.state, stage.reason, stage.events_behind) == (StageState.UNKNOWN, "no answer", None)
+    assert search.state is StageState.STOPPED
+    assert received.state is StageState.STALLED, "it gives no sign of life, and Kafka has nothing to do with that"
+    assert lag.needs_somebody
+
+
+def test_a_capture_that_waits_for_a_silent_kafka_does_not_hang() -> None:
+    watching = Watching()
+    for second in range(round(_LONG_S)):
+        lag = watching.look(_source(wal_end=1200, told_at=str(second)), _sink(), silent_kafka="no answer")
+    assert lag.stages[1].state is StageState.BEHIND
+    assert "it waits for Kafka" in (lag.stages[1].reason or "")
+    assert _worst(lag).name == "in Kafka"
+
+
+def test_nobody_says_that_capture_has_never_run_who_could_not_ask_kafka() -> None:
+    away = _source(published_lsn=None, published_commit_time_ms=None, received_lsn=None, slot_active=False)
+    received = Watching().look(away, silent_kafka="no answer").stages[1]
+    assert (received.state, received.reason) == (StageState.ABSENT, f"no capture reads slot {_SLOT}")
+    at_work = replace(away, is_captured=True, captured_silent_s=1.0)
+    assert Watching().look(at_work, silent_kafka="no answer").stages[1].state is StageState.UNKNOWN
 
 
 def _histories() -> st.SearchStrategy[list[tuple[int, int]]]:
@@ -325,3 +386,43 @@ def test_a_paused_table_hides_no_hang_of_the_others() -> None:
         states.append(watching.look(_source(), sink).stages[-1].state)
     assert states[-1] is StageState.STALLED
     assert set(states) == {StageState.PAUSED, StageState.STALLED}
+
+
+# --- views ---
+
+
+def _told(done: int, *, building: bool = True) -> ToldView:
+    progress = Building(5_000, Doing.READING, done, 500, 10.0) if building else None
+    return ToldView(5_000, ViewFigures(0 if building else 8, 10, 4096, Counters(rows=3), progress, done))
+
+
+def test_a_view_that_is_being_built_is_building_and_never_stalled() -> None:
+    watching = Watching()
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500, view=_told(100))
+    for second in range(100):  # its job gives signs of life
+        alive = replace(sink, job=JobStatus(JobState.RUNNING, last_sign_ms=second))
+        lag = watching.look(_source(wal_end=2000, published_lsn=2000, received_lsn=2000), alive)
+    stage = lag.stages[-1]
+    assert (stage.state, stage.since_ms) == (StageState.BUILDING, 5_000)
+    assert stage.reason == (
+        "the view's state is being built: reading 100 of 500 events of the log, 10 a second, 40 s left"
+    )
+    assert lag.building_views == [f"{sink.label}: {stage.reason}"]
+    assert not lag.needs_somebody
+
+
+def test_a_view_of_which_nothing_is_there_yet_is_to_be_built() -> None:
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500)
+    stage = Watching().watch(_source(), sink).stages[-1]
+    assert (stage.state, stage.reason) == (StageState.BUILDING, "the view's state is to be built")
+
+
+def test_a_building_whose_job_gives_no_sign_of_life_hangs() -> None:
+    job = JobStatus(JobState.RUNNING, last_sign_ms=1)
+    sink = _sink(is_view=True, watermark_lsn=0, commit_time_ms=0, records_behind=500, view=_told(100), job=job)
+    assert Watching().watch(_source(), sink, seconds=3 * STALLED_S).stages[-1].state is StageState.STALLED
+
+
+def test_a_view_that_is_built_hangs_as_any_sink_does() -> None:
+    sink = _sink(is_view=True, records_behind=5, view=_told(1, building=False))
+    assert Watching().watch(_source(), sink).stages[-1].state is StageState.STALLED

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from monitor.waits import Waits
+from monitor.waits import _CLOSE_S, Waits
 from sinks.contract import Progress
 from tests.databases import until
 
@@ -255,3 +255,24 @@ def test_two_hundred_tasks_are_let_go_by_the_looks_of_one(world: _World) -> None
     assert asyncio.run(wait_all()) == [True] * 200
     assert len(store.refreshed_at) < 20
     assert world.line.heartbeats < 20
+
+
+def test_servers_that_hang_are_waited_for_together_at_the_end(world: _World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for store in world.stores.values():
+        store.released = threading.Event()
+    assert not world.waits.wait(500, timeout_s=0.01).is_reached
+    now, waited = [1000.0], list[float]()
+
+    def join(_: threading.Thread, seconds: float) -> None:
+        waited.append(seconds)
+        now[0] += seconds
+
+    with monkeypatch.context() as patched:
+        patched.setattr("monitor.waits.time.monotonic", lambda: now[0])
+        patched.setattr("monitor.waits.threading.Thread.join", join)
+        world.waits.close()
+    assert waited
+    assert sum(waited) <= _CLOSE_S
+    for store in world.stores.values():
+        assert store.released is not None
+        store.released.set()

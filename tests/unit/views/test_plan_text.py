@@ -58,11 +58,13 @@ def test_expressions_are_those_of_the_query() -> None:
         "select id from a where not (g = 1 or t = 'it''s') and d >= timestamp '2024-01-02 03:04:05'"
         " and coalesce(n, 0) <= 1.50 and f is not true and g in (1, 2) and date_trunc('day', d) is null"
         " and t is distinct from 'x' and -g < abs(g) + 2 and t like 'a%'"
+        " and date_bin('90 minutes', d, '2000-01-01') <> d"
     )
     for part in (
         "not (g = 1 or t = 'it''s')", "d >= '2024-01-02T03:04:05'",
         "coalesce(n, 0) <= 1.50", "and not (f is true)", "(g = 1 or g = 2) and",
         "date_trunc('day', d) is null", "t is distinct from 'x'", "t like 'a%'",
+        "date_bin('5400 seconds', d, '2000-01-01T00:00:00') <> d",
     ):  # fmt: skip
         assert part in scan.text, scan.text
 

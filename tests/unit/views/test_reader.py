@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import TableName
 from tests.view_queries import TABLES, column, shape
 from views.failures import Refusal, Refused
@@ -24,6 +25,10 @@ ODD = {
         )
     },
 }  # fmt: skip
+
+
+EVENTS = stored_tables({TableName("public", "log"): shape("log", [], column("at", "timestamptz"))})
+"""An append-only table, as views read it."""
 
 
 def refusals(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> tuple[Refusal, ...]:
@@ -71,6 +76,12 @@ def kept(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> 
         ("id, d + interval '1 day' as n", "intervals"),
         ("id, g between 1 and 2 = f as n", "which operator comes first"),
         ("id, date_trunc('decade', d) as n", "isn't supported"),
+        ("id, date_bin('1 month', d, '2000-01-01') as n", "its width isn't a literal"),
+        ("id, date_bin('0 s', d, '2000-01-01') as n", "its width isn't a literal"),
+        ("id, date_bin('5 minutes', g, '2000-01-01') as n", "isn't a timestamp"),
+        ("id, date_bin('5 minutes', d, d) as n", "isn't read as timestamp"),
+        ("id, date_bin('5 minutes', d, date_trunc('day', d)) as n", "its origin isn't a literal"),
+        ("id, date_bin('5 minutes', d, timestamp 'infinity') as n", "its origin isn't a literal"),
         ("id, d::date::text as n", "can have another result"),
         ("id, g as n, t as n", "two columns"),
         ("id, g + 1", "no name"),
@@ -99,6 +110,7 @@ def test_what_a_select_list_cant_have(select: str, reason: str) -> None:
         ("id, p = 'a' as n", "equality of character"),
         ("id, z::date as n", "time zone"),
         ("id, date_trunc('hour', z) as n", "time zone"),
+        ("id, date_bin('1 hour', z, '2000-01-01') as n", "isn't read as timestamptz"),
         ("id, z at time zone 'Europe/Berlin' as n", "rules of time zones"),
         ("id, z = '2024-01-01 00:00:00' as n", "isn't read as timestamptz"),
         ("id, day = 'tomorrow' as n", "isn't read as date"),
@@ -115,6 +127,8 @@ def test_types_of_which_too_little_is_known(select: str, reason: str) -> None:
     "select",
     [
         "id, x, j, s, p, z", "id, s::text = 'calm' as n", "id, date_trunc('hour', z, 'UTC') as n",
+        "id, date_bin('1 hour', z, '2000-01-01T00:00:00Z') as n",
+        "id, date_bin(interval '5 minutes', z, timestamptz '2000-01-01 00:00:00+00') as n",
         "id, (z at time zone 'UTC')::date as n", "id, z = '2024-01-01T00:00:00Z' as n",
         "id, day - date '2024-01-01' as n",
         "id, u = 'a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11' as n", 'id, "Big" as n', "id, x is null as n",
@@ -200,6 +214,7 @@ def test_all_refusals_are_told_at_once() -> None:
         ("select g, t from a where g is not null", ["g"], "two rows"),
         ("select id, t from a", ["missing"], "no column 'missing'"),
         ("select id, t from a", [], "names no column"),
+        ("select id, t from a", ["id", "id"], "names 'id' twice"),
         ("select a.id from a join b on a.g = b.y", ["id"], "two rows"),
         ("select a.id, b.id as other from a left join b on a.b_id = b.id", ["id", "other"], "can be null"),
         ("select u from a where u is not null", ["u"], "equality of 'u'"),
@@ -264,37 +279,6 @@ def test_a_top_that_cant_be_kept(top: TopRows, reason: str) -> None:
     assert any(reason in refusal.reason for refusal in refusals("select id, g, t from a", top=top))
 
 
-def test_a_view_stands_in_from_as_its_query_does() -> None:
-    views = {
-        "big": "select id, g, n from a where n > 1",
-        "sums": "select g, sum(n) as s from big where g > 0 group by g",
-    }
-    over = read_view("select g, s from sums where s > 2", ODD, key=["g"], views=views)
-    whole = f"select g, s from (select g, sum(n) as s from ({views['big']}) q where g > 0 group by g) r where s > 2"
-    assert over == kept(whole, ["g"])
-    # Its name isn't a table's with the schema before it, and `with` comes first.
-    assert read_view("select id from public.a", ODD, key=["id"], views={"a": "select 1"}) == kept("select id from a")
-    shadowed = read_view("with big as (select id from b) select id from big", ODD, key=["id"], views=views)
-    assert shadowed.tables == (TableName("public", "b"),)
-
-
-@pytest.mark.parametrize(
-    ("sql", "views", "clause", "reason"),
-    [
-        ("select id from v", {"v": "select id from w", "w": "select id from v"}, "v", "in a circle: v -> w -> v"),
-        ("select id from v", {"v": "select id from v"}, "v", "in a circle: v -> v"),
-        ("select id from v", {"v": None}, "the view 'v'", "has a `top`"),
-        ("select id from v", {"v": "select from where"}, "the view 'v'", "can't be parsed"),
-        ("select id from v", {"v": "select id from a; select 1"}, "the view 'v'", "2 statements"),
-        ("select id from v", {"v": "select id from a limit 1"}, "LIMIT 1", "no order"),
-    ],
-)
-def test_views_over_views_that_cant_be_kept(sql: str, views: dict[str, str | None], clause: str, reason: str) -> None:
-    with pytest.raises(Refused) as refused:
-        read_view(sql, ODD, key=["id"], views=views)
-    assert [(found.clause, reason in found.reason) for found in refused.value.refusals] == [(clause, True)]
-
-
 def test_only_the_columns_that_are_read_are_kept() -> None:
     plan = kept("select a.id, b.t from a join b on a.b_id = b.id where a.f")
     assert [node.names for node in nodes(plan.root) if isinstance(node, Scan)] == [("id", "b_id", "f"), ("id", "t")]
@@ -331,3 +315,23 @@ def test_names_are_in_lower_case_unless_they_are_quoted() -> None:
 def test_tables_are_those_that_the_query_reads() -> None:
     plan = kept("select x.id from a x join b on x.b_id = b.id join a y on y.id = x.id")
     assert plan.tables == (TableName("public", "a"), TableName("public", "b"))
+
+
+# --- append-only tables ---
+
+
+def test_a_table_without_a_key_is_known_by_its_events_where_it_is_append_only() -> None:
+    assert [refusal.remedy for refusal in refusals("select at from log", ["at"])] == [
+        "give it a primary key, or set `append_only` for it"
+    ]
+    plan = read_view("select l._event as event, l.* from log l", EVENTS, key=["event"])
+    assert [name for name, _ in plan.outputs] == ["event", "at"]  # as PostgreSQL's system columns, it isn't in `*`
+
+
+def test_a_result_has_no_column_that_sinks_need_for_themselves() -> None:
+    with pytest.raises(Refused) as refused:
+        read_view("select _event, _operation, at from log", EVENTS, key=["_event"])
+    assert [(refusal.clause, refusal.remedy) for refusal in refused.value.refusals] == [
+        ("_event in the select list", "write `_event as` another name"),
+        ("_operation in the select list", "write `_operation as` another name"),
+    ]

@@ -1,6 +1,8 @@
 """The contract of a view's state, on every implementation of it."""
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc.model.errors import Fenced, LockstepError
-from views.state.contract import Reading, State, Step
-from views.state.file import FILE_NAME, FileState
+from views.state.contract import Reading, State, Step, UnusableState
+from views.state.file import FILE_NAME, FileState, WatchedState
 from views.state.memory import MemoryState
 
 
@@ -197,3 +199,83 @@ def test_whoever_opened_it_last_writes_it(tmp_path: Path) -> None:
         transaction.put(b"swriter", b"another")
     with pytest.raises(Fenced, match="another process"):
         state.update(put((b"a", b"1")))
+
+
+# --- who only looks at it ---
+
+
+def test_who_looks_at_a_file_sees_all_of_it_and_changes_nothing(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="a view")
+    stored = [(b"k%04d" % number, b"v") for number in range(300)] + [(b"l" * 900, b"long")]
+    state.update(put(*stored))
+    size = state.size()
+    state.close()
+    watched = WatchedState(tmp_path)
+    assert list(watched.entries()) == sorted(stored)
+    assert (watched.identity, watched.size()) == ("a view", size)
+    assert watched.read(lambda reading: reading.get(b"l" * 900)) == b"long"
+    watched.close()
+    watched.close()
+    state = FileState(tmp_path, identity="a view")  # nobody was shut out
+    assert state.size().entries == size.entries
+    state.close()
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from views.state.file import FileState
+state = FileState(Path(sys.argv[1]), identity="a view", map_bytes=1 << 16)
+for number, line in enumerate(sys.stdin):
+    state.update(lambda step: step.put_all({b"%d.%d" % (number, at): bytes(1000) for at in range(int(line))}))
+    print("done", flush=True)
+"""
+
+
+def test_who_looks_at_a_file_goes_on_while_another_process_makes_it_larger(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdin is not None
+        assert writer.stdout is not None
+
+        def write(rows: int) -> None:
+            print(rows, file=writer.stdin, flush=True)
+            assert writer.stdout.readline() == "done\n"
+
+        write(3)
+        watched = WatchedState(tmp_path)
+        assert len(list(watched.entries())) == 3
+        write(2000)
+        assert len(list(watched.entries())) == 2003
+        watched.close()
+        writer.stdin.close()
+    assert writer.returncode == 0
+
+
+def test_entries_are_read_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = FileState(tmp_path, identity="a view")
+    state.update(put(*[(b"k%d" % number, b"v") for number in range(7)]))
+    stored = entries(state)
+    state.close()
+    for portion in (1, 3, 7, 8):
+        monkeypatch.setattr("views.state.file._WATCHED_AT_ONCE", portion)
+        watched = WatchedState(tmp_path)
+        assert list(watched.entries()) == stored
+        watched.close()
+
+
+def test_what_is_no_state_is_said_to_be_none(tmp_path: Path) -> None:
+    with pytest.raises(UnusableState, match="there is no state of a view"):
+        WatchedState(tmp_path)
+    (tmp_path / FILE_NAME).write_bytes(b"no database" * 1000)
+    with pytest.raises(UnusableState, match="can't be read"):
+        WatchedState(tmp_path)
+
+
+def test_a_state_of_another_version_isnt_looked_at(tmp_path: Path) -> None:
+    FileState(tmp_path, identity="a view").close()
+    with lmdb.open(str(tmp_path / FILE_NAME), subdir=False) as environment, environment.begin(write=True) as written:
+        written.put(b"sformat", b"0")
+    with pytest.raises(UnusableState, match="another version"):
+        WatchedState(tmp_path)

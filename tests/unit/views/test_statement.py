@@ -4,7 +4,7 @@ import pytest
 
 from tests.view_queries import TABLES
 from views.sql.reader import TopRows, read_view
-from views.sql.statement import statement, whole_statement
+from views.sql.statement import reads_events, statement, whole_statement
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,16 @@ def test_top_is_a_rank_in_the_order_that_a_view_has() -> None:
     whole = f'select "id", "t" from ({ranked}) as ranked where lockstep_rank <= 3'
     assert whole_statement(plan, sql, top) == whole
     assert whole_statement(plan, sql, None) == 'select id, t from "public".a where t is not null'
+
+
+@pytest.mark.parametrize(
+    ("sql", "reads"),
+    [
+        ("select a.id from log, a", False),
+        ("select l._event as event from log l", True),
+        ("select count(*) from log where _OPERATION = 'insert'", True),
+        ("select id as _event from a", False),
+    ],
+)
+def test_a_column_that_only_the_log_has_is_known(sql: str, reads: bool) -> None:
+    assert reads_events(sql) is reads

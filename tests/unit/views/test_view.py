@@ -115,6 +115,16 @@ def test_other_tables_are_left_out() -> None:
     assert (view.pending(), view.position().offsets) == (None, {("z", 0): 2})
 
 
+def test_a_view_counts_the_rows_of_its_result_and_the_transactions_of_its_steps() -> None:
+    view = KeptView(NEWEST, MemoryState())
+    for number, writes in enumerate(HISTORY, 1):
+        view.view.step(events(writes, 8 * number), epoch=1, lsn=8 * number, offsets={}, transactions=number)
+        view.deliver()
+        counters = view.view.position().counters
+        assert counters.rows == len(view.rows)
+    assert (counters.steps, counters.transactions) == (len(HISTORY), sum(range(1, len(HISTORY) + 1)))
+
+
 # --- pending output ---
 
 
@@ -352,7 +362,10 @@ def test_nothing_is_pending_before_all_rows_are_in_and_then_the_whole_result_is(
     view = opened(COUNTS, MemoryState())
     view.begin_building()
     view.build(events([a(1, g=1), a(2, g=2)], 8))
-    assert (view.pending(), view.position()) == (None, ViewPosition(is_building=True))
+    assert (view.pending(), view.position()) == (
+        None,
+        ViewPosition(counters=Counters(0, 2, 2, 4, rows=2), is_building=True),
+    )
     with pytest.raises(LockstepError, match="takes no step"):
         step(view, [a(3, g=1)], 16)
     # A row of the result that goes again meanwhile is none that anybody has seen.
@@ -360,8 +373,7 @@ def test_nothing_is_pending_before_all_rows_are_in_and_then_the_whole_result_is(
     view.end_building(epoch=1, lsn=16, offsets={})
     output = view.pending()
     assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 1}, {"g": 1, "n": 2})])
-    counters = view.position().counters
-    assert (counters.steps, counters.changes_in, counters.changes_out) == (0, 4, 4)
+    assert view.position().counters == Counters(rows=1)
 
 
 def test_a_building_begins_anew_with_nothing_of_what_was_there(tmp_path: Path) -> None:
@@ -426,16 +438,100 @@ def test_a_building_that_is_killed_anywhere_is_no_usable_state(tmp_path: Path) -
     killing.close()
 
 
-def test_right_after_its_building_a_view_says_which_keys_it_has_no_row_for() -> None:
+def test_what_a_sink_has_of_before_goes_first_where_it_differs_and_last_where_it_does_not() -> None:
+    view = opened(COUNTS, MemoryState())
+    built(view, [events([a(1, g=1), a(2, g=2), a(3, g=3)], 8)], 8)
+    assert view.is_whole
+    for _ in range(2):  # a task that is killed meanwhile looks again
+        view.arrange([({"g": 1}, {"g": 1, "n": 1}), ({"g": 2}, {"g": 2, "n": 9})])
+        view.arrange([({"g": 7}, {"g": 7, "n": 1})])
+    view.end_arranging()
+    assert not view.is_whole
+    changed = [
+        ViewChange({"g": 2}, {"g": 2, "n": 1}),
+        ViewChange({"g": 3}, {"g": 3, "n": 1}),
+        ViewChange({"g": 7}, None),
+    ]
+    output = view.pending(3)
+    assert (list(output.changes), output.is_last) == (changed, False)
+    view.acknowledge(output)
+    output = view.pending()
+    assert (list(output.changes), output.is_last) == ([ViewChange({"g": 1}, {"g": 1, "n": 1})], True)
+    view.acknowledge(output)
+    assert view.pending() is None
+    with pytest.raises(LockstepError, match="no longer has"):
+        view.arrange([({"g": 1}, {"g": 1, "n": 1})])
+
+
+def test_a_row_that_changes_is_pending_once_though_the_sink_had_it() -> None:
     view = opened(COUNTS, MemoryState())
     built(view, [events([a(1, g=1), a(2, g=2)], 8)], 8)
-    asked = [{"g": 1}, {"g": 2}, {"g": 7}]
-    assert view.absent(asked) == [{"g": 7}]
-    step(view, [without(a(2))], 16)
-    assert view.absent(asked) == [{"g": 2}, {"g": 7}]
+    view.arrange([({"g": 1}, {"g": 1, "n": 1}), ({"g": 2}, {"g": 2, "n": 1})])
+    view.end_arranging()
+    step(view, [a(3, g=1)], 16)
+    assert list(view.pending().changes) == [
+        ViewChange({"g": 1}, {"g": 1, "n": 2}),
+        ViewChange({"g": 2}, {"g": 2, "n": 1}),
+    ]
+
+
+# --- what the sink's progress may not have ---
+
+
+def delivered(view: View, writes: list[RowWrite], lsn: int) -> None:
+    step(view, writes, lsn)
+    view.acknowledge(view.pending())
+
+
+def test_another_run_writes_again_what_the_sinks_progress_may_not_have() -> None:
+    view = opened(COUNTS, MemoryState())
+    view.adopt("first")
+    for number in range(1, 5):
+        delivered(view, [a(number, g=number % 2)], 8 * number)
+    delivered(view, [without(a(2)), without(a(4))], 40)
+    view.confirm({("a", 0): 16})
+    assert view.forgotten() == {("a", 0): 16}
+    assert view.is_of("first")
+    view.adopt("second")
+    output = view.pending()
+    assert output.tag == Tag(1, 40, 0)
+    # Each row as it was written last.
+    assert list(output.changes) == [ViewChange({"g": 0}, None), ViewChange({"g": 1}, {"g": 1, "n": 2})]
+    view.acknowledge(output)
+    assert view.forgotten() == {("a", 0): 16}
+
+
+def test_what_is_pending_is_newer_than_what_was_written() -> None:
+    view = opened(COUNTS, MemoryState())
+    delivered(view, [a(1, g=1)], 8)
+    step(view, [a(2, g=1)], 16)
+    view.adopt("second")
+    assert list(view.pending().changes) == [ViewChange({"g": 1}, {"g": 1, "n": 2})]
+
+
+def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:
+    view = opened(COUNTS, MemoryState())
+    empty = len(everything(view._state))
+    for number in range(1, 50):
+        step(view, [a(1, g=number)], 8 * number)
+        view.acknowledge(view.pending(), reached={("a", 0): 8 * number})
+    assert view.forgotten() == {("a", 0): 8 * 49}
+    assert len(everything(view._state)) <= empty + 5
+
+
+def test_a_whole_result_is_not_kept_twice_so_only_a_sink_that_was_told_of_it_has_it() -> None:
+    view = opened(COUNTS, MemoryState())
+    built(view, [events([a(1, g=1), a(2, g=2)], 8)], 8)
+    view.end_arranging()
+    assert view.forgotten() == {}
     view.acknowledge(view.pending(1))
-    with pytest.raises(LockstepError, match="no longer has"):
-        view.absent(asked)
+    assert view.forgotten() == {("a", 0): 8}
+    view.acknowledge(view.pending())
+    view.adopt("second")
+    assert view.pending() is None
+    delivered(view, [a(3, g=3)], 16)
+    view.adopt("third")
+    assert list(view.pending().changes) == [ViewChange({"g": 3}, {"g": 3, "n": 1})]
 
 
 # --- rows that a sink refuses ---

@@ -391,6 +391,13 @@ def test_changes_of_a_table_that_nobody_captures_are_left_out() -> None:
     assert [parsed(event)["seq"] for event in published] == [1]
 
 
+def test_a_table_that_nobody_captures_is_told_of_where_the_stream_describes_it() -> None:
+    told: list[TableName] = []
+    history = History([relation(ITEMS, RELATION_ID + 1), insert(b"1", b"7", of=RELATION_ID + 1)])
+    assert events(assembler(on_uncaptured=told.append), history.messages(relation(table()))) == []
+    assert told == [ITEMS.name]
+
+
 class Adopting:
     """Takes every description for what it says; types are those of the tests' columns."""
 

@@ -21,6 +21,7 @@ from cdc.protocol.control_records import (
     TableTexts,
     TopicIdentity,
     is_schema_key,
+    selection_of,
 )
 from cdc.protocol.membership import Recorded
 from tests.builders import column, table
@@ -116,6 +117,16 @@ def test_a_state_without_a_gap_is_one_of_an_earlier_release() -> None:
     assert CaptureState.from_bytes(orjson.dumps(fields), WHAT) == state()
 
 
+def test_progress_says_with_which_tables_it_was_written() -> None:
+    first, other = table().name, TableName("public", "items")
+    assert selection_of([first, other]) == selection_of([other, first]) != selection_of([first])
+    assert selection_of([TableName("a", "b.c")]) != selection_of([TableName("a.b", "c")])
+    assert selection_of([]) == "", "where no pattern takes any in, the configuration alone says which they are"
+    assert ProgressRecord.from_bytes(ProgressRecord(1, 2, {}).to_bytes(), WHAT).selection == ""
+    texts, captured = TableTexts(), replace(state(), captured=(first,))
+    assert [texts.selection(each) for each in (captured, captured, state())] == [selection_of([first])] * 2 + [""]
+
+
 @pytest.mark.parametrize("gaps", [[Gap(1, 2, 1 << 62, "why")], [Gap(1, 0, 3, "why"), Gap(4, 5, 6, "why")]])
 def test_a_gap_of_no_time_and_one_that_no_recovery_closed_are_foreign(gaps: list[Gap]) -> None:
     written = replace(state(), gaps=tuple(gaps))
@@ -131,7 +142,7 @@ RECORDS = {
         last_transaction=StreamedTransaction(1, 2, 3, only_local=False),
         gaps=(Gap(1, 2, 3, "why"),),
     ),
-    "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",)),
+    "__progress": ProgressRecord(1, 1000, {"shop.public.orders": (4,)}, 2, ("shop.public.items",), "5a0c"),
     "__schema": SchemaRecord(table(), 1, ShapeChange({"id": "nr"}, {"id": 1}, "why"), 2, 3),
 }
 

@@ -6,6 +6,7 @@ from itertools import count
 
 import pyarrow as pa
 
+from cdc.model.append_only import stored_table
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import event_value, tag_prefix
@@ -15,7 +16,6 @@ from jobs.executor.deliver import deliver
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.shape_history import TableHistory
 from jobs.executor.task_input import Task
-from sinks.append_only import stored_table
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import column, table
 from tests.events import EPOCH, encoder, value_bytes

@@ -10,7 +10,7 @@ from jobs.executor import deliver as delivery
 from jobs.executor.deliver import portions
 from jobs.executor.result import RejectedEvent, Result
 from sinks.memory import MemorySink, MemoryStore
-from tests.task_records import TOPIC, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
+from tests.task_records import ORDERS, TOPIC, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
 
 
 def test_events_are_applied_and_counted(store: MemoryStore) -> None:
@@ -117,6 +117,20 @@ def test_a_rejection_that_is_rejected_again_stays(store: MemoryStore) -> None:
     delivered = run(replace(task(sink), rejected_before={(TOPIC, again[0]): "0" * 28}), [again])
     assert not delivered.resolved
     assert len(delivered.rejected) == 1
+
+
+def test_what_was_rejected_is_taken_once_it_can_be_though_a_later_row_was_erased(store: MemoryStore) -> None:
+    """Everything up to the erased tag was applied, but for what was rejected: that is no repetition."""
+    refused, other = put(2, "b", lsn=16), put(3, "c", lsn=8)
+    run(task(MemorySink(store, 1, refuse=refuse_twos)), [refused, other])
+    later = replace(task(MemorySink(store, 1)), run="later")
+    run(later, [tombstone(3, lsn=24)])
+    MemorySink(store, 1).erase(ORDERS, {"id": 3}, below="f" * 28)
+    row = (TOPIC, refused[0])
+    before = {row: f"0001{16:016x}00000001"}
+    delivered = run(replace(later, rejected_before=before), [refused, other])
+    assert rows(store) == {2: "b"}, "and the erased one doesn't come back"
+    assert (delivered.applied, delivered.stale, delivered.resolved) == (1, 1, [row])
 
 
 @pytest.mark.parametrize(("again", "kept"), [("c", ["b 32"]), ("b", ["b 32", "b 24"])])

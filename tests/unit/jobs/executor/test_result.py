@@ -70,6 +70,7 @@ def test_results_survive_the_way_to_the_driver() -> None:
             RejectedEvent(Position(TOPIC, 0, 9), b"{}", None, "0" * 28, "no", is_in_log=True),
         ],
         resolved=[(TOPIC, b'{"id":1}')],
+        lacks_record=True,
         failures=[Failure("Unavailable", "away", None, 1.5)],
     )
     assert from_arrow(pa.Table.from_batches([to_arrow(sent)])) == sent

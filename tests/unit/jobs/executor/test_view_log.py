@@ -154,3 +154,35 @@ def test_who_takes_everything_takes_no_cut_that_is_not_newer() -> None:
     assert log.cut() is None
     log.add_record(record(32, a=1))
     assert log.cut() is not None
+
+
+def test_who_reaches_what_was_published_late_is_behind_though_it_reads_all_the_time() -> None:
+    """Kafka may have compacted what it reads: a cut that isn't newer than that would show half a transaction."""
+    log = at_the_end()
+    for number in range(1, 5):
+        log.add_record(record(16 * number, a=number))
+        assert not log.is_late(10.0 * number)
+    log.reach({("a", 0): 1})
+    assert log.cut() is not None
+    assert not log.is_late(55.0)  # the next one waits since then
+    assert not log.is_late(80.0)
+    assert log.is_late(90.0)
+    log.catch_up({("a", 0): 4}, 90.0)
+    log.add(events("a", 1, (1, 24, 1), (2, 40, 1), (3, 56, 1)))
+    log.reach({("a", 0): 4})
+    assert log.has_caught_up(91.0)
+    cut = log.cut()
+    assert cut is not None
+    assert cut.lsn == 64
+    assert not log.is_late(200.0)
+
+
+def test_cuts_that_wait_for_long_are_thinned_out_and_the_newest_stays() -> None:
+    log = at_the_end()
+    for number in range(1, 25_002):
+        log.add_record(record(16 * number, a=number))
+    assert len(log._cuts) <= 10_000
+    log.reach({("a", 0): 25_001})
+    cut = log.cut()
+    assert cut is not None
+    assert cut.lsn == 16 * 25_001

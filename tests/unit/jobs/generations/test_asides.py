@@ -16,11 +16,13 @@ from jobs.generations.asides import (
     begun,
     dump_asides,
     failed,
+    give_again,
     give_order,
     is_done,
     load_asides,
     load_orders,
     next_asides,
+    orders_name,
     read_tables,
 )
 from sinks.memory import MemoryRecords, MemoryStore
@@ -114,6 +116,25 @@ def test_orders_and_what_became_of_them_are_stored() -> None:
     assert (load_asides(records, 1), load_asides(records, 2)) == (asides, {})
     records.save(asides_name(1), dump_asides({}))
     assert load_asides(records, 1) == {}
+
+
+def test_an_order_that_another_command_has_overwritten_is_given_again() -> None:
+    """Both have read the record before either wrote it."""
+    records = MemoryRecords(MemoryStore())
+    mine = give_order(records, 1, [A], Wish.PAUSE, now_ms=5)
+    records.save(orders_name(1), None)
+    theirs = give_order(records, 1, [B], Wish.OUT, now_ms=5)
+    again = give_again(records, 1, mine, [A])
+    assert load_orders(records, 1) == again == {**theirs, A: Order(Wish.PAUSE, 2, 5)}
+    assert give_again(records, 1, again, [A]) == again
+    newer = give_order(records, 1, [A], Wish.APPLY, now_ms=6)
+    assert give_again(records, 1, again, [A]) == newer, "somebody wants something else by now"
+
+
+def test_a_table_stays_as_it_is_when_the_order_that_the_job_has_obeyed_is_lost() -> None:
+    for state in AsideState:
+        aside = Aside(state, 5, 3)
+        assert _after({}, aside) == _after({A: Order(Wish.APPLY, 2)}, aside) == aside
 
 
 @pytest.mark.parametrize("state", list(AsideState))

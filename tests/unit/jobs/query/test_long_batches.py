@@ -43,6 +43,7 @@ class Driver:
         self.ended = threading.Event()
         self.arrived = threading.Condition()
         self.told = Told()
+        self.stores = True
         self.is_behind = False
         self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda: self.is_behind, seconds=1, rows_max=1)
 
@@ -50,10 +51,11 @@ class Driver:
     def path(self) -> str:
         return self.long_batches.batch.socket
 
-    def add(self, told: Told) -> None:
+    def add(self, told: Told) -> bool:
         with self.arrived:
             self.told.add_json(told.to_json())
             self.arrived.notify_all()
+            return self.stores
 
     def wait_for_rows(self, rows: int) -> None:
         with self.arrived:
@@ -86,6 +88,27 @@ def test_what_a_task_tells_adds_up() -> None:
         driver.wait_for_rows(3)
         assert driver.told == Told(3, 2, 1, 30, {P0: 6, P1: 1})
         assert not line.is_over()
+
+
+def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
+    with listening() as driver, DriverLine(driver.path) as line:
+        driver.stores = False
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+        driver.stores = True
+        assert not line.is_over()
+        assert line.take_stored() == 0
+        line.tell(Told(rows=1))
+        line.tell(Told(rows=1))
+        stored = 0
+
+        def are_all_stored() -> bool:
+            nonlocal stored
+            assert not line.is_over()
+            stored += line.take_stored()
+            return stored == 3
+
+        until(are_all_stored)
 
 
 def test_somebody_at_the_gate_ends_the_batch() -> None:

@@ -2,19 +2,24 @@
 
 import threading
 import time
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from cdc.model.errors import Fenced
+from cdc.model.errors import Fenced, PositionMismatch, Unavailable
+from cdc.model.table import TableName
+from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
 from jobs.executor.long_batch import Told
 from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.query import SinkQuery, told_topics
+from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
+from jobs.query.topic_watch import TopicWatch
 from sinks.memory import open_memory
 from tests.databases import until
 from tests.generations import Time, prepared_store
@@ -57,6 +62,52 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
     query._told(Told())
     assert query._state.heard_at > 0
+
+
+def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:
+    """Its offsets begin again: all of them are below those that were applied."""
+    topic, other = "shop.public.orders", "shop.public.other"
+    record = ProgressRecord(200, 0, {topic: (1,), other: (9,)}, epoch=1)
+    asked: list[Sequence[str]] = []
+
+    class Reader:
+        answers: ClassVar = [[record], [], []]
+
+        class cluster:  # noqa: N801  as ProgressReader has it
+            answer: ClassVar[Exception | str] = Unavailable("no answer")
+
+            @classmethod
+            def identities(cls, topics: Sequence[str]) -> dict[str, TopicIdentity]:
+                asked.append(topics)
+                if isinstance(cls.answer, Exception):
+                    raise cls.answer
+                return {name: TopicIdentity(cls.answer, 1) for name in topics}
+
+        def new_records(self) -> list[ProgressRecord]:
+            return self.answers.pop(0)
+
+    class Keeper:
+        learned: ClassVar[list[ProgressRecord]] = []
+
+        def learn(self, records: list[ProgressRecord]) -> None:
+            self.learned += records
+
+    class Reading(SinkQuery):
+        def __init__(self) -> None:
+            self._unlearned, self._progress_reader, self._keeper = [], cast("Any", Reader()), cast("Any", Keeper())
+            self._topics = TopicWatch("cache", {topic: TopicFacts("first", 1, 0)})
+            self._task = cast("Any", SimpleNamespace(tables={topic: TableName("public", "orders")}))
+
+    query = Reading()
+    with pytest.raises(Unavailable):
+        query._read_progress()
+    Reader.cluster.answer = "second"
+    with pytest.raises(PositionMismatch, match="was recreated"):
+        query._read_progress()
+    assert Keeper.learned == []
+    Reader.cluster.answer = "first"
+    assert query._read_progress()
+    assert (Keeper.learned, asked) == ([record], [[topic]] * 3)
 
 
 def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:

@@ -38,14 +38,29 @@ def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
     assert load_start_position(opened.records, 2) == StartPosition()
     first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
     second = begin_at_start_position(opened.records, 2, None, overwrite_equal_tags=True)
-    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True)
+    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True, run=second.run)
     assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
     locations = [
         checkpoint_location("c", pipeline="p", sink="s", generation=2, start=start)
         for start in (StartPosition(), first, second)
     ]
-    assert locations == ["c/p/s/g2", "c/p/s/g2-1", "c/p/s/g2-2"]
+    assert locations == ["c/p/s/g2", f"c/p/s/g2-1-{first.run}", f"c/p/s/g2-2-{second.run}"]
+
+
+def test_a_start_position_after_the_destination_was_put_back_has_no_checkpoint_of_one_from_before() -> None:
+    """Where it had, the query would go on from there, and not from where it was told to."""
+    opened = open_memory(MemoryStore(), 2)
+    lost = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
+    opened.records.save("g2.start_position", None)
+    again = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 0})
+    assert again.directory != lost.directory
+
+
+def test_a_start_position_of_an_earlier_version_keeps_its_checkpoint() -> None:
+    opened = open_memory(MemoryStore(), 2)
+    opened.records.save("g2.start_position", '{"number":3,"offsets":null,"overwrite_equal_tags":false}')
+    assert load_start_position(opened.records, 2).directory == "-3"
 
 
 def test_going_back_leaves_nothing_out() -> None:

@@ -152,16 +152,21 @@ def test_the_slots_figures_are_not_those_of_before_a_server_was_silent() -> None
     lag = looked(source(safe_wal_bytes=7), sink())
     silent = replace(
         lag,
-        stages=unreachable(lag, ["search"], "kafka", "it hangs", now_ms=3_000),
-        silent_servers={"kafka": LockstepError("it hangs")},
+        stages=unreachable(lag, ["search"], "it hangs", now_ms=3_000),
+        silent_servers={"source": LockstepError("it hangs")},
     )
     state = state_of(silent)
     assert state.source.retained_bytes is state.source.safe_wal_bytes is state.source.wal_status is None
     assert [(problem.where, problem.state, problem.reason) for problem in state.problems] == [
-        ("kafka", "unanswered", "it hangs")
+        ("source", "unanswered", "it hangs")
     ]
     assert (state.capture.state, state.sinks[0].state) == ("unknown", "unknown")
     assert not health_of(state, 2_000).ready
+
+
+def test_the_slots_figures_are_there_while_kafka_is_silent() -> None:
+    lag = replace(looked(source(safe_wal_bytes=7), sink()), silent_servers={"kafka": LockstepError("it hangs")})
+    assert state_of(lag).source.safe_wal_bytes == 7
 
 
 def test_a_sink_shows_its_generations_newest_first() -> None:

@@ -51,5 +51,14 @@ def test_of_each_append_only_table_it_says_who_has_it_who_could_and_who_can_not(
     ]
 
 
+def test_of_each_append_only_table_it_says_which_views_read_it(tmp_path: Path) -> None:
+    view = 'sink = "cache"\nkey = ["page"]\nsql = "select page, count(*) as n from clicks group by page"\n'
+    text = _FILE + _SINKS + f"[views.hits]\n{view}[views.more]\n{view}"
+    assert [finding.what for finding in append_only_findings(_config(tmp_path, text))][1] == (
+        "no sink gets its events; the views hits, more read it; dwh, lake would take them: name it in tables there;"
+        " cache can't"
+    )
+
+
 def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert append_only_findings(_config(tmp_path, _FILE)) == []

@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
+import pytest
+
 from cdc.model.table import TableName
-from lockstep.config import read
+from jobs.generations.record import Generation
+from lockstep.config import Config, read
+from lockstep.erase import sinks
+from lockstep.erase.report import Place
 from lockstep.erase.sinks import DeletedRow, SinkErasing
-from tests.builders import column, table
+from sinks.contract import Progress
+from sinks.memory import MemoryStore, open_memory
+from tests.builders import column, progress, table, tag
 
 _FILE = """
 [pipeline]
@@ -37,3 +44,42 @@ def test_a_view_proves_nothing_of_the_tables_that_it_reads(tmp_path: Path) -> No
 
     assert places("orders") == {"view open": False}
     assert places("items") == {}
+
+
+ORDERS = table(column("id", "int8"), name=TableName("public", "orders"))
+
+
+def _config(tmp_path: Path, tables: str = "") -> Config:
+    (tmp_path / "lockstep.toml").write_text(_FILE.replace("apply = false", tables).split("[views")[0])
+    return read(tmp_path / "lockstep.toml")
+
+
+def _place(config: Config, monkeypatch: pytest.MonkeyPatch, stored: Progress) -> Place:
+    """What is said of a generation that has nothing of a row which was deleted by transaction 5."""
+    opened = open_memory(MemoryStore(), 1)
+    opened.sink.prepare([ORDERS])
+    opened.generations.save_progress(stored)
+    generation = Generation(1, is_live=True, record=None)
+    monkeypatch.setattr(sinks, "list_of", lambda *_: [generation])
+    monkeypatch.setattr(sinks, "settings_of_generation", lambda config, sink, _: config.sinks[sink])
+    monkeypatch.setattr(sinks, "open_sink", lambda *_: opened)
+    erasing = SinkErasing(config, DeletedRow(ORDERS, {"id": 1}, tag(5), "orders"), timeout_s=0, check=lambda: None)
+    (place,) = erasing.places("cache", only_look=False)
+    return place
+
+
+BEHIND, PAST = progress(0x1000000, epoch=1), progress(0x2000000, epoch=1)
+
+
+def test_a_generation_that_has_not_applied_the_deletion_may_still_get_the_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its job may have read the row already, and write it after this look."""
+    place = _place(_config(tmp_path), monkeypatch, BEHIND)
+    assert (place.is_proven, place.unasked) == (False, None)
+    assert "hasn't applied all up to the deletion" in (place.why or "")
+    assert _place(_config(tmp_path), monkeypatch, PAST).is_proven
+
+
+def test_a_sink_that_does_not_have_the_table_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _place(_config(tmp_path, 'tables = ["public.items"]'), monkeypatch, BEHIND).is_proven

@@ -183,15 +183,33 @@ def test_a_sink_of_which_nobody_knows_how_far_it_is_is_not_up_to_date() -> None:
 
 def test_of_a_report_in_which_a_server_is_silent_only_that_counts() -> None:
     """The rest of it is as old as the last whole one, or was never known at all."""
-    never = LagReport((), None, None, {}, silent_servers={"kafka": Unavailable("Kafka at k:9092 hasn't answered")})
+    never = LagReport((), None, None, {}, silent_servers={"source": Unavailable("the source hasn't answered")})
     old = _report(_applied(_sink(), behind_s=900.0), silent_servers=never.silent_servers)
     for report in (never, old):
         findings = find_conditions(report, Facts(disks={"/d": (1, 100)}), AlertSettings(), now_ms=_NOW_MS)
         assert [condition.name for condition in findings.open] == ["unreachable", "disk-filling"]
-        assert "Kafka at k:9092 hasn't answered" in findings.open[0].sentence
+        assert "the source hasn't answered" in findings.open[0].sentence
         for key in (("gap", "capture"), ("rejections-open", "cache"), ("stalled", "received"), ("lag", "cache")):
             assert findings.is_unknown(*key), "what was told isn't over because nobody can look"
         assert not findings.is_unknown("unreachable", "source-or-kafka")
+
+
+def test_the_slot_and_the_sinks_are_looked_at_while_kafka_is_silent() -> None:
+    job = JobStatus(JobState.STOPPED, since_ms=5, reason="it refuses")
+    report = _report(
+        _applied(_sink(job=job), behind_s=900.0),
+        _applied(_sink("search")),
+        unanswered={"search": Unavailable("down")},
+        wal_status="unreserved",
+        safe_wal_bytes=5,
+        silent_servers={"kafka": Unavailable("Kafka at k:9092 hasn't answered")},
+    )
+    findings = find_conditions(report, Facts(), AlertSettings(), now_ms=_NOW_MS)
+    found = {condition.name for condition in findings.open}
+    assert found == {"unreachable", "slot-filling", "job-stopped", "sink-unreachable"}
+    for key in (("gap", "capture"), ("rejections-open", "cache"), ("lag", "cache"), ("job-stopped", "search")):
+        assert findings.is_unknown(*key)
+    assert not findings.is_unknown("slot-growing", "capture")
 
 
 def test_a_stage_that_nobody_could_ask_stays_stalled() -> None:

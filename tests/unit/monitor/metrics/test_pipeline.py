@@ -60,6 +60,8 @@ def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
     whole = LagReport((stage,), True, 0, {}, open_rejections={"cache": 0}, paused_copies=("public.t",), broken=("no",))
     told = {"sink_answers", "rebuild_needed", "open_rejections", "paused_copies", "broken", "slot_active"}
     assert told <= {name for name, *_ in _samples(whole)}
-    silent = {name for name, *_ in _samples(replace(whole, silent_servers={"kafka": Unavailable("no answer")}))}
+    silent = {name for name, *_ in _samples(replace(whole, silent_servers={"source": Unavailable("no answer")}))}
     assert not told & silent
+    without_kafka = replace(whole, open_rejections={}, silent_servers={"kafka": Unavailable("no answer")})
+    assert told & {name for name, *_ in _samples(without_kafka)} == {"sink_answers", "rebuild_needed", "slot_active"}
     assert "look_timestamp_seconds" in silent

@@ -1,7 +1,7 @@
 """sinks.warehouse.reader_views: the views' queries; their behaviour is in tests/contract"""
 
+from cdc.model.append_only import stored_table
 from cdc.model.table import TableName
-from sinks.append_only import stored_table
 from sinks.columns.shape import Shape
 from sinks.warehouse.reader_views import history_view, live_condition
 from tests.builders import column, table

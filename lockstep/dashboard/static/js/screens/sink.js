@@ -46,6 +46,24 @@ function generations(list) {
   return table("Generations", columns, rows, "No generation was built yet.");
 }
 
+function viewFacts({ building, ...view }) {
+  const progress = building && [
+    ["Building", `${building.doing} ${format.count(building.done)} of ${format.count(building.total)}`],
+    ["Time left", format.seconds(building.seconds_left)],
+  ];
+  return facts([
+    ...(progress ?? []),
+    ["Rows", format.count(view.rows)],
+    ["Rows of the state", format.count(view.state_rows)],
+    ["State on disk", format.bytes(view.state_bytes)],
+    ["Changed rows of tables", format.count(view.changes_in)],
+    ["Changed rows of the result", format.count(view.changes_out)],
+    ["Result's for each of a table", view.amplification.toFixed(1)],
+    ["Transactions in a step", view.transactions_per_step.toFixed(1)],
+    ["Rows in a step", view.rows_per_step.toFixed(1)],
+  ]);
+}
+
 export default {
   name: "Sinks",
   title: ([name]) => name ?? "Sinks",
@@ -71,6 +89,7 @@ export default {
           ["Generation", `g${live.generation}`],
         ]),
       ),
+      live.view && panel("View", viewFacts(live.view)),
       panel(
         "Seconds behind, last hour",
         document?.lag.length ? h("div", { class: "chart", own: true, key: `chart of ${name}` }) : (error ?? waiting("the last hour")),

@@ -2,10 +2,10 @@
 
 import pytest
 
+from cdc.model.append_only import stored_table
 from cdc.model.errors import LockstepError
 from cdc.model.event import TableEvents
 from cdc.model.table import Column
-from sinks.append_only import stored_table
 from sinks.columns.shape import Shape
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql

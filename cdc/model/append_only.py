@@ -1,4 +1,4 @@
-"""Tables without a key, as destinations hold them: a row per event, which the event's own identity keys. Pure.
+"""Tables without a key, as destinations and views hold them: a row per event, keyed by the event's own identity. Pure.
 
 Such a row has the source's columns, and two more before them. ``_event`` says which event it is, and is the key. So the
 rule that makes every other table safe to repeat holds here too: an event that comes again is there already.
@@ -15,7 +15,7 @@ from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 
 EVENT_COLUMN: Final = "_event"
@@ -58,6 +58,11 @@ def stored_table(table: Table) -> Table:
                 hint="rename the column in the source, or leave the table out of the sink's tables",
             )
     return replace(table, columns=(*_COLUMNS, *table.columns), key=(EVENT_COLUMN,))
+
+
+def stored_tables(tables: Mapping[TableName, Table]) -> dict[TableName, Table]:
+    """The same of several. Raises as ``stored_table``."""
+    return {name: stored_table(table) for name, table in tables.items()}
 
 
 def is_append_only(table: Table) -> bool:

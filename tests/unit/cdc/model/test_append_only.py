@@ -2,9 +2,9 @@
 
 import pytest
 
+from cdc.model.append_only import event_id, hides, is_append_only, stored_table
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
-from sinks.append_only import event_id, hides, is_append_only, stored_table
 from sinks.columns.shape import Shape
 from tests.builders import column, table, tag
 

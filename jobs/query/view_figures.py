@@ -1,0 +1,79 @@
+"""A view's figures on the driver: kept with the generation, and reported for the metrics."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from cdc.model.errors import LockstepError
+from jobs.generations.lease import GenerationLease
+from jobs.generations.view_state import ToldView, dump_told, parse_told, told_name
+from jobs.report import Reporter, ViewReport
+from views.figures import ViewFigures
+from views.view import Counters
+
+SAVE_S: Final = 2.0
+"""How often figures are kept at most, unless a building begins or ends: as often as a job shows that it runs."""
+
+
+class FiguresKeeper:
+    """Keeps what the tasks of one query tell. Called by the batches' thread, and by the one that listens to them."""
+
+    def __init__(
+        self,
+        lease: GenerationLease,
+        sink: str,
+        generation: int,
+        report: Reporter,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._lease = lease
+        self._sink, self._generation = sink, generation
+        self._report = report
+        self._monotonic, self._now_ms = monotonic, now_ms
+        self._lock = threading.Lock()
+        self._kept: ToldView | None = None
+        self._kept_s = float("-inf")
+        self._is_loaded = False
+        self._counted: Counters | None = None
+        self._newest_ms = 0
+
+    def told(self, figures: ViewFigures, *, is_last: bool = False) -> None:
+        """Keep these, unless that was done a moment ago or newer ones are known. With ``is_last`` none follow soon.
+
+        A destination that doesn't answer is told of by the batches: nothing is raised here for that.
+        """
+        with self._lock:
+            with suppress(LockstepError):
+                self._load()
+            kept, now_s = self._kept, self._monotonic()
+            if self._newest_ms > figures.at_ms:
+                return  # the last words of a task may be heard after its result
+            self._newest_ms = figures.at_ms
+            has_turned = kept is None or kept.is_building is not (figures.building is not None)
+            if not (has_turned or is_last) and now_s - self._kept_s < SAVE_S:
+                return
+            if kept is not None and _facts(kept.figures) == _facts(figures):
+                return
+            now_ms = self._now_ms()
+            told = (kept or ToldView(now_ms, figures)).next(figures, now_ms=now_ms)
+            done = figures.counters if self._counted is None else figures.counters.since(self._counted)
+            self._counted = figures.counters
+            self._kept, self._kept_s = told, now_s
+            self._report(ViewReport(self._sink, self._generation, figures, done))
+            with suppress(LockstepError):
+                self._lease.save_record(told_name(self._generation), dump_told(told))
+
+    def _load(self) -> None:
+        if not self._is_loaded:
+            self._kept = parse_told(self._lease.record(told_name(self._generation)))
+            self._is_loaded = True
+            # What an earlier run has done was counted there.
+            self._counted = None if self._kept is None else self._kept.figures.counters
+
+
+def _facts(figures: ViewFigures) -> tuple[object, ...]:
+    return figures.lsn, figures.state_rows, figures.state_bytes, figures.counters, figures.building

@@ -1,0 +1,226 @@
+"""``lockstep views list`` and ``explain``: which views there are, what each holds, and what its operators keep now."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.lsn import format_lsn
+from cdc.model.table import Table, TableName
+from cdc.model.times import time_text
+from jobs.generations.status import JobState
+from jobs.generations.view_state import state_directory
+from jobs.query.view_plan import planned_view
+from lockstep.captured_tables import recorded_shapes
+from lockstep.config import Config
+from lockstep.generations import Description, describe, settings_of_generation
+from monitor.table import view_text
+from sinks.view_settings import ViewSettings
+from views.failures import Refused
+from views.figures import ViewFigures
+from views.operators.kept import Kept, kept_by_operators
+from views.plan import ViewPlan
+from views.state.contract import UnusableState
+from views.state.file import WatchedState
+from views.view import identity, stored_position
+
+
+class ViewState(StrEnum):
+    """``BUILDING``: its state is being built, and its sink gets nothing meanwhile. ``READY``: it is kept up to date.
+
+    ``STOPPED``, ``SILENT`` and ``ABSENT``: no job keeps it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``:
+    its store couldn't be asked.
+    """
+
+    BUILDING = "building"
+    READY = "ready"
+    STOPPED = "stopped"
+    SILENT = "silent"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStatus:
+    """One generation of a view, in the store of the section ``sink``. ``number`` is None where nothing of
+    the view is there yet, or where nobody knows.
+
+    ``since_ms`` is since when it is in its state, None where nobody knows. ``reason`` and ``hint`` say why it isn't
+    kept. ``figures`` are None where neither its state is on this machine nor its job has told any.
+    """
+
+    settings: ViewSettings
+    sink: str
+    number: int | None
+    is_live: bool
+    state: ViewState
+    since_ms: int | None = None
+    reason: str | None = None
+    hint: str | None = None
+    lsn: int | None = None
+    figures: ViewFigures | None = None
+
+    @property
+    def label(self) -> str:
+        """The view's name; that of a generation that isn't live has its number with it."""
+        name = self.settings.name
+        return name if self.is_live or self.number is None else f"{name} g{self.number}"
+
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether it isn't kept, and nobody has wanted it so. Of one that isn't live only an error counts."""
+        if self.state is ViewState.STOPPED:
+            return True
+        return self.is_live and self.state in (ViewState.SILENT, ViewState.UNKNOWN)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "view": self.settings.name,
+            "sink": self.sink,
+            "key": list(self.settings.key),
+            "generation": self.number,
+            "live": self.is_live,
+            "state": self.state.value,
+            "since_ms": self.since_ms,
+            "reason": self.reason,
+            "hint": self.hint,
+            "lsn": None if self.lsn is None else format_lsn(self.lsn),
+            "figures": None if self.figures is None else self.figures.to_json(),
+        }
+
+    @property
+    def sentence(self) -> str | None:
+        """Why it isn't there, or isn't kept, with the next step on a line of its own; None where it is."""
+        if self.state is ViewState.READY:
+            return None
+        since = "" if self.since_ms is None else f" since {time_text(self.since_ms)}"
+        reason = "" if self.reason is None else f": {self.reason}"
+        return f"{self.label}: {self.state.value}{since}{reason}" + ("" if self.hint is None else f"\n    {self.hint}")
+
+
+def views_now(config: Config) -> Iterator[ViewStatus]:
+    """All generations of all views, the live one of each first. A store that doesn't answer is told of in its views."""
+    for name in config.views:
+        yield from view_now(config, name)
+
+
+def view_now(config: Config, name: str) -> list[ViewStatus]:
+    """The generations of a view, the live one first. Raises ConfigurationError for a name that isn't there."""
+    view, sink = _settings_of(config, name), config.sinks[name].lender
+    try:
+        descriptions = describe(config, name)
+    except LockstepError as error:
+        return [ViewStatus(view, sink, None, True, ViewState.UNKNOWN, reason=error.message, hint=error.hint)]
+    if not descriptions:
+        hint = "`lockstep run` or `lockstep apply` builds it"
+        return [ViewStatus(view, sink, None, True, ViewState.ABSENT, reason="nothing of it is there yet", hint=hint)]
+    descriptions.sort(key=lambda of: not of.generation.is_live)
+    return [_status(config, of, _built_with(config, view, of), is_only=len(descriptions) == 1) for of in descriptions]
+
+
+def _figures(config: Config, of: Description, name: str) -> ViewFigures | None:
+    """Those of the state's file, where it is on this machine and no earlier one, else those that the job has told."""
+    told = None if of.view is None else of.view.figures
+    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=of.generation.number)
+    try:
+        with closing(WatchedState(directory)) as watched:
+            position = watched.read(stored_position)
+            is_told_newer = told is not None and (told.building is not None or told.lsn > position.lsn)
+            return told if is_told_newer else ViewFigures.of(position, watched.size())
+    except LockstepError:
+        return told  # it isn't here, or not ours to read
+
+
+def _settings_of(config: Config, name: str) -> ViewSettings:
+    view = config.views.get(name)
+    if view is None:
+        known = f"views of this configuration: {', '.join(config.views) or 'none'}"
+        raise ConfigurationError(f"no such view: {name}", hint=known)
+    return view
+
+
+def _built_with(config: Config, today: ViewSettings, of: Description) -> ViewSettings:
+    """With the query of a generation."""
+    built = settings_of_generation(config, today.name, of.generation).view
+    return today if built is None else built
+
+
+def _status(config: Config, of: Description, view: ViewSettings, *, is_only: bool) -> ViewStatus:
+    number = of.generation.number
+    figures = _figures(config, of, view.name)
+    lsn = of.progress.watermark_lsn if of.progress is not None and of.progress.watermark_lsn else None
+    is_building = lsn is None if of.view is None else of.view.is_building
+    state, since_ms, reason, hint = ViewState.READY, of.job.since_ms, of.job.reason, of.job.hint
+    start = "`lockstep run` or `lockstep apply` starts it"
+    match of.job.state:
+        case JobState.STOPPED:
+            state, hint = ViewState.STOPPED, start if hint is None else f"{hint}; then {start} again"
+        case JobState.SILENT:
+            state, reason, hint = ViewState.SILENT, "its job ended without a word", start
+        case JobState.ABSENT:
+            state, reason, hint = ViewState.ABSENT, "no job keeps it", start
+        case _:
+            since_ms = None if of.view is None else of.view.since_ms
+            state = ViewState.BUILDING if is_building else ViewState.READY
+            if is_building:
+                reason = "it begins" if of.view is None else view_text(of.view)
+    # A view's only generation goes by its name, before readers see it too.
+    is_live = of.generation.is_live or is_only
+    return ViewStatus(
+        view, config.sinks[view.name].lender, number, is_live, state, since_ms, reason, hint, lsn, figures
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """The plan of one generation of a view, and what each operator keeps now, by its place among ``plan.nodes``.
+
+    Without a state on this machine nobody knows that: ``kept`` is None, and ``why`` says why.
+    """
+
+    status: ViewStatus
+    plan: ViewPlan
+    kept: Mapping[int, Kept] | None
+    why: str | None = None
+
+
+def explain(config: Config, name: str, generation: int | None = None) -> Explained:
+    """The live generation of a view, or another one. Reads all of its state, where that is on this machine.
+
+    Raises ConfigurationError for a name that isn't there, Unavailable when Kafka doesn't answer, and LockstepError when
+    the generation isn't there, or the query can't be kept.
+    """
+    statuses = view_now(config, name)
+    status = next((of for of in statuses if generation in (None, of.number)), None)
+    if status is None:
+        numbers = ", ".join(str(of.number) for of in statuses if of.number is not None) or "none"
+        raise LockstepError(f"view {name!r} has no generation {generation}", hint=f"it has: {numbers}")
+    tables = recorded_shapes(config.as_pipeline())
+    try:
+        plan = planned_view(status.settings, tables).plan
+    except Refused as refused:
+        reasons = "; ".join(map(str, refused.refusals))
+        raise LockstepError(
+            f"view {name!r} can't be kept: {reasons}",
+            hint="`lockstep doctor` says it of every view, with the remedies; a table that capture hasn't published yet"
+            " isn't known",
+        ) from None
+    if status.number is None:
+        return Explained(status, plan, None, "nothing of it is there yet")
+    kept, why = _kept(config, name, status.number, plan, tables)
+    return Explained(status, plan, kept, why)
+
+
+def _kept(
+    config: Config, name: str, number: int, plan: ViewPlan, tables: Mapping[TableName, Table]
+) -> tuple[Mapping[int, Kept] | None, str | None]:
+    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=number)
+    try:
+        with closing(WatchedState(directory)) as watched:
+            if watched.identity != identity(plan, tables):
+                return None, f"the state in {directory} belongs to another query, or to columns of other types"
+            return kept_by_operators(plan.root, watched.entries()), None
+    except UnusableState as error:
+        return None, error.message

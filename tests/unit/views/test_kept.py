@@ -1,0 +1,64 @@
+"""What operators keep in a state: counted by whose entries they are, so that the parts make the whole."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from tests.unit.views.test_view import HISTORY, NEWEST, a
+from tests.view_queries import KeptView, Question, RowWrite
+from views.operators.kept import Kept, kept_by_operators
+from views.plan_text import PlanStep, plan_steps
+from views.state.memory import MemoryState
+
+LISTS = Question(
+    "select g, count(*) as n, string_agg(t, ',' order by t collate \"C\", id) as l from a"
+    " where g is not null group by g",
+    ("g",),
+)
+TWICE = Question("select x.id, y.id as other from a x join a y on x.g = y.g", ("id", "other"))
+
+
+def kept_of(question: Question, history: Sequence[Sequence[RowWrite]]) -> tuple[dict[str, Kept], int]:
+    """By the operator's text; and how many bytes of the state belong to operators."""
+    state = MemoryState()
+    view = KeptView(question, state)
+    for writes in history:
+        view.step(list(writes))
+    entries = state.read(lambda reading: list(reading.scan(b"")))
+    kept = kept_by_operators(view.plan.root, entries)
+    texts: dict[int, str] = {}
+
+    def name(step: PlanStep) -> None:
+        texts[step.number] = step.text
+        for source in step.sources:
+            name(source)
+
+    name(plan_steps(view.plan))
+    of_operators = sum(len(key) + len(value) for key, value in entries if key[:1] not in (b"\0", b"p", b"r"))
+    return {texts[number]: of for number, of in kept.items()}, of_operators
+
+
+@pytest.mark.parametrize("question", [NEWEST, LISTS, TWICE], ids=["top", "lists", "twice"])
+def test_the_parts_make_the_whole(question: Question) -> None:
+    history = [*HISTORY, [a(20, g=1, t="x"), a(21, g=1, t="y"), a(22, g=2, t="z")]]
+    kept, of_operators = kept_of(question, history)
+    assert sum(each.bytes for each in kept.values()) == of_operators
+    assert of_operators > 0
+
+
+def test_tables_and_operators_have_the_rows_that_they_keep() -> None:
+    rows = [a(1, g=1, t="x"), a(2, g=1, t="y"), a(3, g=2, t="x"), a(4)]
+    kept, _ = kept_of(LISTS, [rows])
+    (scan,) = (of for text, of in kept.items() if text.startswith("public.a"))
+    (group,) = (of for text, of in kept.items() if text.startswith("group by"))
+    assert (scan.rows, group.rows) == (4, 2 + 3)  # the groups, and the values of the lists
+
+
+def test_scans_of_one_table_share_its_copy() -> None:
+    kept, _ = kept_of(TWICE, [[a(1, g=1), a(2, g=1)]])
+    assert {text: of.rows for text, of in kept.items()} == {"join on a.g = a_2.g": 4, "public.a": 2}
+
+
+def test_an_empty_state_keeps_nothing() -> None:
+    kept, _ = kept_of(LISTS, [])
+    assert set(kept.values()) == {Kept()}

@@ -1,0 +1,107 @@
+"""What a view holds and has done, in numbers, and how far the building of its state is. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from views.state.contract import Size
+from views.view import Counters, ViewPosition
+
+
+class Doing(StrEnum):
+    """What a building does, in this order: it reads the log, brings the tables' rows in, and writes the result."""
+
+    READING = "reading"
+    COMPUTING = "computing"
+    WRITING = "writing"
+
+
+_COUNTED = {Doing.READING: "events of the log", Doing.COMPUTING: "rows of tables", Doing.WRITING: "rows of the result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """``done`` of ``total`` events or rows, ``per_s`` of them a second; 0 where that isn't known yet.
+
+    ``began_ms`` is when the building began, in milliseconds since 1970.
+    """
+
+    began_ms: int
+    doing: Doing
+    done: int
+    total: int
+    per_s: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of what it does now; None where nobody knows."""
+        return max(0, self.total - self.done) / self.per_s if self.per_s else None
+
+    @property
+    def sentence(self) -> str:
+        """How far it is."""
+        left = "" if self.seconds_left is None else f", {self.per_s:,.0f} a second, {self.seconds_left:.0f} s left"
+        return f"{self.doing.value} {self.done:,} of {self.total:,} {_COUNTED[self.doing]}{left}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "began_ms": self.began_ms,
+            "doing": self.doing.value,
+            "done": self.done,
+            "total": self.total,
+            "per_s": round(self.per_s, 1),
+            "seconds_left": None if self.seconds_left is None else round(self.seconds_left, 1),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ViewFigures:
+    """``lsn`` is up to where the result is exact, 0 while the state is being built. ``state_rows`` are the entries of
+    the state, ``state_bytes`` those of its file. The counters are those since the state was built.
+
+    ``at_ms`` is when they were so, by the clock of who looked.
+    """
+
+    lsn: int
+    state_rows: int
+    state_bytes: int
+    counters: Counters
+    building: Building | None = None
+    at_ms: int = 0
+
+    @classmethod
+    def of(cls, position: ViewPosition, size: Size, *, building: Building | None = None, at_ms: int = 0) -> Self:
+        """Of a state that is there now."""
+        return cls(position.lsn, size.entries, size.bytes, position.counters, building, at_ms)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return self.counters.rows
+
+    def to_json(self) -> dict[str, Any]:
+        """For people's programs too: the averages are there beside the counts."""
+        return {
+            "rows": self.rows,
+            "state_rows": self.state_rows,
+            "state_bytes": self.state_bytes,
+            **{name: count for name, count in asdict(self.counters).items() if name != "rows"},
+            "amplification": round(self.counters.amplification, 3),
+            "rows_per_step": round(self.counters.rows_per_step, 3),
+            "transactions_per_step": round(self.counters.transactions_per_step, 3),
+            "building": None if self.building is None else self.building.to_json(),
+            "at_ms": self.at_ms,
+            "lsn": self.lsn,
+        }
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any]) -> Self:
+        """What ``to_json`` has made."""
+        counters = Counters(**{name: facts[name] for name in Counters.__dataclass_fields__})
+        told = facts["building"]
+        building = None
+        if told is not None:
+            doing = Doing(told["doing"])
+            building = Building(told["began_ms"], doing, told["done"], told["total"], told["per_s"])
+        return cls(facts["lsn"], facts["state_rows"], facts["state_bytes"], counters, building, facts["at_ms"])

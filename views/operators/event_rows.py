@@ -1,0 +1,87 @@
+"""Rows of an append-only table: each event is one, until a truncate takes away all that came before it."""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
+from cdc.model.event import RowEvent
+from cdc.model.table import Table
+from views.operators.changes import MIRROR, RowChange, Work, pack_row, prefix_of, unpack_row
+from views.values import Row, from_event, type_of
+
+_EMPTIED: Final = 1
+_BEFORE, _AFTER = b"\x01", b"\x00"
+"""Around an event's identity in a key, so that keys have the order of the events."""
+
+_AT_ONCE: Final = 10_000
+
+
+class EventRows:
+    """One table's rows, of which nothing is ever changed: the columns that the query reads, by the event's identity.
+
+    The newest truncate is kept as well: an event from before it that comes late is no row.
+    """
+
+    def __init__(self, table: Table, names: Sequence[str], number: int) -> None:
+        self.table = table.name
+        self.names = tuple(names)
+        self._prefix = prefix_of(MIRROR, number)
+        self._emptied = prefix_of(MIRROR, number, _EMPTIED)
+        # The identity is in the key, so it isn't kept a second time.
+        self._read = [(name, from_event(type_of(table.column(name)))) for name in names if name != EVENT_COLUMN]
+        self._place = names.index(EVENT_COLUMN)  # a scan always reads the key
+
+    def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
+        """Take in events of this table, in any order. One that is there already changes nothing.
+
+        Raises EvaluationError when an event has a value that isn't of its column's type.
+        """
+        events = list(events)
+        emptied = (work.state.get(self._emptied) or b"").decode()
+        newest = max((event.tag for event in events if _empties(event)), default="")
+        changes: list[RowChange] = []
+        if newest > emptied:
+            emptied = newest
+            work.state.put(self._emptied, newest.encode())
+            changes += self._taken_away(newest, work)
+        kept: dict[bytes, bytes] = {}
+        for event in events:
+            if event.tag < emptied or _empties(event):
+                continue
+            identity = str(event.key[EVENT_COLUMN])
+            key = self._prefix + _BEFORE + identity.encode() + _AFTER
+            if key in kept or work.state.get(key) is not None:
+                continue
+            values = self._values(event)
+            kept[key] = pack_row(values)
+            changes.append((None, self._row(identity, values)))
+        work.state.put_all(kept)
+        work.count(len(kept))
+        return changes
+
+    def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
+        """Remove the rows from before a truncate of this tag."""
+        changes: list[RowChange] = []
+        end = self._prefix + _BEFORE + emptied.encode()
+        while entries := [
+            (key, stored) for key, stored in islice(work.state.scan(self._prefix), _AT_ONCE) if key < end
+        ]:
+            work.count(len(entries))
+            for key, stored in entries:
+                identity = key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode()
+                changes.append((self._row(identity, unpack_row(stored)), None))
+                work.state.delete(key)
+        return changes
+
+    def _values(self, event: RowEvent) -> Row:
+        """A delete whose event has no values is a row without any."""
+        row = event.row or {}
+        return tuple([read(row.get(name)) for name, read in self._read])
+
+    def _row(self, identity: str, values: Row) -> Row:
+        return (*values[: self._place], identity, *values[self._place :])
+
+
+def _empties(event: RowEvent) -> bool:
+    return event.row is not None and event.row[OPERATION_COLUMN] == TRUNCATE

@@ -1,0 +1,65 @@
+"""What each operator of a plan has in a state now, by the prefixes of its entries."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from views.operators import group, join, top
+from views.operators.changes import MIRROR, PREFIX_LENGTH, prefix_of
+from views.plan import Group, Join, Node, Scan, Top, nodes
+from views.state.contract import Entry
+
+_OF_ONE_PART: Final = PREFIX_LENGTH - 1
+"""So much of a key says whose entry it is; the last byte tells the parts of one operator apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Rows that an operator keeps, and the bytes of their keys and values, what belongs to them included."""
+
+    rows: int = 0
+    bytes: int = 0
+
+
+def kept_by_operators(root: Node, entries: Iterable[Entry]) -> Mapping[int, Kept]:
+    """What each operator keeps, by its place among ``plan.nodes``. ``entries`` are all of the state's.
+
+    Scans of one table share one copy of it, which is with the first of them. Those that keep nothing have none.
+    """
+    owners = _owners(root)
+    rows: dict[int, int] = dict.fromkeys((number for number, _ in owners.values()), 0)
+    sizes = dict(rows)
+    for key, value in entries:
+        owner = owners.get(key[:_OF_ONE_PART])
+        if owner is not None:
+            number, counts = owner
+            rows[number] += counts
+            sizes[number] += len(key) + len(value)
+    return {number: Kept(count, sizes[number]) for number, count in rows.items()}
+
+
+def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:
+    """A prefix -> whose entries have it, and whether each of them is a row."""
+    owners: dict[bytes, tuple[int, bool]] = {}
+    tables: dict[object, int] = {}
+    for number, node in enumerate(nodes(root)):
+        match node:
+            case Scan():
+                if node.table not in tables:
+                    tables[node.table] = len(tables)
+                    owners[_prefix(MIRROR, tables[node.table])] = number, True
+            case Join():
+                owners[_prefix(join.KIND, number)] = number, True
+            case Group():
+                owners[_prefix(group.KIND, number)] = number, True
+                owners[_prefix(group.MEMBERS, number)] = number, True
+            case Top():
+                owners[_prefix(top.ROWS, number)] = number, True
+                owners[_prefix(top.REACH, number)] = number, False
+            case _:
+                pass  # keeps nothing
+    return owners
+
+
+def _prefix(kind: bytes, number: int) -> bytes:
+    return prefix_of(kind, number)[:_OF_ONE_PART]
