@@ -35,7 +35,7 @@ from jobs.generations.record import (
     save_record,
 )
 from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
-from jobs.generations.view_state import remove_state
+from jobs.generations.view_state import remove_kept
 from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
@@ -495,9 +495,10 @@ class _Group:
             if opened.generations.load_progress() is not None or is_running(opened.records, number):
                 return False
             save_record(opened.records, number, replace(record, phase=Phase.RETIRED))
+            source = self._source
+            if record.definition.get("view") is not None:
+                remove_kept(source.spark, source.kafka, pipeline=source.pipeline, sink=member.name, generation=number)
             opened.generations.drop()
-            pipeline = self._source.pipeline
-            remove_state(self._source.spark, pipeline=pipeline, sink=member.name, generation=number)
         finally:
             opened.sink.close()
         return True

@@ -22,7 +22,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
-from jobs.generations.view_state import ToldView, load_told, remove_state
+from jobs.generations.view_state import ToldView, load_told, remove_kept
 from jobs.offsets import Offsets
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
@@ -284,8 +284,10 @@ def remove(config: Config, name: str, opened: OpenedSink, number: int, record: R
         save_record(opened.records, number, record)
         raise LockstepError(f"generation {number} of sink {name!r} has just been made live", hint="nothing was removed")
     DeadLetters(config.kafka.client(), config.pipeline.name, sink=name, generation=number).close_generation()
+    # Before the generation: what is left of one that isn't listed any more is found by nobody.
+    if record.definition.get("view") is not None:
+        remove_kept(config.spark, config.kafka, pipeline=config.pipeline.name, sink=name, generation=number)
     opened.generations.drop()
-    remove_state(config.spark, pipeline=config.pipeline.name, sink=name, generation=number)
 
 
 def take(opened: OpenedSink, number: int, record: Record, phase: Phase) -> None:

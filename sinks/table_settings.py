@@ -96,7 +96,8 @@ class TableSettings(BaseModel):
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
     With ``view`` it holds the result of a query over ``tables``, and not their rows. ``changes_max`` is how many rows
-    of all its operators one step may change, ``lender`` the section whose store it takes.
+    of all its operators one step may change, ``lender`` the section whose store it takes. With ``topic`` the result is
+    on a topic as well.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -131,6 +132,7 @@ class TableSettings(BaseModel):
     events_per_s: int = Field(0, ge=0)
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
+    topic: bool = False
     lender: str = ""
 
     @property
@@ -198,6 +200,8 @@ class TableSettings(BaseModel):
             problems.append("mask_salt and mask_salt_file exclude each other")
         if self.view is None and self.changes_max != CHANGES_MAX:
             problems.append("changes_max: it is a view's")
+        if self.view is None and self.topic:
+            problems.append("topic: it is a view's, and every table has a topic")
         if self.view is None and self.lender:
             problems.append("lender: a view's is its setting `sink`")
         if self.view is not None:

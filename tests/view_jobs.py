@@ -3,6 +3,7 @@
 import random
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,18 @@ import psycopg
 from psycopg import sql
 from pyspark.sql import SparkSession
 
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.kafka.topic_names import PROGRESS, control_topic
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of, view_topic_plans
+from cdc.kafka.topic_names import PROGRESS, VIEWS, control_topic, view_topic
 from cdc.model.append_only import stored_tables
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
+from cdc.protocol.view_steps import ViewStep, step_key
 from jobs.driver import run_sinks
-from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
 from jobs.offsets import Offsets
 from jobs.spark.source import portable_client
+from monitor.view_feed import ViewFeed
 from sinks.contract import Progress
 from sinks.registry import SinkSettings, open_sink
 from sinks.view_settings import TopSettings, ViewSettings
@@ -183,6 +187,17 @@ class ViewPipeline:
         """A job in a process of its own."""
         return JobProcess(**self.arguments(settings, **more), once=once)
 
+    def topic(self) -> ViewTopicInput:
+        """The topic of generation 1, which this creates."""
+        topic = view_topic(self.name, self.sink, 1)
+        cluster = TopicAdmin(self.log.kafka.client())
+        cluster.create(cluster.missing(view_topic_plans(self.name, topic, self.log.kafka.topics)))
+        return ViewTopicInput(self.name, self.sink, 1, topic, self.log.kafka.topics.max_message_bytes)
+
+    def steps(self, generation: int = 1) -> list[tuple[int, Rows]]:
+        """What a reader of the topic sees from its beginning to its end as of now: the rows at each step's LSN."""
+        return steps_on_topic(self.log.kafka.client(), self.name, self.sink, generation, key=self.view.key)
+
     def task(self, settings: SinkSettings, **view: Any) -> Task:
         """A task of generation 1, which this prepares. ``view`` are further facts of ViewInput."""
         opened = open_sink(self.sink, settings, 1)
@@ -241,6 +256,29 @@ class ViewPipeline:
 
     def close(self) -> None:
         self.log.close()
+
+
+def steps_on_topic(
+    client: Mapping[str, str | int], pipeline: str, view: str, generation: int, *, key: Sequence[str]
+) -> list[tuple[int, Rows]]:
+    """See ``ViewPipeline.steps``. The newest record says up to where a reader goes."""
+    stored = read_compacted(client, control_topic(pipeline, VIEWS))[step_key(view, generation)]
+    newest = ViewStep.from_bytes(stored.value, stored.what)
+    rows: Rows = {}
+    seen: list[tuple[int, Rows]] = []
+    with closing(ViewFeed(client, pipeline, view, generation, stopping=lambda: False).portions()) as portions:
+        for portion in portions:
+            for record in portion.records:
+                at = tuple(orjson.loads(record.key)[name] for name in key)
+                if record.value is None:
+                    rows.pop(at, None)
+                else:
+                    rows[at] = orjson.loads(record.value)
+            if portion.step is not None:
+                seen.append((portion.step.lsn, dict(rows)))
+                if portion.step == newest:
+                    break
+    return seen
 
 
 def traffic(pipeline: ViewPipeline, transactions: int, *, seed: int = 1) -> int:

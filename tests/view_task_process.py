@@ -1,7 +1,8 @@
 """One batch of a view's task in a process of its own: ``python -m tests.view_task_process``.
 
 It is killed or stopped at a chosen point, or its files can't grow. The task comes pickled through standard input.
-Points are counted: before and after each transaction of the state, and before and after each write of rows to the sink.
+Points are counted: before and after each transaction of the state, each write of rows to the sink and each commit to
+the view's topic.
 """
 
 import itertools
@@ -75,6 +76,7 @@ def stopped_batch(task: Task, *, stop_at: int) -> Iterator[Callable[[], tuple[in
 
 
 def main() -> int:
+    from cdc.kafka.publisher import TransactionalPublisher
     from jobs.executor import view_task
     from views.state import file
 
@@ -102,6 +104,7 @@ def main() -> int:
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
     file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
+    TransactionalPublisher.commit_events = watched(TransactionalPublisher.commit_events)  # type: ignore[method-assign]
     sink = view_task.sink_for(task)
     sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
     import pyarrow as pa

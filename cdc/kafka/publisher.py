@@ -245,6 +245,11 @@ class TransactionalPublisher:
         copied = {self._topic_of[name] for name in state.copied}
         return tuple(sorted(state.topics.keys() - copied - {self._schema_topic}))
 
+    def end_of(self, topic: str) -> int:
+        """Where the first partition of a topic ends once the open batch is committed. Waits until all was sent."""
+        self._flush()
+        return self._bounds({topic})[topic][0]
+
     def owes_progress(self) -> bool:
         """Whether an idle caller should commit once more, so that what was published last becomes known."""
         return self._owes_progress and self._progress_is_due()

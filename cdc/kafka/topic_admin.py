@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 
 from cdc.kafka.client import Refusals, new_client
 from cdc.kafka.settings import TopicSettings
-from cdc.kafka.topic_names import DEAD_LETTERS, ERASURES, MESSAGES, PROGRESS, SCHEMA, STATE, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, ERASURES, MESSAGES, PROGRESS, SCHEMA, STATE, VIEWS, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 
@@ -48,6 +48,9 @@ _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 
 _CONTROL_RECORD_BYTES = 16 * 1024 * 1024
 """The state tells of every table, and a shape of every column. The brokers' own limit is 1 MB."""
+
+VIEW_COMPACTION_LAG_MS = 3600 * 1000
+"""For how long the topic of a view keeps each version of a row at least."""
 
 COMMIT_MARKER_LOSS = (
     "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all"
@@ -194,6 +197,24 @@ def erasures_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
     """The topic of what ``erase`` has changed for a while, and when it had topics compacted."""
     plan = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
     return replace(plan, name=control_topic(prefix, ERASURES))
+
+
+def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[TopicPlan]:
+    """The topic of a view's rows, and that of all views' steps. One partition each: steps are in one order.
+
+    A reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end.
+    """
+    rows = table_topic_plan(topic, settings)
+    lag_ms = max(settings.min_compaction_lag_ms, VIEW_COMPACTION_LAG_MS)
+    lags = {
+        "min.compaction.lag.ms": str(lag_ms),
+        "max.compaction.lag.ms": str(max(settings.max_compaction_lag_ms, lag_ms)),
+    }
+    steps = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
+    return [
+        replace(rows, partitions=1, config={**rows.config, **lags}),
+        replace(steps, name=control_topic(prefix, VIEWS)),
+    ]
 
 
 def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:
@@ -398,6 +419,23 @@ class TopicAdmin:
                     f"topic {topic} can't be created: {reason(error)}",
                     hint="check [kafka.topics] in lockstep.toml: replication_factor can't exceed the number of brokers",
                 ) from error
+
+    def remove(self, topics: Sequence[str]) -> None:
+        """Delete topics, those that exist. Raises Unavailable, and LockstepError where it isn't allowed."""
+        if not topics:
+            return
+        for topic, future in self._admin.delete_topics(list(topics), operation_timeout=_REQUEST_TIMEOUT_S).items():
+            try:
+                self._result(future)
+            except Unavailable as error:
+                if _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
+                    continue
+                if _has_code(error, _REFUSED_CHANGE):
+                    raise LockstepError(
+                        f"topic {topic} can't be deleted: {reason(error.__cause__ or error)}",
+                        hint="it takes the right Delete on the topic: docs/operations.md has all rights",
+                    ) from error
+                raise
 
     def _late(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         """Those of these topics that some broker doesn't list yet. Raises Unavailable when one doesn't answer."""

@@ -21,6 +21,9 @@ ERASURES = "__erasures"
 MESSAGES = "__messages"
 """Logical messages of the configured prefixes."""
 
+VIEWS = "__views"
+"""Up to where the topics of views hold whole steps."""
+
 _OUTBOX = "__outbox"
 
 
@@ -48,6 +51,11 @@ def like_metrics(topic: str) -> str:
 def control_topic(prefix: str, name: str) -> str:
     """``<prefix>.__state`` and its like; tables' topics have two dots, so they never meet."""
     return f"{prefix}.{name}"
+
+
+def view_topic(prefix: str, view: str, generation: int) -> str:
+    """``<prefix>.__views.<view>.g<generation>``: the rows of a view's result. No table's topic has a third dot."""
+    return f"{control_topic(prefix, VIEWS)}.{_escaped(view)}.g{generation}"
 
 
 def is_outbox_topic(prefix: str, topic: str) -> bool:

@@ -17,12 +17,23 @@ OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 
 
 @dataclass(frozen=True)
+class ViewTopicInput:
+    """Where the result of a view goes: the topic of its rows, of one generation."""
+
+    pipeline: str
+    view: str
+    generation: int
+    topic: str
+    max_message_bytes: int
+
+
+@dataclass(frozen=True)
 class ViewInput:
     """What a task needs to know that keeps a view.
 
     ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
     told of: a state behind them is an earlier one. ``log`` tells the topics from others of their names, as a recreated
-    one is. ``trimmed`` reads topics that have lost their beginning.
+    one is. ``trimmed`` reads topics that have lost their beginning. ``result_topic`` gets the result besides the sink.
     """
 
     plan: ViewPlan
@@ -33,6 +44,7 @@ class ViewInput:
     reached: Offsets = field(default_factory=dict)
     log: str = ""
     trimmed: bool = False
+    result_topic: ViewTopicInput | None = None
 
     @property
     def topic(self) -> str:

@@ -30,6 +30,7 @@ from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
 from views.failures import FanOutExceeded
@@ -106,6 +107,8 @@ def _delivered(
         work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
+        if task.view is not None and task.view.result_topic is not None:
+            close_view_topic(task.view.result_topic)
         result.failures.append(Failure.of(error))
     yield to_arrow(result)
 
@@ -123,10 +126,17 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     while True:
         with _opened_state(task, task.view) as state:
             view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
-            is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
+            topic = _topic_of(task)
+            is_usable = (
+                view.log() == task.view.log
+                and _is_usable(view, task.run, stored)
+                and (topic is None or _fits(view, topic))
+            )
             is_to_be_built = is_to_be_built or not is_usable
             try:
-                _Run(task, view, result, line, stored, size=state.size, goes_on=goes_on, builds=is_to_be_built).follow()
+                _Run(
+                    task, view, result, line, stored, topic, size=state.size, goes_on=goes_on, builds=is_to_be_built
+                ).follow()
                 return
             except _IsOver:
                 return
@@ -162,6 +172,25 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
 
 
+def _topic_of(task: Task) -> ViewTopic | None:
+    """The topic that the result goes to besides the sink, open for this run."""
+    assert task.view is not None
+    assert task.client is not None
+    return None if task.view.result_topic is None else view_topic_for(task.client, task.view.result_topic, task.run)
+
+
+def _fits(view: View, topic: ViewTopic) -> bool:
+    """Whether a view can go on with what is on its topic: its own state has made it, and all of its output is there.
+
+    Another state may be at the same place, and still have come there by other steps. A row that changed back meanwhile
+    is the same again for it, and the topic would keep the other one.
+    """
+    last = topic.last
+    if last is None or not view.is_of(last.run):
+        return False
+    return all(last.offsets.get(at, 0) >= offset for at, offset in view.forgotten().items())
+
+
 class _Run:
     """One batch."""
 
@@ -172,6 +201,7 @@ class _Run:
         result: Result,
         line: DriverLine | None,
         stored: Offsets,
+        topic: ViewTopic | None,
         *,
         size: Callable[[], Size],
         goes_on: bool,
@@ -185,6 +215,7 @@ class _Run:
         self._view = view
         self._result = result
         self._line = line
+        self._topic = topic
         self._goes_on = goes_on
         self._size = size
         self._building: BuildProgress | None = None
@@ -216,6 +247,9 @@ class _Run:
             self._building = BuildProgress()
         if not self._builds:
             if not self._view.is_of(self._task.run):
+                if self._topic is not None:
+                    # Before the state: whoever is killed in between finds two runs, and builds.
+                    self._topic.take_over(self._task.run)
                 self._view.adopt(self._task.run)
             self._view.confirm(self._stored)
             self._result.next_offsets = self._of_tables(self._position.offsets)
@@ -402,12 +436,18 @@ class _Run:
     def _arrange(self) -> None:
         """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
-        while rows := list(islice(stored, _FED_ROWS)):
-            self._view.arrange(rows)
+        on_topic = () if self._topic is None else self._topic.rows()
+        for earlier in (stored, iter(on_topic)):
+            while rows := list(islice(earlier, _FED_ROWS)):
+                self._view.arrange(rows)
         # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
         own = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
         self._view.arrange([(key, {}) for key in own])
         self._view.end_arranging()
+
+    def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
+        position = self._view.position()
+        topic.commit(tag=position.tag, offsets=dict(position.offsets), run=self._task.run, is_complete=is_complete)
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
@@ -425,6 +465,10 @@ class _Run:
             tags = [str(output.tag)] * len(output.keys)
             events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             refused, void = self._apply(events, offsets if output.is_last else {})
+            if self._topic is not None:  # after the sink: who is told of a row finds it there
+                for change in output.changes:
+                    self._topic.write(change.key, change.row, output.tag)
+                self._commit(self._topic, is_complete=output.is_last)
             self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
             check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
@@ -433,8 +477,16 @@ class _Run:
         if is_whole:
             self._view.compact()
         self._building = None
+        if self._topic is not None and self._lacks_step(self._topic):
+            self._commit(self._topic, is_complete=True)
         freeze_opened()
         self._result.next_offsets = offsets
+
+    def _lacks_step(self, topic: ViewTopic) -> bool:
+        """Whether the topic doesn't say yet that it has all as of the view's LSN: nothing of the result has changed."""
+        last, position = topic.last, self._view.position()
+        at = (position.epoch, position.lsn)
+        return last is None or not last.is_complete or (last.epoch, last.lsn) != at
 
     def _apply(self, events: TableEvents, next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
         """Give these to the sink, and note what became of them.

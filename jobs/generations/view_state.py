@@ -1,4 +1,4 @@
-"""Where the view of a generation keeps its state, on the machine of its task, and what its job tells of it.
+"""What the view of a generation keeps besides its sink: a state on the machine of its task, and maybe a topic.
 
 ``g<n>.view`` is a coordination record of the destination: the view's figures as its job told them last.
 """
@@ -10,7 +10,11 @@ from typing import Any, Self
 
 import orjson
 
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import ConfigurationError
+from jobs.executor.view_topic import remove_steps
 from jobs.settings import SparkSettings
 from sinks.contract import CoordinationRecords
 from views.figures import ViewFigures
@@ -65,9 +69,16 @@ def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generatio
     return spark.view_directory.absolute() / pipeline / sink / f"g{generation}"
 
 
-def remove_state(spark: SparkSettings, *, pipeline: str, sink: str, generation: int) -> None:
-    """Remove the state of a generation that is dropped, as far as it is on this machine."""
+def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, sink: str, generation: int) -> None:
+    """Remove the state of a generation that is dropped, as far as it is on this machine, and its topic.
+
+    Raises Unavailable, and LockstepError where the brokers don't allow it.
+    """
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
+    topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
+    if topic in cluster.partition_counts():
+        remove_steps(kafka.client(), pipeline=pipeline, view=sink, generation=generation)
+        cluster.remove([topic])
 
 
 def check_can_keep(spark: SparkSettings, name: str) -> None:

@@ -13,8 +13,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import ProgressReader
-from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
-from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, view_topic_plans
+from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic, view_topic
 from cdc.model.append_only import stored_table
 from cdc.model.errors import (
     ConfigurationError,
@@ -28,7 +28,7 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
-from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
 from jobs.generations.asides import (
     Aside,
     Asides,
@@ -652,7 +652,18 @@ class SinkJob:
             reached=reached or {},
             log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
+            result_topic=self._view_topic(view),
         )
+
+    def _view_topic(self, view: PlannedView) -> ViewTopicInput | None:
+        """The topic of the view's rows, created where it isn't there; None where none is asked for."""
+        plan = self._plan
+        if not plan.settings.topic:
+            return None
+        topic = view_topic(plan.pipeline, plan.name, plan.generation)
+        cluster = TopicAdmin(plan.kafka.client())
+        cluster.create(cluster.missing(view_topic_plans(plan.pipeline, topic, plan.kafka.topics)))
+        return ViewTopicInput(plan.pipeline, plan.name, plan.generation, topic, plan.kafka.topics.max_message_bytes)
 
     def _task(
         self,

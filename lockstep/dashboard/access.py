@@ -71,7 +71,7 @@ class Access:
         is_known = self._has_token(headers) or self._has_session(headers)
         if self.token is not None and not is_known:
             return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
-        if path.startswith(("/api/actions/", "/api/key")) and not is_known:
+        if path.startswith(("/api/actions/", "/api/key", "/views/")) and not is_known:
             return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
@@ -130,7 +130,7 @@ class Guard:
         # The page that comes back after a restart gets the new session with its stream.
         gives_session = method == "GET" and path in ("/", "/api/events")
         added = list(_HEADERS)
-        if path.startswith("/api/"):
+        if path.startswith(("/api/", "/views/")):
             added.append((b"cache-control", b"no-store"))
 
         async def send_guarded(message: Any) -> None:

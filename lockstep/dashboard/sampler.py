@@ -114,6 +114,11 @@ class Sampler:
         """(seconds since 1970, seconds behind) of a sink's live generation; None where it wasn't known."""
         return tuple(self._points.get(sink, ()))
 
+    def live_generation(self, sink: str) -> int | None:
+        """The generation that readers see, as of the last look; None where it isn't known."""
+        sinks = () if self.state is None else self.state.sinks
+        return next((one.generation for one in sinks if one.name == sink and one.live), None)
+
     @property
     def ends(self) -> Ends:
         """How many records each sink's topics have, by the sink's name."""

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Annotated, Any, Final
 
 import uvicorn
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
@@ -37,6 +37,7 @@ from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
+from lockstep.dashboard.view_changes import ViewChanges
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
 from monitor.line import Line
 from monitor.metrics.definitions import Part
@@ -54,6 +55,7 @@ _FRESH_S: Final = 15.0
 
 _FILE_EVERY_S: Final = 1.0
 _TAIL_QUEUE: Final = 500
+_SET_TOPIC: Final = "set `topic = true` in its section, and start `lockstep apply` again"
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     code: {"model": model.Refusal, "description": what}
     for code, what in (
@@ -173,6 +175,9 @@ def dashboard_app(
     questions = Questions(config, path, sampler)
     running = Actions(path, log)
     tables = sampler.tables
+    changes = ViewChanges(
+        config.kafka, config.pipeline.name, live=sampler.live_generation, is_closed=lambda: streams.is_closed
+    )
     waits = Waits(config.as_pipeline(), config.sinks, line=lambda: Line(tables.config().as_pipeline()))
 
     @asynccontextmanager
@@ -183,6 +188,7 @@ def dashboard_app(
         yield
         watching.cancel()
         waits.close()
+        changes.close()
         sampler.stop()
         running.close()
         questions.close()
@@ -205,6 +211,7 @@ def dashboard_app(
     _add_wait(app, waits)
     _add_tail(app, tables, questions, streams)
     _add_actions(app, questions, running)
+    _add_views(app, config, changes)
     return Guard(app, access)
 
 
@@ -477,6 +484,32 @@ async def _tailed(
             yield frame
     finally:
         gone.set()
+
+
+def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
+    @app.get("/views/{name}/changes", response_class=StreamingResponse, responses=_EVENTS)
+    async def view_changes(
+        name: str, request: Request, last_event_id: Annotated[str | None, Header(max_length=200)] = None
+    ) -> Response:
+        """The rows of a view, then its changes, in whole transactions; every column of its key may be a filter.
+
+        `reset` says that all rows follow. Each is a `row`, and `synced` says as of which LSN they are. Then come
+        `upsert` and `delete`, and `commit` says that the rows are those of its LSN. Where nothing can come any more,
+        the last one is `trouble`. A reader that comes back with `Last-Event-ID` gets what it lacks.
+        """
+        settings = config.sinks.get(name)
+        if settings is None or settings.view is None:
+            raise ConfigurationError("there is no such view", hint="`lockstep.toml` names those that there are")
+        if not settings.topic:
+            raise LockstepError("the view has no topic, from which its changes would be read", hint=_SET_TOPIC)
+        wanted = dict(request.query_params)
+        unknown = sorted(set(wanted) - set(settings.view.key))
+        if unknown or len(wanted) != len(request.query_params.multi_items()):
+            raise ConfigurationError(
+                "a filter isn't one of the view's key", hint=f"its columns, once each: {', '.join(settings.view.key)}"
+            )
+        frames = changes.follow(name, settings.view.key, wanted, last_event_id)
+        return StreamingResponse(frames, media_type="text/event-stream")
 
 
 def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:

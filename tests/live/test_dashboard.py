@@ -21,11 +21,20 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from cdc.kafka.control_topics import read_tables
+from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
+from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import LockstepError
+from cdc.model.tag import Tag
+from jobs.executor.task_input import ViewTopicInput
+from jobs.executor.view_topic import ViewTopic
+from jobs.query.view_plan import planned_view
 from lockstep.cli.main import exit_code
 from lockstep.client.client import Client
+from lockstep.config import load
 from lockstep.dashboard.model import FollowedKey, PipelineState, Tables
 from lockstep.dashboard_settings import TOKEN_VARIABLE
+from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -458,6 +467,71 @@ def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
 
     with requests.Session() as session:
         fuzz()
+
+
+def test_a_page_gets_the_rows_of_a_view_and_then_its_changes(captured: Captured, tmp_path: Path) -> None:
+    query = "select word, count(*) as n from t where word is not null group by word"
+    view = f"[views.words]\nsink = 'cache'\nkey = ['word']\nsql = '{query}'\ntopic = true\n"
+    view += "[views.ids]\nsink = 'cache'\nkey = ['id']\nsql = 'select id from t'\n"
+    captured.path.write_text(captured.path.read_text() + view)
+    captured.start().settle()
+    config = load(captured.path)
+    shapes = read_tables(captured.client, captured.name)
+    settings = config.sinks["words"]
+    assert settings.view is not None
+    opened = open_sink("words", settings, 1)
+    opened.generations.migrate()
+    opened.sink.prepare([planned_view(settings.view, shapes).table])
+    opened.sink.close()
+    topic, cluster = view_topic(captured.name, "words", 1), TopicAdmin(captured.client)
+    cluster.create(cluster.missing(view_topic_plans(captured.name, topic, config.kafka.topics)))
+    writer = ViewTopic(captured.client, ViewTopicInput(captured.name, "words", 1, topic, 1 << 20))
+
+    def write(lsn: int, word: str, n: int) -> None:
+        tag = Tag(0, lsn, 0)
+        writer.write({"word": word}, {"word": word, "n": n}, tag)
+        writer.commit(tag=tag, offsets={}, run="run", is_complete=True)
+
+    write(0x100, SECRET, 1)
+    dashboard = Dashboard(captured.path, tmp_path)
+    path = f"/views/words/changes?word={SECRET}"
+    assert dashboard.status("GET", path) == 401, "its values are for who has the page"
+    dashboard.load_page()
+    for other, refused in (
+        ("/views/cache/changes", 400),
+        ("/views/nosuch/changes", 400),
+        ("/views/ids/changes", 409),
+        ("/views/words/changes?n=1", 400),
+        ("/views/words/changes?word=a&word=b", 400),
+    ):
+        code, document, _ = dashboard.ask("GET", other)
+        assert (code, other) == (refused, other)
+        assert document["message"]
+    until(lambda: _has_looked(dashboard))
+    with _stream(dashboard, path) as answer:
+        assert answer.headers["cache-control"] == "no-store"
+        _until_line(answer, "event: synced")
+        write(0x200, SECRET, 2)
+        write(0x300, "other", 1)
+        assert '"n":2' in _until_line(answer, "event: upsert", more=1)
+        last_id = _until_line(answer, "event: commit", more=1).removeprefix("id: ")
+    write(0x400, SECRET, 3)
+    with _stream(dashboard, path, {"Last-Event-ID": last_id}) as answer:
+        assert '"n":3' in _until_line(answer, "event: upsert", more=1)
+        dashboard.stop()  # which ends the stream
+        while answer.readline():
+            pass
+    writer.close()
+    assert SECRET not in dashboard.messages.read_text()
+
+
+def _until_line(answer: http.client.HTTPResponse, begin: str, *, more: int = 0) -> str:
+    """The first line of a stream that begins so, or one that comes so many lines later."""
+    while not (line := answer.readline().decode()).startswith(begin):
+        assert line, "the stream ended"
+    for _ in range(more):
+        line = answer.readline().decode()
+    return line.rstrip("\n")
 
 
 def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:

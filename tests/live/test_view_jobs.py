@@ -13,14 +13,19 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.kafka.topic_names import table_topic
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import VIEWS, control_topic, table_topic, view_topic
+from cdc.protocol.view_steps import step_key
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.long_batch import LongBatch, Told
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.view_task import deliver_view
+from jobs.generations.view_state import remove_kept
 from stack.stack import Endpoints
-from tests.databases import Database
+from tests.databases import Database, until
 from tests.events import Put
+from tests.job_process import spark_settings
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
 from views.figures import Doing, ViewFigures
 
@@ -193,3 +198,26 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._thread.join()
         self._listener.close()
+
+
+def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
+    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = pipelines()
+    settings = pipeline.settings("redis", topic=True)
+    traffic(pipeline, 10)
+    with pipeline.job(spark, settings) as job:
+        for seed in range(2, 4):
+            lsn = traffic(pipeline, 5, seed=seed)
+            job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)
+        assert job.stop() == 0
+    seen = pipeline.steps()
+    assert [rows for _, rows in seen] == [pipeline.states[at] for at, _ in seen]
+    assert seen[-1] == (lsn, pipeline.states[lsn])
+    spark_of_job = spark_settings(pipeline.directory, view_directory=pipeline.directory / "state")
+    remove_kept(spark_of_job, pipeline.log.kafka, pipeline=pipeline.name, sink=pipeline.sink, generation=1)
+    cluster = TopicAdmin(pipeline.log.kafka.client())
+    until(lambda: view_topic(pipeline.name, pipeline.sink, 1) not in cluster.partition_counts())
+    assert step_key(pipeline.sink, 1) not in read_compacted(
+        pipeline.log.kafka.client(), control_topic(pipeline.name, VIEWS)
+    )

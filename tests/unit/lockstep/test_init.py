@@ -28,6 +28,7 @@ COMMON = "NAME"
 LEFT_OUT = {
     "view": "it is a section of its own, [views.NAME]",
     "changes_max": "it is a view's",
+    "topic": "the same",
     "lender": "a view's setting `sink`",
     "login.password": "a secret: it comes from a file or the environment",
     "mask_salt": "the same",

@@ -48,9 +48,9 @@ def test_what_a_proxy_has_passed_on_needs_a_token(name: str) -> None:
     assert status(with_token, "GET", "/api/pipeline", behind | {"authorization": "Bearer wrong"}) == 401
 
 
-@pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key"])
+@pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key", "/views/v/changes"])
 def test_actions_and_rows_need_the_session(path: str) -> None:
-    method = "GET" if path == "/api/key" else "POST"
+    method = "POST" if path.startswith("/api/actions/") else "GET"
     assert status(LOCAL, method, path, POST) == 401
     assert status(LOCAL, method, path, POST | {"cookie": "lockstep_session_8642=wrong"}) == 401
     assert status(LOCAL, method, path, POST | session(Access(None))) == 401, "another start's session"

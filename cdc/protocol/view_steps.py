@@ -1,0 +1,72 @@
+"""The record by which the topic of a view's rows is read in whole steps: ``__views``, key: view and generation.
+
+A step brings the result from one LSN to the next. Its rows lie below ``end``, and they are all there once
+``is_complete``. A step of many rows is written in parts, each with a record that isn't complete.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+import orjson
+
+from cdc.model.tag import EPOCH_MAX
+from cdc.protocol.record_fields import FORMAT, parse_record
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """What was written last. The rows are those as of ``lsn``, with all below offset ``end`` of the rows' topic.
+
+    ``run`` has written it: a state of another run may lack what is there. ``offsets`` is what the result was made from,
+    by topic and partition.
+    """
+
+    view: str
+    generation: int
+    epoch: int
+    lsn: int
+    end: int
+    run: str
+    is_complete: bool
+    offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    def key(self) -> bytes:
+        """Of the record."""
+        return step_key(self.view, self.generation)
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(
+            {
+                "format": FORMAT,
+                "view": self.view,
+                "generation": self.generation,
+                "epoch": self.epoch,
+                "lsn": self.lsn,
+                "end": self.end,
+                "run": self.run,
+                "complete": self.is_complete,
+                "offsets": [[topic, partition, offset] for (topic, partition), offset in sorted(self.offsets.items())],
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, value: bytes | None, what: str) -> Self:
+        """Raises as ``parse_record``, and ForeignRecord."""
+        fields = parse_record(value, what)
+        offsets = fields.rows("offsets", str, int, int)
+        return cls(
+            fields.text("view"),
+            fields.number("generation"),
+            fields.number("epoch", 0, most=EPOCH_MAX),
+            fields.number("lsn"),
+            fields.number("end"),
+            fields.text("run"),
+            fields.flag("complete"),
+            {(topic, partition): offset for topic, partition, offset in offsets},
+        )
+
+
+def step_key(view: str, generation: int) -> bytes:
+    """The key of a view's record."""
+    return orjson.dumps([view, generation])

@@ -1,0 +1,143 @@
+"""The topic of a view's result: its rows by key, in whole steps, for whoever wants to follow them.
+
+One transactional producer writes it, and a newer one fences it off. Each Kafka transaction has rows of one step, and
+the record that says up to where whole steps are. A row that is gone is a tombstone.
+
+What was written last names the run that wrote it. Another run's state goes on with the topic only where it made it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Final
+
+import orjson
+
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import VIEWS, control_topic, view_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.event import JsonValue
+from cdc.model.tag import Tag
+from cdc.protocol.view_steps import ViewStep, step_key
+from jobs.executor.log_reader import Client
+from jobs.executor.task_input import ViewTopicInput
+from jobs.offsets import Offsets
+
+_QUEUE_BYTES: Final = 32 * 1024 * 1024
+_STEP_BYTES_MAX: Final = 1024 * 1024
+
+
+class ViewTopic:
+    """Writes one generation's topic. Whoever wrote it before is fenced.
+
+    Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
+    is to be closed then, and opened anew.
+    """
+
+    def __init__(self, client: Client, where: ViewTopicInput) -> None:
+        self._client = client
+        self._where = where
+        self._steps_topic = control_topic(where.pipeline, VIEWS)
+        self._publisher = TransactionalPublisher(
+            client,
+            prefix=where.pipeline,
+            transactional_id=where.topic,
+            queue_bytes=_QUEUE_BYTES,
+            max_message_bytes=where.max_message_bytes,
+            while_waiting=lambda: None,
+        )
+        try:
+            self._publisher.start()
+            self._last = self._read_last()
+            self._has_rows = False
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    @property
+    def last(self) -> ViewStep | None:
+        """What was written last; None where nothing is, or not all of it is there any more."""
+        return self._last
+
+    def rows(self) -> Iterator[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]:
+        """Keys and rows that may be there. A key may come several times, and one of a row that is gone."""
+        with closing(TopicReader(self._client).records(self._where.topic)) as records:
+            for record in records:
+                if record.value is not None:
+                    yield orjson.loads(record.key), orjson.loads(record.value)
+
+    def write(self, key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None, tag: Tag) -> None:
+        """Add a row to the open transaction, or with None the end of one."""
+        self._has_rows = True
+        value = None if row is None else orjson.dumps(row)
+        self._publisher.send(self._where.topic, orjson.dumps(key), value, str(tag).encode())
+
+    def commit(self, *, tag: Tag, offsets: Offsets, run: str, is_complete: bool) -> None:
+        """Commit what was written of the step of this tag. ``is_complete``: this is the last of it."""
+        where, last = self._where, self._last
+        end = self._publisher.end_of(where.topic) if last is None or self._has_rows else last.end
+        self._commit(ViewStep(where.view, where.generation, tag.epoch, tag.commit_lsn, end, run, is_complete, offsets))
+
+    def take_over(self, run: str) -> None:
+        """This run goes on with what is there. Nothing else changes."""
+        assert self._last is not None
+        self._commit(replace(self._last, run=run))
+
+    def _commit(self, step: ViewStep) -> None:
+        self._publisher.send(self._steps_topic, step.key(), step.to_bytes())
+        self._publisher.commit_events()
+        self._last, self._has_rows = step, False
+
+    def _read_last(self) -> ViewStep | None:
+        key = step_key(self._where.view, self._where.generation)
+        stored = read_compacted(self._client, self._steps_topic).get(key)
+        if stored is None:
+            return None
+        last = ViewStep.from_bytes(stored.value, stored.what)
+        at = (self._where.topic, 0)
+        return last if TopicAdmin(self._client).end_offsets([at])[at] >= last.end else None
+
+
+def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -> None:
+    """Fence whoever writes this generation's topic, and forget what was written there."""
+    publisher = TransactionalPublisher(
+        client,
+        prefix=pipeline,
+        transactional_id=view_topic(pipeline, view, generation),
+        queue_bytes=_QUEUE_BYTES,
+        max_message_bytes=_STEP_BYTES_MAX,
+        while_waiting=lambda: None,
+    )
+    try:
+        publisher.start()
+        publisher.send(control_topic(pipeline, VIEWS), step_key(view, generation), None)
+        publisher.commit_events()
+    finally:
+        publisher.close()
+
+
+_open: dict[str, tuple[str, ViewTopic]] = {}
+"""By topic: the run that has opened it, and the writer. A worker outlives batches, and opening takes time."""
+
+
+def view_topic_for(client: Client, where: ViewTopicInput, run: str) -> ViewTopic:
+    """The writer of this run, open. Raises as ``ViewTopic``."""
+    opened = _open.get(where.topic)
+    if opened is not None and opened[0] == run:
+        return opened[1]
+    close_view_topic(where)
+    _open[where.topic] = run, ViewTopic(client, where)
+    return _open[where.topic][1]
+
+
+def close_view_topic(where: ViewTopicInput) -> None:
+    """Close this worker's writer, if it has one. The next one begins with what was committed."""
+    opened = _open.pop(where.topic, None)
+    if opened is not None:
+        with suppress(Exception):  # it was given up; how it ends doesn't matter
+            opened[1].close()

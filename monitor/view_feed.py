@@ -1,0 +1,176 @@
+"""The topic of a view, read in whole steps: rows, and the step records that say when they are of one moment.
+
+Between two steps the rows are of no moment: some are of the one before, some of the next. The topic may be compacted
+while it is read. Then it lacks rows of a moment that something newer has replaced. So the first step that counts is one
+at or behind the end that the topic had when the reading began, as long as that takes less than versions are kept.
+"""
+
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from cdc.kafka.consumer import close_consumer, open_consumer
+from cdc.kafka.control_topics import read_compacted
+from cdc.kafka.topic_admin import VIEW_COMPACTION_LAG_MS, TopicAdmin, reason
+from cdc.kafka.topic_names import VIEWS, control_topic, view_topic
+from cdc.model.errors import ForeignRecord, Unavailable
+from cdc.protocol.view_steps import ViewStep, step_key
+
+_PASS_S: Final = VIEW_COMPACTION_LAG_MS / 2000
+"""A pass over the topic that took longer is followed by another one. Who hasn't read for so long begins anew."""
+
+_QUIET_S: Final = 10.0
+"""A consumer that gets nothing for so long is replaced: a broker that was restarted may never give it anything."""
+
+_FETCH_WAIT_MS: Final = 500
+_ROWS_MAX: Final = 5_000
+"""So many rows wait for their step at most. More are passed on before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRecord:
+    """A row of the result by its key, both JSON; None where there is none of that key any more."""
+
+    offset: int
+    key: bytes
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Rows in order. With a ``step``, these and all before them are the result as of its LSN."""
+
+    records: Sequence[ViewRecord]
+    step: ViewStep | None
+
+
+class StepCutter:
+    """Rows and step records as they come -> portions. Pure. ``floor`` is the offset below which no step counts."""
+
+    def __init__(self, floor: int) -> None:
+        self.floor = floor
+        self._records: list[ViewRecord] = []
+        self._steps: list[ViewStep] = []
+        self._passed = 0
+        self.reached = 0
+        """All rows below this offset were added."""
+
+    def add(self, record: ViewRecord) -> None:
+        """The next row."""
+        self._records.append(record)
+        self.reach(record.offset + 1)
+
+    def reach(self, offset: int) -> None:
+        """There are no more rows below this offset."""
+        self.reached = max(self.reached, offset)
+
+    def add_step(self, step: ViewStep) -> None:
+        """The next step record. One that isn't complete says nothing."""
+        if step.is_complete:
+            self._steps.append(step)
+
+    def portion(self) -> Portion | None:
+        """What can be passed on now: up to the newest step whose rows are all there, else rows that are too many."""
+        covered = [step for step in self._steps if step.end <= self.reached]
+        self._steps = self._steps[len(covered) :]
+        step = next((step for step in reversed(covered) if step.end >= max(self.floor, self._passed)), None)
+        if step is None and len(self._records) < _ROWS_MAX:
+            return None
+        end = self.reached if step is None else step.end
+        records = [record for record in self._records if record.offset < end]
+        self._records = self._records[len(records) :]
+        self._passed = end
+        return Portion(records, step)
+
+
+class ViewFeed:
+    """One generation's topic, from its beginning on. ``stopping`` ends it within a moment."""
+
+    def __init__(
+        self,
+        client: Mapping[str, str | int],
+        pipeline: str,
+        view: str,
+        generation: int,
+        *,
+        stopping: Callable[[], bool],
+    ) -> None:
+        """Raises Unavailable, also where there is no such topic yet."""
+        self._client = client
+        self._topic = view_topic(pipeline, view, generation)
+        self._steps_topic = control_topic(pipeline, VIEWS)
+        self._key = step_key(view, generation)
+        self._stopping = stopping
+        self._cluster = TopicAdmin(client)
+        if not {self._topic, self._steps_topic} <= self._cluster.partition_counts().keys():
+            raise Unavailable(f"topic {self._topic} doesn't exist yet", hint="the view's job creates it")
+        self.topic_id = self._cluster.topic_ids([self._topic])[self._topic]
+        """Kafka's own: another one means that the offsets are others."""
+
+    def portions(self) -> Generator[Portion, None, None]:
+        """As they come. Raises Unavailable where the brokers don't answer, and where it is to begin anew."""
+        cutter = StepCutter(self._end())
+        began_s = time.monotonic()
+        following = {self._topic: 0, self._steps_topic: 0}
+        while not self._stopping():
+            if self._cluster.topic_ids([self._topic])[self._topic] != self.topic_id:
+                raise Unavailable(f"topic {self._topic} was created anew")
+            for message in self._until_quiet(following):
+                self._take(cutter, message, following)
+                if cutter.reached >= cutter.floor and began_s:
+                    if time.monotonic() - began_s > _PASS_S:
+                        cutter.floor, began_s = self._end(), time.monotonic()
+                        continue
+                    began_s = 0.0
+                while (portion := cutter.portion()) is not None:
+                    yield portion
+
+    def _end(self) -> int:
+        """Where the rows end that are there now: each of the writer's transactions has such a record."""
+        stored = read_compacted(self._client, self._steps_topic).get(self._key)
+        return 0 if stored is None else ViewStep.from_bytes(stored.value, stored.what).end
+
+    def _take(self, cutter: StepCutter, message: Message, following: dict[str, int]) -> None:
+        topic, offset = message.topic() or "", message.offset() or 0
+        error = message.error()
+        if error is not None:
+            if error.code() != KafkaError._PARTITION_EOF:
+                raise Unavailable(f"Kafka doesn't answer: {reason(KafkaException(error))}")
+            if topic == self._topic:
+                cutter.reach(offset)
+            return
+        if offset < following[topic]:
+            raise Unavailable(f"topic {topic} begins again at {offset}")
+        following[topic] = offset + 1
+        key, value = message.key(), message.value()
+        if not isinstance(key, bytes) or not (value is None or isinstance(value, bytes)):
+            return
+        if topic == self._topic:
+            cutter.add(ViewRecord(offset, key, value))
+        elif key == self._key and value is not None:
+            try:
+                cutter.add_step(ViewStep.from_bytes(value, f"the record at offset {offset} of topic {topic}"))
+            except ForeignRecord:
+                return
+
+    def _until_quiet(self, following: Mapping[str, int]) -> Iterator[Message]:
+        consumer: Consumer = open_consumer(self._client, fetch_wait_ms=_FETCH_WAIT_MS)
+        try:
+            consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in following.items()])
+            heard_s = polled_s = time.monotonic()
+            while not self._stopping() and time.monotonic() - heard_s < _QUIET_S:
+                message = consumer.poll(0.2)
+                now_s = time.monotonic()
+                if now_s - polled_s > _PASS_S:
+                    raise Unavailable("the reading was held up for longer than versions of rows are kept")
+                polled_s = now_s
+                if message is not None:
+                    heard_s = now_s
+                    yield message
+        except KafkaException as error:
+            raise Unavailable(f"Kafka doesn't answer: {reason(error)}") from error
+        finally:
+            close_consumer(consumer)

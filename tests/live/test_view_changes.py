@@ -1,0 +1,273 @@
+"""Readers of a view's changes over a real topic: rows as of an LSN, then changes in whole steps."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import pytest
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
+from cdc.kafka.topic_names import view_topic
+from cdc.model.errors import Unavailable
+from cdc.model.tag import Tag
+from jobs.executor.task_input import ViewTopicInput
+from jobs.executor.view_topic import ViewTopic
+from lockstep.dashboard import view_changes
+from lockstep.dashboard.view_changes import Recent, ViewChanges
+from stack.stack import Endpoints
+from tests.events import kafka_settings
+
+pytestmark = pytest.mark.live
+
+KEY = ("follower_id", "tweet_id")
+Rows = dict[tuple[Any, ...], Mapping[str, Any]]
+
+
+class Writer:
+    """What a view's task writes."""
+
+    def __init__(self, kafka: KafkaSettings, generation: int = 1, pipeline: str | None = None) -> None:
+        self.kafka = kafka
+        self.pipeline = pipeline or f"changes{uuid.uuid4().hex[:8]}"
+        topic = view_topic(self.pipeline, "timeline", generation)
+        cluster = TopicAdmin(kafka.client())
+        cluster.create(cluster.missing(view_topic_plans(self.pipeline, topic, kafka.topics)))
+        where = ViewTopicInput(self.pipeline, "timeline", generation, topic, 1 << 20)
+        self.topic = ViewTopic(kafka.client(), where)
+        self.lsn = 0x100
+        self.rows: Rows = {}
+
+    def step(self, *changes: tuple[int, int, str | None], parts: int = 1) -> int:
+        """One step, in so many Kafka transactions. Returns its LSN."""
+        self.lsn += 8
+        tag = Tag(1, self.lsn, 0)
+        for part in range(parts):
+            for follower, tweet, body in changes[part::parts]:
+                row = None if body is None else {"follower_id": follower, "tweet_id": tweet, "body": body}
+                self.topic.write({"follower_id": follower, "tweet_id": tweet}, row, tag)
+                if row is None:
+                    self.rows.pop((follower, tweet), None)
+                else:
+                    self.rows[follower, tweet] = row
+            self.topic.commit(tag=tag, offsets={}, run="run", is_complete=part == parts - 1)
+        return self.lsn
+
+    def of(self, follower: int) -> Rows:
+        return {key: row for key, row in self.rows.items() if key[0] == follower}
+
+
+@dataclass
+class Reader:
+    """What a reader makes of the frames. ``seen`` has the rows after each synced and commit, by LSN."""
+
+    frames: AsyncIterator[bytes]
+    rows: Rows = field(default_factory=dict)
+    events: list[str] = field(default_factory=list)
+    lsn: int = 0
+    last_id: str = ""
+    trouble: str | None = None
+
+    async def until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            frame = await asyncio.wait_for(anext(self.frames), 60)
+            for one in frame.decode().split("\n\n")[:-1]:
+                self._take(one)
+
+    async def until_lsn(self, lsn: int) -> None:
+        await self.until(lambda: self.lsn >= lsn)
+
+    def _take(self, frame: str) -> None:
+        fields = dict(line.split(": ", 1) for line in frame.split("\n") if ": " in line and not line.startswith(":"))
+        event = fields.get("event")
+        if event is None:
+            return
+        self.events.append(event)
+        data = orjson.loads(fields["data"])
+        key = tuple(data.get("key", {}).values())
+        match event:
+            case "reset":
+                self.rows.clear()
+            case "row" | "upsert":
+                self.rows[key] = data["row"]
+            case "delete":
+                self.rows.pop(key, None)
+            case "synced" | "commit":
+                high, low = data["lsn"].split("/")
+                self.lsn, self.last_id = (int(high, 16) << 32) + int(low, 16), fields["id"]
+            case "trouble":
+                self.trouble = data["message"]
+
+
+@pytest.fixture
+def writer(endpoints: Endpoints) -> Iterator[Writer]:
+    made = Writer(kafka_settings(endpoints.kafka_bootstrap))
+    yield made
+    made.topic.close()
+
+
+def follow(writer: Writer, work: Callable[[ViewChanges], Awaitable[None]], *, live: list[int] | None = None) -> None:
+    """Run readers in a loop of their own. ``live`` is the generation that is live, which they may change."""
+    generation = live or [1]
+
+    async def main() -> None:
+        changes = ViewChanges(writer.kafka, writer.pipeline, live=lambda _: generation[0], is_closed=lambda: False)
+        try:
+            await work(changes)
+        finally:
+            changes.close()
+
+    asyncio.run(main())
+
+
+def test_rows_come_first_and_then_whole_steps(writer: Writer) -> None:
+    first = writer.step((1, 1, "a"), (1, 2, "b"), (2, 1, "a"))
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        await reader.until_lsn(first)
+        assert reader.rows == writer.rows
+        assert reader.events == ["reset", "row", "row", "row", "synced"]
+        second = writer.step((1, 1, None), (1, 3, "c\nd"), (2, 1, "z"), parts=2)
+        await reader.until_lsn(second)
+        assert reader.rows == writer.rows
+        assert sorted(reader.events[5:-1]) == ["delete", "upsert", "upsert"]
+        assert reader.events[-1] == "commit"
+        third = writer.step()  # nothing of the result has changed
+        await reader.until_lsn(third)
+        assert reader.events[-1] == "commit"
+        assert reader.rows == writer.rows
+
+    follow(writer, work)
+
+
+def test_a_reader_gets_what_it_filters_by(writer: Writer) -> None:
+    first = writer.step((1, 1, "a"), (2, 1, "a"))
+
+    async def work(changes: ViewChanges) -> None:
+        one = Reader(changes.follow("timeline", KEY, {"follower_id": "1"}, None))
+        nobody = Reader(changes.follow("timeline", KEY, {"follower_id": "7"}, None))
+        for reader in (one, nobody):
+            await reader.until_lsn(first)
+        second = writer.step((1, 2, "b"), (2, 2, "b"))
+        for reader in (one, nobody):
+            await reader.until_lsn(second)
+        assert one.rows == writer.of(1)
+        assert nobody.events == ["reset", "synced", "commit"]
+
+    follow(writer, work)
+
+
+def test_a_reader_that_comes_back_gets_what_it_lacks(writer: Writer) -> None:
+    first = writer.step((1, 1, "a"), (1, 2, "b"), (1, 3, "c"))
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {"follower_id": "1"}, None))
+        await reader.until_lsn(first)
+        writer.step((1, 1, None))
+        second = writer.step((1, 4, "d"), (1, 2, "x"), (2, 1, "y"))
+        back = Reader(changes.follow("timeline", KEY, {"follower_id": "1"}, reader.last_id), rows=dict(reader.rows))
+        await back.until_lsn(second)
+        assert back.rows == writer.of(1)
+        assert "reset" not in back.events
+        other = Reader(changes.follow("timeline", KEY, {"follower_id": "2"}, reader.last_id))
+        await other.until_lsn(second)
+        assert other.events[0] == "reset"
+        assert other.rows == writer.of(2)
+
+    follow(writer, work)
+    last_ids: list[str] = []
+
+    async def before(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        await reader.until_lsn(writer.lsn)
+        last_ids.append(reader.last_id)
+
+    async def after(changes: ViewChanges) -> None:
+        """Another process, which reads the topic from its beginning."""
+        reader = Reader(changes.follow("timeline", KEY, {}, last_ids[0]))
+        await reader.until_lsn(writer.lsn)
+        assert sorted(reader.events) == ["delete", "synced"]
+
+    follow(writer, before)
+    writer.step((1, 4, None))
+    follow(writer, after)
+
+
+def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None:
+    first = writer.step(*((1, tweet, "a") for tweet in range(10)))
+
+    async def work(changes: ViewChanges) -> None:
+        slow = Reader(changes.follow("timeline", KEY, {}, None))
+        quick = Reader(changes.follow("timeline", KEY, {}, None))
+        for reader in (slow, quick):
+            await reader.until_lsn(first)
+        followed = next(iter(changes._followed.values()))
+        followed.recent, recent = Recent(rows_max=20), followed.recent
+        followed.recent.at = recent.at
+        lsn = first
+        for number in range(12):
+            lsn = writer.step(*((1, tweet, f"b{number}") for tweet in range(9)), (1, 100 + number, "n"))
+            await quick.until_lsn(lsn)
+        assert slow.lsn == first
+        await slow.until_lsn(lsn)
+        assert slow.rows == quick.rows == writer.rows
+        assert slow.events.count("upsert") == 9 + 12
+
+    follow(writer, work)
+
+
+def test_a_reader_that_does_not_keep_up_is_told_to_resume(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.step(*((1, tweet, "a") for tweet in range(2_000)))
+    monkeypatch.setattr(view_changes, "_BEHIND_S", 0.0)
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        with contextlib.suppress(StopAsyncIteration):
+            await reader.until(lambda: reader.trouble is not None)
+        assert reader.trouble is not None
+        assert "filter by columns of the key" in reader.trouble
+        assert not reader.last_id
+
+    follow(writer, work)
+
+
+def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> None:
+    first = writer.step((1, 1, "a"))
+    live = [1]
+    other = Writer(writer.kafka, 2, writer.pipeline)
+    other.step((1, 5, "other"))
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        await reader.until_lsn(first)
+        live[0] = 2
+        with pytest.raises(StopAsyncIteration):
+            await reader.until(lambda: False)
+        back = Reader(changes.follow("timeline", KEY, {}, reader.last_id), rows=dict(reader.rows))
+        await back.until(lambda: back.events[-1:] == ["synced"])
+        assert back.events[0] == "reset"
+        assert back.rows == other.rows
+
+    follow(writer, work, live=live)
+    other.topic.close()
+
+
+def test_a_view_without_a_topic_yet_says_so(endpoints: Endpoints) -> None:
+    async def main() -> None:
+        kafka = kafka_settings(endpoints.kafka_bootstrap)
+        changes = ViewChanges(kafka, "nosuch", live=lambda _: 1, is_closed=lambda: False)
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        with contextlib.suppress(StopAsyncIteration):
+            await reader.until(lambda: False)
+        assert reader.trouble is not None
+        assert "doesn't exist yet" in reader.trouble
+        no_generation = ViewChanges(kafka, "nosuch", live=lambda _: None, is_closed=lambda: False)
+        with pytest.raises(Unavailable):
+            no_generation.follow("timeline", KEY, {}, None)
+
+    asyncio.run(main())
