@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
@@ -123,10 +123,10 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
 
 
 def _epoch(config: Config) -> int | None:
-    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't answer."""
+    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't say."""
     try:
         state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
-    except Unavailable:
+    except LockstepError:
         return None
     return 0 if state is None else state.epoch
 

@@ -6,7 +6,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, PositionMismatch
-from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
-from cdc.model.table import Table, TableName
+from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -34,6 +32,7 @@ from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
@@ -121,10 +120,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     sink_for(task).apply(Batch([], fence=task.fence))
     stored = {**task.view.reached, **stored}
     is_to_be_built = False
-    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task.view, shapes) as state:
-            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task, task.view) as state:
+            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
             is_usable = view.log() == task.view.log and _is_usable(view, task.run, stored)
             is_to_be_built = is_to_be_built or not is_usable
             try:
@@ -137,9 +135,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 
 
 @contextmanager
-def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
+def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, shapes)
+    own = identity(view.plan, task.shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -359,14 +357,20 @@ class _Run:
         elif taken.records is None and not self._moves(taken.next_offsets):
             return
         else:
-            events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(
-                list(events),
-                epoch=cut.epoch,
-                lsn=cut.lsn,
-                offsets=taken.next_offsets,
-                transactions=taken.transactions,
-            )
+            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            try:
+                self._view.step(
+                    events,
+                    epoch=cut.epoch,
+                    lsn=cut.lsn,
+                    offsets=taken.next_offsets,
+                    transactions=taken.transactions,
+                )
+            except FanOutExceeded:
+                # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+                if taken.transactions == 1:
+                    raise
+                raise _TooMuch from None
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
@@ -413,29 +417,31 @@ class _Run:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
-        if self._view.is_whole:
+        is_whole = self._view.is_whole
+        if is_whole:
             self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
-            tag = str(output.tag)
-            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            tags = [str(output.tag)] * len(output.keys)
+            events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             refused, void = self._apply(events, offsets if output.is_last else {})
             self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
             check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
+        if is_whole:
+            self._view.compact()
         self._building = None
         freeze_opened()
         self._result.next_offsets = offsets
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
         """Give these to the sink, and note what became of them.
 
         Returns the keys of those that it refuses for good, and of those whose earlier rejection is void.
         """
-        of_result = TableEvents.of(self._input.table.name, events)
-        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
@@ -443,18 +449,18 @@ class _Run:
             return [], []
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
-        by_key = {orjson.dumps(event.key): event for event in events}
+        came = set(events.keys)
         # What became of the newest version counts.
-        result.rejected = [event for event in result.rejected if event.key not in by_key]
+        result.rejected = [event for event in result.rejected if event.key not in came]
         refused, void = list[_Key](), list[_Key]()
-        for key, event in by_key.items():
+        for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
             if key in reasons:
-                value = None if event.row is None else _rejected_value(event, result.commit_time_ms)
-                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, event.tag, reasons[key]))
-                refused.append(event.key)
+                value = None if row is None else _rejected_value(tag, row, result.commit_time_ms)
+                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, tag, reasons[key]))
+                refused.append(orjson.loads(key))
             elif (topic, key) in self._task.rejected_before:
                 result.resolved.append((topic, key))
-                void.append(event.key)
+                void.append(orjson.loads(key))
         return refused, void
 
     def _rejected_with(self, key: _Key) -> str:
@@ -505,9 +511,9 @@ class _Run:
                 )
 
 
-def _rejected_value(event: RowEvent, commit_time_ms: int) -> bytes:
+def _rejected_value(tag: str, row: bytes, commit_time_ms: int) -> bytes:
     """A row of the result in the form of a table's event, as a retry reads it."""
-    return orjson.dumps({"op": "u", "tag": event.tag, "after": event.row, "ts_ms": commit_time_ms})
+    return orjson.dumps({"op": "u", "tag": tag, "after": orjson.Fragment(row), "ts_ms": commit_time_ms})
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:

@@ -168,6 +168,7 @@ class SinkQuery:
         self._figures = FiguresKeeper(lease, plan.task.sink, plan.task.generation, report)
         self._on_no_task_left = plan.on_no_task_left
         self._batch_id, self._part_began = -1, 0.0
+        self._is_told_stored = True
         self._lease = lease
         lease.guard(self._gate)
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -471,13 +472,14 @@ class SinkQuery:
         if told.view is not None:
             self._figures.told(told.view)
         if not told.next_offsets:
-            return False
+            return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
         progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
-        return progress is not None
+        self._is_told_stored = progress is not None
+        return self._is_told_stored
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
