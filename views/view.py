@@ -497,10 +497,8 @@ class View:
             own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
             state.put_all({_REFUSED + key[len(_PENDING) :]: tag + own.pop(key) for key in aside if key in own})
             for values in void:
-                state.put(
-                    _VOID + self._stored_key(values),
-                    tag + _stored({name: values[name] for name in self.plan.key}, None),
-                )
+                own_key = {name: values[name] for name in self.plan.key}
+                state.put(_VOID + self._stored_key(values), tag + _stored(own_key, None))
             offsets = orjson.dumps(_triples(position.offsets))
             if state.get(_IS_WHOLE) is not None:
                 # Kept once more, the whole result would be half of the state. Built again, it is there again.
@@ -527,10 +525,17 @@ class View:
             return any(next(state.scan(prefix), None) is not None for prefix in (_REFUSED, _VOID))
 
         def work(state: Step) -> list[Mapping[str, JsonValue]]:
+            settled = set[bytes]()
             for key, stored, tag, of in self._aside(state, _REFUSED):
                 state.delete(key)
                 if kept(of) < tag:
                     state.put(_PENDING + key[len(_REFUSED) :], stored)
+                else:
+                    settled.add(key[len(_REFUSED) :])
+            # The row before a refused one isn't written again as if it were the newest.
+            for sent in _all(state, _SENT) if settled else ():
+                if sent[len(_SENT) + _NUMBER_BYTES :] in settled:
+                    state.delete(sent)
             void = []
             for key, _, tag, of in self._aside(state, _VOID):
                 if "" < kept(of) < tag:
@@ -556,17 +561,17 @@ def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -
     return _KEY_LENGTH.pack(len(own)) + own + (b"" if row is None else orjson.dumps(row))
 
 
+def _key_of(pending: bytes) -> Mapping[str, JsonValue]:
+    """The row's key of a pending entry."""
+    key: Mapping[str, JsonValue] = orjson.loads(
+        pending[_KEY_LENGTH.size : _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]]
+    )
+    return key
+
+
 def _row_of(pending: bytes) -> bytes | None:
     """The row of a pending entry; None where it is gone."""
     return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
-
-
-def _key_of(pending: bytes) -> Mapping[str, JsonValue]:
-    """The key of a pending entry."""
-    own: dict[str, JsonValue] = orjson.loads(
-        pending[_KEY_LENGTH.size : _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]]
-    )
-    return own
 
 
 def _pending(state: Reading) -> Iterator[Entry]:

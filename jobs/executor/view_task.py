@@ -18,7 +18,7 @@ import pyarrow as pa
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ForeignRecord, PositionMismatch
-from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
+from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -501,18 +501,18 @@ class _Run:
             return [], []
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
-        by_key = {orjson.dumps(event.key): event for event in events}
+        came = set(events.keys)
         # What became of the newest version counts.
-        result.rejected = [event for event in result.rejected if event.key not in by_key]
+        result.rejected = [event for event in result.rejected if event.key not in came]
         refused, void = list[_Key](), list[_Key]()
-        for key, event in by_key.items():
+        for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
             if key in reasons:
-                value = None if event.row is None else _rejected_value(event, result.commit_time_ms)
-                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, event.tag, reasons[key]))
-                refused.append(event.key)
+                value = None if row is None else _rejected_value(tag, row, result.commit_time_ms)
+                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, tag, reasons[key]))
+                refused.append(orjson.loads(key))
             elif (topic, key) in self._task.rejected_before:
                 result.resolved.append((topic, key))
-                void.append(event.key)
+                void.append(orjson.loads(key))
         return refused, void
 
     def _rejected_with(self, key: _Key) -> str:
@@ -563,9 +563,9 @@ class _Run:
                 )
 
 
-def _rejected_value(event: RowEvent, commit_time_ms: int) -> bytes:
+def _rejected_value(tag: str, row: bytes, commit_time_ms: int) -> bytes:
     """A row of the result in the form of a table's event, as a retry reads it."""
-    return orjson.dumps({"op": "u", "tag": event.tag, "after": event.row, "ts_ms": commit_time_ms})
+    return orjson.dumps({"op": "u", "tag": tag, "after": orjson.Fragment(row), "ts_ms": commit_time_ms})
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:

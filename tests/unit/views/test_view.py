@@ -518,14 +518,19 @@ def test_what_is_pending_is_newer_than_what_was_written() -> None:
     assert list(view.pending().changes) == [ViewChange({"g": 1}, {"g": 1, "n": 2})]
 
 
-def test_a_row_from_before_one_that_was_refused_is_not_written_again() -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_row_from_before_one_that_was_refused_is_not_written_again(*, is_kept: bool) -> None:
     view = opened(COUNTS, MemoryState())
     delivered(view, [a(1, g=1)], 8)
     step(view, [a(2, g=1)], 16)
     view.acknowledge(view.pending(), refused=[{"g": 1}])
-    view.adopt("second")
+    if not is_kept:
+        view.adopt("second")
     assert view.pending() is None
-    assert view.make_pending([{"g": 1}]) == 1
+    view.settle(lambda _: str(Tag(1, 16, 0)) if is_kept else "")
+    view.adopt("third")
+    newest = [ViewChange({"g": 1}, {"g": 1, "n": 2})]
+    assert (view.pending() is None) if is_kept else (list(view.pending().changes) == newest)
 
 
 def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:
