@@ -36,6 +36,7 @@ from jobs.generations.record import (
 )
 from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
 from jobs.generations.view_state import remove_kept
+from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
 from jobs.report import (
@@ -76,7 +77,8 @@ class Source:
     """What all jobs of a pipeline read, and what with.
 
     ``tables`` are the captured ones that have a key, which a sink gets unless it names its own. ``append_only`` are
-    the others, which it gets where it names them.
+    the others, which it gets where it names them. ``captured`` says which those are by now, as SinkPlan has it: a
+    running job takes up what joins. None: they stay.
     """
 
     pipeline: str
@@ -84,10 +86,11 @@ class Source:
     tables: Sequence[TableName]
     spark: SparkSettings
     append_only: Collection[TableName] = ()
+    captured: Callable[[], Captured] | None = None
 
-    def tables_of(self, sink: str, settings: SinkSettings) -> list[TableName]:
-        """The tables of a sink with these settings. Raises ConfigurationError for one that isn't captured."""
-        return tables_of(sink, settings.tables, self.tables, self.append_only)
+    def tables_of(self, settings: SinkSettings) -> list[TableName]:
+        """The captured tables of a sink with these settings."""
+        return Captured(self.tables, self.append_only).of(settings.tables)
 
     def plan(
         self,
@@ -99,22 +102,25 @@ class Source:
         go_live: bool = True,
         bulk: bool = False,
         trimmed: bool = False,
+        takes_up: bool = True,
         open_sink: OpenSink = open_sink,
     ) -> SinkPlan:
-        """The plan of one generation's job. Raises ConfigurationError for tables that aren't captured."""
+        """The plan of one generation's job."""
         return SinkPlan(
             name=name,
             settings=settings,
             generation=generation,
             pipeline=self.pipeline,
             kafka=self.kafka,
-            tables=self.tables_of(name, settings),
+            tables=self.tables_of(settings),
             spark=self.spark,
             once=once,
             go_live=go_live,
             bulk=bulk,
             trimmed=trimmed,
             open=open_sink,
+            captured=self.captured,
+            takes_up=takes_up,
         )
 
 
@@ -126,6 +132,7 @@ def run_sinks(
     sinks: Mapping[str, SinkSettings],
     spark: SparkSettings,
     append_only: Collection[TableName] = (),
+    captured: Callable[[], Captured] | None = None,
     once: bool = False,
     report: Reporter = log_report,
     stop: threading.Event | None = None,
@@ -134,13 +141,11 @@ def run_sinks(
 ) -> int:
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
-    ``tables`` and ``append_only`` are those of ``Source``. ``opened`` is a session to run in.
+    ``tables``, ``append_only`` and ``captured`` are those of ``Source``. ``opened`` is a session to run in.
     Returns the exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
-    Raises ConfigurationError before anything is started, LockstepError when Spark doesn't start, and SparkEnded.
+    Raises LockstepError when Spark doesn't start, and SparkEnded.
     """
-    source = Source(pipeline, kafka, tables, spark, append_only)
-    for name, settings in sinks.items():
-        source.tables_of(name, settings)
+    source = Source(pipeline, kafka, tables, spark, append_only, captured)
     stop = stop or threading.Event()
     with session(source, stop, sinks.values(), follows=not once, opened=opened) as spark_session:
         return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
@@ -215,28 +220,6 @@ def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mappin
         for settings in sinks
         if why_no_long_batches(settings, source.tables) is None
     )
-
-
-def tables_of(
-    sink: str, wanted: Sequence[str], captured: Sequence[TableName], append_only: Collection[TableName] = ()
-) -> list[TableName]:
-    """The tables of a sink: those it names, or all but append-only ones.
-
-    Raises ConfigurationError for one that isn't captured. Pure.
-    """
-    if not wanted:
-        return list(captured)
-    names = [TableName.parse(text) for text in wanted]
-    problems = [
-        f"sinks.{sink}.tables: {name} is not captured"
-        for name in names
-        if name not in captured and name not in append_only
-    ]
-    if problems:
-        raise ConfigurationError(
-            "a sink asks for tables that nobody captures", problems=problems, hint="add them to source.tables"
-        )
-    return names
 
 
 def look_every_s(tables: int) -> float:

@@ -119,6 +119,16 @@ class TablesSetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class TablesChanged:
+    """The sink has other tables from now on: ``joined`` are captured now; ``left`` no longer, and keep their rows."""
+
+    sink: str
+    generation: int
+    joined: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DefinitionDiffers:
     """The live generation was built with other settings than today's; ``settings`` names those that differ."""
 
@@ -182,6 +192,7 @@ Report = (
     | SinkFailed
     | SinkStopped
     | TablesSetAside
+    | TablesChanged
     | DefinitionDiffers
     | ColumnBackfillProgress
     | UnreadableDeadLetters
@@ -274,6 +285,17 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                 "tables are set aside" if report.sentences else "no table is set aside any more",
                 {"sink": report.sink, "generation": report.generation},
                 "\n".join(report.sentences),
+            )
+        case TablesChanged():
+            changes = {"joined": report.joined, "left": report.left}
+            return logging.INFO, LogMessage(
+                "the sink has other tables",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    **{what: tables for what, tables in changes.items() if tables},
+                },
+                "the rows of those that left stay as they are" if report.left else "",
             )
         case DefinitionDiffers():
             return logging.WARNING, LogMessage(

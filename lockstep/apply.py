@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from pyspark.sql import SparkSession
@@ -16,6 +17,7 @@ from jobs.offsets import Offsets
 from jobs.query.start_position import begin_at_start_position
 from jobs.report import Reporter, log_report
 from jobs.settings import SparkSettings
+from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
 from monitor.log_start import offsets_after, offsets_since
@@ -139,6 +141,7 @@ def apply_sinks(
         kafka=config.kafka,
         tables=config.source.keyed_names,
         append_only=config.source.append_only_names,
+        captured=partial(captured_now, config.as_pipeline()) if config.source.has_patterns else None,
         sinks=chosen,
         spark=spark_settings(config),
         once=once,

@@ -21,13 +21,14 @@ import psycopg
 from pydantic import BaseModel, SecretStr
 
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.postgres.connection import connection_error
 from cdc.secret import address_holds_secret, is_secret_name, read_secret_file
 from lockstep.config import Config, captured, resolved
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
+from lockstep.views.kept import views_now
 from monitor.alerts.settings import WebhookSettings
 from monitor.collector import LagCollector
 from sinks.access import RenewedLogin
@@ -45,6 +46,7 @@ configuration.json   lockstep.toml with its defaults; secrets are ***
 state.json           `lockstep state --json`
 lag.json             `lockstep lag --json`
 doctor.json          `lockstep doctor --json`
+views.json           `lockstep views list --json`
 topics.json          partitions and settings of the pipeline's topics
 
 No row's values are in here, and no secrets. Names are: of tables, columns, hosts, users and files.
@@ -53,7 +55,10 @@ Logs aren't in here: they are where the processes write them.
 
 
 def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> None:
-    """Write the archive, readable by its owner only. Raises OSError where the file can't be written or is there."""
+    """Write the archive, readable by its owner only. Nothing of it is left where that fails or is interrupted.
+
+    Raises OSError where the file can't be written, ConfigurationError where it is there.
+    """
     secrets = _longest_first(_secrets(config))
     parts: Mapping[str, Callable[[], Any]] = {
         "versions": _versions,
@@ -61,9 +66,23 @@ def write_bundle(config: Config, file: Path, *, say: Callable[[str], None]) -> N
         "state": lambda: read_pipeline_state(config).to_json(),
         "lag": lambda: _lag(config),
         "doctor": lambda: findings_json(examine(config)),
+        "views": lambda: [status.to_json() for status in views_now(config)],
         "topics": lambda: _topics(config),
     }
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise ConfigurationError(f"{file} exists already", hint="name another file, or remove it") from None
+    try:
+        _write(descriptor, parts, secrets, say)
+    except BaseException:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _write(
+    descriptor: int, parts: Mapping[str, Callable[[], Any]], secrets: Sequence[str], say: Callable[[str], None]
+) -> None:
     with (
         os.fdopen(descriptor, "wb") as output,
         tarfile.open(fileobj=output, mode="w:gz") as archive,

@@ -12,8 +12,9 @@ from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect
-from cdc.protocol.control_records import CaptureState
+from cdc.protocol.control_records import CaptureState, selection_of
 from cdc.stream.table_selection import is_first_start, recorded_tables, select_tables
+from jobs.query.captured_tables import Captured
 
 
 def recorded_state(pipeline: Pipeline) -> CaptureState | None:
@@ -49,6 +50,24 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
         selection = select_tables(sql, pipeline, state, {})
     selection.require_any(source)
     return pipeline.capturing(selection.taken_in)
+
+
+def captured_now(pipeline: Pipeline) -> Captured:
+    """Which tables are captured by now, of those that the pipeline's settings may have.
+
+    Kafka says that. Before capture has begun they are those that were found when this process began. Raises
+    Unavailable, and LockstepError for a state of another version.
+    """
+    source, state = pipeline.source, recorded_state(pipeline)
+    if state is None or is_first_start(state):
+        return Captured(source.keyed_names, source.append_only_names)
+    source = source.resolved(recorded_tables(state))
+    return Captured(
+        source.keyed_names,
+        source.append_only_names,
+        selection_of(state.captured),
+        join_singly=not state.is_first_copy,
+    )
 
 
 def captured_shapes(connection: psycopg.Connection[Any], pipeline: Pipeline) -> dict[TableName, Table]:

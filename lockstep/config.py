@@ -146,12 +146,7 @@ class Config(Settings):
         return self
 
     def capturing(self, source: SourceSettings) -> "Config":
-        """The same with the source's tables resolved. Raises ConfigurationError for sinks that name other ones."""
-        problems = _problems_of_tables(source, self.sinks)
-        if problems:
-            raise ConfigurationError(
-                "sinks don't fit the captured tables", problems=problems, hint="`lockstep doctor` says what is captured"
-            )
+        """The same with the source's tables resolved."""
         return self.model_copy(update={"source": source})
 
     def as_pipeline(self) -> Pipeline:
@@ -201,14 +196,21 @@ class Config(Settings):
         }
 
     def sink_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
-        """The tables of a sink with these settings."""
-        return tuple(map(TableName.parse, settings.tables)) or self.source.keyed_names
+        """The captured tables of a sink with these settings."""
+        if not settings.tables:
+            return self.source.keyed_names
+        captured = set(self.source.table_names)
+        return tuple(name for name in map(TableName.parse, settings.tables) if name in captured)
+
+    def uncaptured_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
+        """The tables that a sink with these settings names, and that aren't captured: they may join, or have left."""
+        captured = set(self.source.table_names)
+        return tuple(name for name in map(TableName.parse, settings.tables) if name not in captured)
 
 
 def _problems_of_tables(source: SourceSettings, sinks: Mapping[str, SinkSettings]) -> list[str]:
-    """How sinks name tables that they can't have. Before patterns are resolved, whatever matches may be there."""
-    captured = set(source.table_names) if source.is_resolved else None
-    may_have = source.may_have if captured is None else captured.__contains__
+    """How sinks name tables that they can't have. What matches a pattern may be captured one day."""
+    may_have = source.may_have
     append_only = frozenset(name for name in source.append_only if may_have(name))
     problems = []
     for name, sink in sinks.items():

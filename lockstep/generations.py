@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
@@ -24,6 +24,7 @@ from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.generations.view_state import ToldView, load_told, remove_kept
 from jobs.offsets import Offsets
+from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from monitor.table import view_text
 from monitor.verification import Verification, load_verification
@@ -123,10 +124,10 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
 
 
 def _epoch(config: Config) -> int | None:
-    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't answer."""
+    """Capture's epoch now: a sink's progress learns of a new one later. None where Kafka doesn't say."""
     try:
         state = read_state(config.kafka.client(), config.pipeline.name, config.slot)
-    except Unavailable:
+    except LockstepError:
         return None
     return 0 if state is None else state.epoch
 
@@ -217,15 +218,13 @@ def switch_to(
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
-        wanted = config.sink_tables(settings_of_generation(config, name, generation))
-        tables = [table for table in wanted if table in config.source.table_names] or config.source.keyed_names
+        built_with = settings_of_generation(config, name, generation)
+        wanted = config.sink_tables(built_with)
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
         # Nobody waits for what both lack.
-        tables = [table for table in tables if table not in load_asides(opened.records, number)]
-        live_before = switch(
-            partial(open_sink, name, settings), number, log_ends=partial(log_ends, config, tables), say=say
-        )
+        ends = partial(log_ends_now, config, built_with, without=load_asides(opened.records, number).keys())
+        live_before = switch(partial(open_sink, name, settings), number, log_ends=ends, say=say)
     finally:
         opened.sink.close()
     return live_before, number
@@ -319,6 +318,23 @@ def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
     cluster = TopicAdmin(config.kafka.client())
     topics = config.topics_of(tables)
     return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
+
+
+def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[TableName] = ()) -> Offsets:
+    """The same of all tables that a sink with these settings has by now, but for some.
+
+    Raises as ``captured_now`` as well.
+    """
+    config = config_now(config)
+    return log_ends(config, [table for table in config.sink_tables(settings) if table not in without])
+
+
+def config_now(config: Config) -> Config:
+    """The configuration with the tables that are captured by now. Raises as ``captured_now``."""
+    if not config.source.has_patterns:
+        return config
+    captured = captured_now(config.as_pipeline())
+    return config.capturing(config.source.resolved([*captured.keyed, *captured.append_only]))
 
 
 def list_of(config: Config, name: str) -> list[Generation]:

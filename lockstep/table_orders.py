@@ -89,6 +89,10 @@ def _check(
             f"sink {name!r} has no table {unknown[0]}", hint=f"it has: {', '.join(sorted(map(str, has)))}"
         )
     for table in tables:
+        if table in asides and asides[table].state is AsideState.UNCAPTURED:
+            raise LockstepError(
+                f"table {table} of sink {name!r} isn't captured", hint=asides[table].next_step(name, "")
+            )
         if wish is Wish.PAUSE and table in asides and not asides[table].awaited:
             is_read = asides[table].is_read
             raise LockstepError(

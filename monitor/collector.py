@@ -27,7 +27,7 @@ from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, syst
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.generations.lease import LastBeat
-from jobs.generations.record import Generation, list_generations
+from jobs.generations.record import Generation, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
 from jobs.generations.view_state import ToldView, load_told
 from monitor.lag import (
@@ -48,7 +48,7 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, changed_settings, definition, load_client, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -146,6 +146,7 @@ class LagCollector:
         self._sinks: dict[tuple[str, int], OpenedSink] = {}
         self._questions: dict[str, Question[_Progresses]] = {}
         self._of_kafka: Question[_OfKafka] | None = None
+        self._asked_sinks = False
         self._built: dict[tuple[str, int], _BuiltWith] = {}
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
@@ -372,6 +373,10 @@ class LagCollector:
 
     def _ask_sinks(self, *, with_jobs: bool) -> dict[str, _Answer]:
         """Ask all sinks at once, each in its own thread, so that one that hangs delays the report by little."""
+        if not self._asked_sinks:  # a server isn't to blame for the time that this takes
+            for settings in self._settings.values():
+                load_client(settings)
+            self._asked_sinks = True
         for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = Question(partial(self._ask, name, with_jobs=with_jobs))
@@ -402,7 +407,11 @@ class LagCollector:
         generations = self._generations(name)
         self._answered[name] = True
         for generation in generations:
-            self._built_with(name, generation)  # Raises for this sink alone where it doesn't go with today's settings.
+            # Both raise for this sink alone: another pipeline's progress says nothing of this one, and what was built
+            # with other settings has to go with today's.
+            if generation.record is not None:
+                check_owner(name, generation.number, generation.record, self._configured.name)
+            self._built_with(name, generation)
         if not generations:
             return []
         jobs: Mapping[int, JobStatus] = {}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from cdc.model.append_only import stored_tables
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from views.expressions import Aggregate, Expression, Ref
 from views.plan import Group, Project, Scan, Union, ViewPlan, nodes
@@ -26,7 +27,7 @@ def result_table(plan: ViewPlan, tables: Mapping[TableName, Table], name: TableN
 
     Raises KeyError when a table or column of the plan isn't among the shapes.
     """
-    origins = _Origins(plan, tables)
+    origins = _Origins(plan, stored_tables(tables))
     columns = tuple(origins.column(column, made) for column, made in plan.outputs)
     return Table(name, columns, plan.key, ReplicaIdentity.DEFAULT)
 

@@ -12,6 +12,7 @@ all of them are in. Then the whole result is.
 """
 
 import hashlib
+import struct
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import orjson
 
+from cdc.model.append_only import stored_tables
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
@@ -33,9 +35,9 @@ from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.state.contract import Entry, Reading, State, Step
-from views.values import Value, from_event, to_event
+from views.values import Row, from_event, to_event
 
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Of what the operators keep. Another number means another state, which is built anew."""
 
 CHANGES_MAX: Final = 5_000_000
@@ -58,8 +60,8 @@ _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
 _FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
 _NOT_ARRANGED, _ARRANGED = b"", b"1"
-_GONE: Final = b"-"
-"""Before a pending row that is gone, its key's values follow. A row's own values are a JSON array."""
+_KEY_LENGTH: Final = struct.Struct("<I")
+"""Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
 
 _NUMBER_BYTES: Final = 8
 
@@ -74,14 +76,24 @@ class ViewChange:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Rows for the sink. ``tag`` is the version that they are written with: that of the newest step.
+    """Rows for the sink, as JSON objects by their keys'. One that is gone is None.
 
-    With ``is_last`` nothing else is pending, so a sink that has these rows holds the result as of that position.
+    ``tag`` is the version that they are written with: that of the newest step. With ``is_last`` nothing else is
+    pending, so a sink that has these rows holds the result as of that position.
     """
 
     tag: Tag
-    changes: Sequence[ViewChange]
+    keys: Sequence[bytes]
+    rows: Sequence[bytes | None]
     is_last: bool = True
+
+    @property
+    def changes(self) -> list[ViewChange]:
+        """The same, parsed."""
+        return [
+            ViewChange(orjson.loads(key), None if row is None else orjson.loads(row))
+            for key, row in zip(self.keys, self.rows, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,7 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
     Another name, type or number of one of these makes another identity: a column that was dropped and added again
     holds other values. Other columns may come and go.
     """
+    tables = stored_tables(tables)
     read: dict[TableName, set[str]] = {}
     for node in nodes(plan.root):
         if isinstance(node, Scan):
@@ -177,7 +190,7 @@ class View:
         self.plan = plan
         self._state = state
         self._changes_max = changes_max
-        self._dataflow = Dataflow(plan.root, tables)
+        self._dataflow = Dataflow(plan.root, stored_tables(tables))
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
@@ -187,6 +200,7 @@ class View:
             if not made.type.is_same_in_events
         ]
         self._key_places = [self._names.index(name) for name in plan.key]
+        self._named_key = list(zip(plan.key, self._key_places, strict=True))
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
         self._build_size = sys.maxsize
@@ -290,6 +304,10 @@ class View:
 
         self._state.update(work)
 
+    def compact(self) -> None:
+        """Give back the space of what was pending: of a whole result that was delivered, about half of the file."""
+        self._state.compact()
+
     @property
     def is_whole(self) -> bool:
         """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
@@ -312,8 +330,10 @@ class View:
                 pending = state.get(_PENDING + own)
                 if pending is None:
                     if state.get(_AS_STORED + own) is None:
-                        state.put(_PENDING + own, _GONE + orjson.dumps([key[name] for name in self.plan.key]))
-                elif not pending.startswith(_GONE) and orjson.loads(pending) == list(map(row.get, self._names)):
+                        state.put(_PENDING + own, _stored({name: key[name] for name in self.plan.key}, None))
+                elif (is_to_be := _row_of(pending)) is not None and orjson.loads(is_to_be) == {
+                    name: row.get(name) for name in self._names
+                }:
                     state.delete(_PENDING + own)
                     state.put(_AS_STORED + own, pending)
 
@@ -351,7 +371,10 @@ class View:
 
         def work(state: Step) -> None:
             again = {key[len(_SENT) + _NUMBER_BYTES :]: row for key, row in state.scan(_SENT)}  # the newest of each key
-            state.put_all({_PENDING + key: row for key, row in again.items() if state.get(_PENDING + key) is None})
+            for key, row in again.items():
+                # Of a key whose newest row was refused, the one before isn't written as if it were the newest.
+                if state.get(_PENDING + key) is None and state.get(_REFUSED + key) is None:
+                    state.put(_PENDING + key, row)
             for entry in [*_all(state, _SENT), *_all(state, _SENT_AS_OF)]:
                 state.delete(entry)
             state.put(_RUN, run.encode())
@@ -385,11 +408,12 @@ class View:
 
         Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
         """
-        rows: dict[bytes, list[Value]] = {}
-        vanished: dict[bytes, list[Value]] = {}
+        rows: dict[bytes, Row] = {}
+        vanished: dict[bytes, Row] = {}
+        outputs, encode_key, key_places = self._outputs, self._encode_key, self._key_places
         for row, weight in changes.items():
-            values = list(self._outputs(row))
-            key = self._encode_key([values[place] for place in self._key_places])
+            values = outputs(row)
+            key = encode_key([values[place] for place in key_places])
             into = rows if weight > 0 else vanished
             assert key not in into, "two rows of the result have one key"
             into[key] = values
@@ -399,8 +423,7 @@ class View:
         for key, old in vanished.items():
             if key not in rows:
                 if keeps_gone:
-                    own = self._as_in_events(old)
-                    stored[_PENDING + key] = _GONE + orjson.dumps([own[place] for place in self._key_places])
+                    stored[_PENDING + key] = self._pending_row(old, is_gone=True)
                 else:
                     state.delete(_PENDING + key)
                 state.delete(_REFUSED + key)
@@ -409,18 +432,19 @@ class View:
             else:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
-            stored[_PENDING + key] = orjson.dumps(self._as_in_events(values))
+            stored[_PENDING + key] = self._pending_row(values)
         if keeps_gone and state.get(_IS_WHOLE) is not None:
             for key in stored:
                 state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
 
-    def _as_in_events(self, values: list[Value]) -> list[JsonValue]:
-        made: list[JsonValue] = [*values]
+    def _pending_row(self, values: Row, *, is_gone: bool = False) -> bytes:
+        own: list[JsonValue] = [*values]
         for place, convert in self._converted:
-            made[place] = convert(values[place])
-        return made
+            own[place] = convert(values[place])
+        key = {name: own[place] for name, place in self._named_key}
+        return _stored(key, None if is_gone else dict(zip(self._names, own, strict=True)))
 
     def pending(self, limit: int | None = None) -> Output | None:
         """Rows that the sink may not have yet, at most ``limit``, in the order of their keys; None when it has all.
@@ -433,20 +457,18 @@ class View:
             if position.is_building:
                 return None
             entries = _pending(state)
-            changes = [self._change(stored) for _, stored in islice(entries, limit)]
-            if not changes:
+            keys: list[bytes] = []
+            rows: list[bytes | None] = []
+            for _, stored in islice(entries, limit):
+                end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0]
+                keys.append(stored[_KEY_LENGTH.size : end])
+                rows.append(stored[end:] or None)
+            if not keys:
                 return None
             is_last = limit is None or next(entries, None) is None
-            return Output(position.tag, changes, is_last)
+            return Output(position.tag, keys, rows, is_last)
 
         return self._state.read(look)
-
-    def _change(self, stored: bytes) -> ViewChange:
-        if stored.startswith(_GONE):
-            return ViewChange(dict(zip(self.plan.key, orjson.loads(stored[len(_GONE) :]), strict=True)), None)
-        values = orjson.loads(stored)
-        key = {name: values[place] for name, place in zip(self.plan.key, self._key_places, strict=True)}
-        return ViewChange(key, dict(zip(self._names, values, strict=True)))
 
     def acknowledge(
         self,
@@ -466,7 +488,7 @@ class View:
             position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            entries = list(islice(_pending(state), len(output.changes)))
+            entries = list(islice(_pending(state), len(output.keys)))
             for key, _ in entries:
                 state.delete(key)
             own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
@@ -502,6 +524,17 @@ class View:
 
     def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+
+
+def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:
+    """A pending entry."""
+    own = orjson.dumps(key)
+    return _KEY_LENGTH.pack(len(own)) + own + (b"" if row is None else orjson.dumps(row))
+
+
+def _row_of(pending: bytes) -> bytes | None:
+    """The row of a pending entry; None where it is gone."""
+    return pending[_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0] :] or None
 
 
 def _pending(state: Reading) -> Iterator[Entry]:

@@ -6,7 +6,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,8 @@ import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.append_only import stored_tables
 from cdc.model.errors import ForeignRecord, LockstepError, PositionMismatch
-from cdc.model.event import Events, Position, RowEvent, TableEvents
-from cdc.model.table import Table, TableName
+from cdc.model.event import Events, Position, TableEvents
 from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
@@ -35,6 +33,7 @@ from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
@@ -122,10 +121,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     sink_for(task).apply(Batch([], fence=task.fence))
     stored = {**task.view.reached, **stored}
     is_to_be_built = False
-    shapes = stored_tables(task.shapes)
     while True:
-        with _opened_state(task.view, shapes) as state:
-            view = View(task.view.plan, shapes, state, changes_max=task.settings.changes_max)
+        with _opened_state(task, task.view) as state:
+            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
             topic = _topic_of(task)
             is_usable = (
                 view.log() == task.view.log
@@ -145,9 +143,9 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 
 
 @contextmanager
-def _opened_state(view: ViewInput, shapes: Mapping[TableName, Table]) -> Iterator[FileState]:
+def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, shapes)
+    own = identity(view.plan, task.shapes)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -389,14 +387,20 @@ class _Run:
         elif taken.records is None and not self._moves(taken.next_offsets):
             return
         else:
-            events = () if taken.records is None else decode(taken.records, self._task).events
-            self._view.step(
-                list(events),
-                epoch=cut.epoch,
-                lsn=cut.lsn,
-                offsets=taken.next_offsets,
-                transactions=taken.transactions,
-            )
+            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            try:
+                self._view.step(
+                    events,
+                    epoch=cut.epoch,
+                    lsn=cut.lsn,
+                    offsets=taken.next_offsets,
+                    transactions=taken.transactions,
+                )
+            except FanOutExceeded:
+                # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
+                if taken.transactions == 1:
+                    raise
+                raise _TooMuch from None
         self._position = self._view.position()
         self._moved_s = time.monotonic()
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
@@ -446,21 +450,24 @@ class _Run:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
-        if self._view.is_whole:
+        is_whole = self._view.is_whole
+        if is_whole:
             self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
-            tag = str(output.tag)
-            events = [RowEvent(table, change.key, tag, change.row, _NOWHERE) for change in output.changes]
+            tags = [str(output.tag)] * len(output.keys)
+            events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             self._apply(events, offsets if output.is_last else {})
             if self._topic is not None:  # after the sink: who is told of a row finds it there
-                for change in output.changes:
-                    self._topic.write(change.key, change.row, output.tag)
+                for key, row in zip(output.keys, output.rows, strict=True):
+                    self._topic.write(key, row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
             self._view.acknowledge(output, reached=self._stored)
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
+        if is_whole:
+            self._view.compact()
         self._building = None
         if self._topic is not None and self._lacks_step(self._topic):
             self._commit(self._topic, is_complete=True)
@@ -473,9 +480,8 @@ class _Run:
         at = (position.epoch, position.lsn)
         return last is None or not last.is_complete or (last.epoch, last.lsn) != at
 
-    def _apply(self, events: Sequence[RowEvent], next_offsets: Offsets) -> None:
-        of_result = TableEvents.of(self._input.table.name, events)
-        batch = Batch(Events([of_result]), next_offsets=next_offsets, fence=self._task.fence)
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> None:
+        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         if outcome.rejections:
             first = outcome.rejections[0]

@@ -45,13 +45,15 @@ class Order:
 class AsideState(StrEnum):
     """``PAUSED`` and ``OUT``: as somebody has asked. ``FAILED``: it couldn't be applied, and its neighbours go on.
 
-    ``RESUMING``: it is read again, and lacks what came meanwhile.
+    ``RESUMING``: it is read again, and lacks what came meanwhile. ``UNCAPTURED``: the sink names it, and capture hasn't
+    taken it in yet, or not any more.
     """
 
     PAUSED = "paused"
     FAILED = "failed"
     OUT = "out"
     RESUMING = "resuming"
+    UNCAPTURED = "uncaptured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Aside:
                 return f"{table} was taken out: its rows stay as they were"
             case AsideState.RESUMING:
                 return f"{table} was resumed, and catches up"
+            case AsideState.UNCAPTURED:
+                return f"{table} isn't captured, and the sink goes on without it"
 
     def next_step(self, sink: str, table: str) -> str | None:
         """What to do; None where it ends by itself."""
@@ -107,6 +111,8 @@ class Aside:
                 return f"{resume} takes it in again"
             case AsideState.RESUMING:
                 return None
+            case AsideState.UNCAPTURED:
+                return "`lockstep doctor` says what it waits for; once it is captured, the sink takes it up by itself"
 
     def sentence(self, sink: str, table: str) -> str:
         """Both of them."""
@@ -203,19 +209,29 @@ def next_asides(
     *,
     now_ms: int,
     left: Collection[TableName] = (),
+    uncaptured: Iterable[TableName] = (),
 ) -> dict[TableName, Aside]:
     """What a job that begins to read sets aside, now that it knows these orders. Pure.
 
-    ``tables`` are the sink's. What it has set aside of others is forgotten. ``left`` are those that the sink had, that
-    it didn't read for a while, and that its watermark hasn't waited for.
+    ``tables`` are the sink's that are captured, ``uncaptured`` the others that it names. What it has set aside of any
+    other is forgotten. ``left`` are those that the sink had, that it didn't read for a while, and that its watermark
+    hasn't waited for.
     """
     decided = {
         table: _next(orders.get(table, Order()), asides.get(table), now_ms, has_left=table in left) for table in tables
     }
+    decided |= {table: _uncaptured(orders.get(table, Order()), asides.get(table), now_ms) for table in uncaptured}
     return {table: aside for table, aside in decided.items() if aside is not None}
 
 
+def _uncaptured(order: Order, aside: Aside | None, now_ms: int) -> Aside:
+    since_ms = aside.since_ms if aside is not None and aside.state is AsideState.UNCAPTURED else now_ms
+    return Aside(AsideState.UNCAPTURED, since_ms, order.number, awaited=False)
+
+
 def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> Aside | None:
+    if aside is not None and aside.state is AsideState.UNCAPTURED:
+        aside = None  # it has joined
     if aside is not None and order.number < aside.order:
         return aside  # the order that it was set aside by was overwritten: who gave that gives it again
     match order.wish:
@@ -228,7 +244,8 @@ def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> 
             return Aside(state, now_ms, order.number, awaited=awaited)
         case Wish.APPLY:
             if aside is None:
-                return None
+                # One that had left the captured tables is resumed. All of one that joins is new.
+                return Aside(AsideState.RESUMING, now_ms, order.number, awaited=False) if has_left else None
             if order.number <= aside.order and aside.state in (AsideState.FAILED, AsideState.RESUMING):
                 return aside
             return Aside(AsideState.RESUMING, aside.since_ms, order.number, awaited=aside.awaited)

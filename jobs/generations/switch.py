@@ -3,7 +3,7 @@
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -54,8 +54,8 @@ def switch(
         if live is None:
             new.generations.switch()
             return None
-        _approach(new, target, live, log_ends, clock, say)
         with _opened(open_generation, live) as old:
+            _approach(new, target, live, _topics_read(old), log_ends, clock, say)
             request, request_name = uuid.uuid4().hex, pause_request_name(live)
             began = clock.monotonic_s()
             old.records.save(request_name, request)
@@ -63,7 +63,7 @@ def switch(
             try:
                 wait_for_pause(old.records, live, request, clock)
                 wanted_offsets = log_ends()
-                while (lacking := _lacking(new, target, wanted_offsets)) != _NOTHING:
+                while (lacking := _lacking(new, target, wanted_offsets, _topics_read(old))) != _NOTHING:
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise lacking.error(target, live)
                     clock.sleep(_LOOK_S)
@@ -82,14 +82,19 @@ def _check_in_force(old: OpenedSink, request_name: str, request: str) -> None:
         raise Unavailable("another switch of this sink has begun, or this one took too long", hint="try it again")
 
 
-def missing_records(progress: Progress | None, wanted_offsets: Offsets) -> int:
-    """How many records a generation has still to apply to reach these offsets, of the topics that it has ever read."""
+def missing_records(
+    progress: Progress | None, wanted_offsets: Offsets, wanted_topics: Collection[str] = frozenset()
+) -> int:
+    """How many records a generation has still to apply to reach these offsets.
+
+    They are of the topics that it has ever read, and of the ``wanted_topics``.
+    """
     if progress is None:
         return sum(wanted_offsets.values())
     return sum(
         max(0, offset - progress.next_offsets.get((topic, partition), 0))
         for (topic, partition), offset in wanted_offsets.items()
-        if topic in progress.topic_ids
+        if topic in progress.topic_ids or topic in wanted_topics
     )
 
 
@@ -97,6 +102,7 @@ def _approach(
     new: OpenedSink,
     target: int,
     live: int,
+    wanted_topics: Collection[str],
     log_ends: Callable[[], Offsets],
     clock: Clock,
     say: Callable[[str], None],
@@ -107,7 +113,7 @@ def _approach(
     """
     wanted_offsets, began = log_ends(), clock.monotonic_s()
     last, moved_at, said_at = None, began, -math.inf
-    while (lacking := _lacking(new, target, wanted_offsets)) != _NOTHING:
+    while (lacking := _lacking(new, target, wanted_offsets, wanted_topics)) != _NOTHING:
         now = clock.monotonic_s()
         if now - said_at >= _SAY_S:
             job = job_status(new.records, target, now_ms=time.time_ns() // 1_000_000)
@@ -146,10 +152,17 @@ class _Lacking:
 _NOTHING: Final = _Lacking(0, columns=False)
 
 
-def _lacking(new: OpenedSink, target: int, wanted_offsets: Offsets) -> _Lacking:
+def _topics_read(opened: OpenedSink) -> set[str]:
+    """The topics of which readers of a generation may have seen rows."""
+    progress = opened.generations.load_progress()
+    return set() if progress is None else {topic for topic, _ in progress.next_offsets}
+
+
+def _lacking(new: OpenedSink, target: int, wanted_offsets: Offsets, wanted_topics: Collection[str]) -> _Lacking:
     columns = load_columns(new.records, target)
     is_filled = columns is None or columns.is_filled
-    return _Lacking(missing_records(new.generations.load_progress(), wanted_offsets), not is_filled)
+    missing = missing_records(new.generations.load_progress(), wanted_offsets, wanted_topics)
+    return _Lacking(missing, not is_filled)
 
 
 @contextmanager

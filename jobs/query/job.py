@@ -12,6 +12,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic, view_topic
 from cdc.model.append_only import stored_table
@@ -51,6 +52,7 @@ from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
 from jobs.generations.view_state import check_can_keep, state_directory
 from jobs.offsets import Offsets
+from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
@@ -70,7 +72,7 @@ from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
 from jobs.query.watermark import Watermark
-from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesSetAside
+from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, TablesSetAside
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
@@ -109,6 +111,7 @@ class SinkJob:
         self._known_shapes: Sequence[SchemaRecord] = ()
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
         self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
+        self._captured: Captured | None = None  # as of the last look
         self._asides: Asides = {}
         self._asides_lock = threading.Lock()
         self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
@@ -214,10 +217,11 @@ class SinkJob:
         opened = self._plan.opened()
         try:
             lease.begin()
+            self._look_at_captured()
             # A view can't go on without one of its tables: nothing of it is set aside.
             orders = self._obey(opened, lease) if self._plan.settings.view is None else {}
             plan = self._plan
-            if self._tables and not plan.tables:
+            if not plan.tables and (self._tables or self._captured is not None):
                 return self._wait_for_orders(lease, orders)
             return self._run_query_of(plan, opened, lease, orders)
         finally:
@@ -226,7 +230,8 @@ class SinkJob:
     def _run_query_of(self, plan: SinkPlan, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
         """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
-        log = read_log_facts(plan, cluster)
+        join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
+        log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
         computed = checked_plans(self._spark, plan.settings.expressions(), log.tables, log.histories)
         cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
@@ -274,7 +279,9 @@ class SinkJob:
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
         has_orders = partial(self._has_orders, lease, orders, self._asides, keeper)
         news = threading.Event()
-        with ended_early(plan, cluster, log.tables, topics, retention, news=news, has_orders=has_orders) as early:
+        with ended_early(
+            plan, cluster, log.tables, topics, retention, uncopied=log.uncopied, news=news, has_orders=has_orders
+        ) as early:
             by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
             reached = self._reached_of(checkpoint.location, stored)
             query_plan = QueryPlan(
@@ -292,6 +299,8 @@ class SinkJob:
                 reads_again=_reads_again(point),
                 goes_on=self._goes_on(log),
                 on_no_task_left=self._tell_no_task_left,
+                captured=self._captured_watch(),
+                uncopied=self._listed(cluster, log.uncopied),
             )
             try:
                 self._has_query = True
@@ -353,13 +362,44 @@ class SinkJob:
             before.sink.close()
         return self._lease
 
+    def _look_at_captured(self) -> None:
+        """See which tables the sink has by now. Raises as ``SinkPlan.captured``, and Unavailable for a view's."""
+        plan = self._plan
+        if plan.captured is None:
+            return
+        if not plan.takes_up:
+            self._captured = Captured(self._tables, self._tables)
+            return
+        self._captured, before = plan.captured(), self._captured
+        named = plan.settings.tables
+        self._tables = self._captured.of(named)
+        if plan.settings.view is not None:
+            self._plan = replace(plan, tables=self._tables)
+            for lacking in self._captured.lacks(named):
+                raise Unavailable(
+                    f"the view reads {lacking}, which isn't captured", hint="`lockstep doctor` says what it waits for"
+                )
+        if before is not None:
+            joined = sorted(set(self._tables).difference(before.of(named)))
+            left = sorted(set(before.of(named)).difference(self._tables))
+            if joined or left:
+                told = tuple(map(str, joined)), tuple(map(str, left))
+                self._report(TablesChanged(plan.name, plan.generation, *told))
+
+    def _captured_watch(self) -> CapturedWatch | None:
+        plan = self._plan
+        if plan.captured is None or self._captured is None or plan.settings.view is not None:
+            return None
+        return CapturedWatch(plan.settings.tables, self._captured, plan.captured)
+
     def _obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
         """See which tables the next query reads. Returns the orders that say so."""
         plan = self._plan
         orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
-        stored = opened.generations.load_progress() if orders else None
+        stored = opened.generations.load_progress()
         left = [] if stored is None else [name for name in self._tables if self._topic(name) in stored.left_at_ms]
-        asides = next_asides(self._tables, orders, before, left=left, now_ms=_now_ms())
+        uncaptured = () if self._captured is None else self._captured.lacks(plan.settings.tables)
+        asides = next_asides(self._tables, orders, before, left=left, uncaptured=uncaptured, now_ms=_now_ms())
         with self._asides_lock:
             if asides != before:
                 self._save_asides(lease, asides)
@@ -382,6 +422,11 @@ class SinkJob:
         """Raises as ``GenerationLease.save_record``."""
         lease.save_record(asides_name(self._plan.generation), dump_asides(asides))
 
+    def _listed(self, cluster: TopicAdmin, tables: Sequence[TableName]) -> list[str]:
+        """The topics of these tables, as far as the brokers list them."""
+        listed = cluster.partition_counts() if tables else {}
+        return [topic for topic in map(self._topic, tables) if topic in listed]
+
     def _topic(self, table: TableName) -> str:
         return table_topic(self._plan.pipeline, table)
 
@@ -390,12 +435,22 @@ class SinkJob:
 
     def _wait_for_orders(self, lease: GenerationLease, orders: Orders) -> bool:
         """Nothing is to be read: wait until something is. Whether another query is due."""
+        plan, watch = self._plan, self._captured_watch()
         self._tell_asides()
-        while not self._plan.once and not self._stop.wait(_ORDERS_LOOK_S):
-            with suppress(Unavailable):
-                lease.check()
-                if self._orders(lease) != orders:
-                    return True
+        if watch is not None:
+            cluster = TopicAdmin(plan.kafka.client())
+            cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
+        progress = ProgressReader(plan.kafka.client(), plan.pipeline, [])
+        try:
+            while not plan.once and not self._stop.wait(_ORDERS_LOOK_S):
+                with suppress(Unavailable):
+                    lease.check()
+                    if self._orders(lease) != orders:
+                        return True
+                    if watch is not None and watch.has_changed(progress.new_records()):
+                        return True
+        finally:
+            progress.close()
         return False
 
     def _has_orders(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
@@ -719,10 +774,12 @@ def _keeper(
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
     known = stored if stored is not None and _covers(stored, log, awaited=awaited, held=held) else None
+    # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
+    topics = [*log.table_of, *(table_topic(plan.pipeline, name) for name in log.uncopied)]
     return ProgressKeeper(
         opened.generations,
         Watermark(
-            log.table_of,
+            topics,
             epoch=0 if known is None else known.epoch,
             lsn=0 if known is None else known.watermark_lsn,
             commit_time_ms=0 if known is None else known.commit_time_ms,

@@ -30,6 +30,8 @@ class LogFacts:
     """Topic -> table."""
     known_ends: Offsets = field(default_factory=dict)
     """Up to where the shapes of all events are among ``records``: a table can get an earlier one again after that."""
+    uncopied: Sequence[TableName] = ()
+    """Tables of the sink that aren't in the log yet, since their copy hasn't begun. The facts above aren't of these."""
 
     @property
     def histories(self) -> dict[TableName, TableHistory]:
@@ -55,14 +57,19 @@ class LogFacts:
         return any(facts.deletes for facts in self.topics.values())
 
 
-def read_log_facts(plan: SinkPlan, cluster: TopicAdmin) -> LogFacts:
-    """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError."""
-    table_of = {table_topic(plan.pipeline, name): name for name in plan.tables}
+def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = False) -> LogFacts:
+    """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError.
+
+    Tables that ``join_singly`` may be uncopied, as long as others are there.
+    """
+    names = {table_topic(plan.pipeline, name): name for name in plan.tables}
     # Before the shapes: an event is never committed before the shape that it has.
-    counts = cluster.partition_counts(list(table_of))
-    known_ends = cluster.committed_ends(partitions_of([topic for topic in table_of if topic in counts], counts))
-    tables, records = _read_tables(plan, cluster)
-    return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of, known_ends)
+    counts = cluster.partition_counts(list(names))
+    known_ends = cluster.committed_ends(partitions_of([topic for topic in names if topic in counts], counts))
+    tables, records = _read_tables(plan, cluster, join_singly=join_singly)
+    table_of = {topic: name for topic, name in names.items() if name in tables}
+    uncopied = [name for name in plan.tables if name not in tables]
+    return LogFacts(tables, records, _topic_facts(plan, cluster, list(table_of)), table_of, known_ends, uncopied)
 
 
 def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:
@@ -81,16 +88,18 @@ def have_shapes_changed(plan: SinkPlan, known: Sequence[SchemaRecord]) -> bool:
     return False
 
 
-def _read_tables(plan: SinkPlan, cluster: TopicAdmin) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
+def _read_tables(
+    plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool
+) -> tuple[dict[TableName, Table], list[SchemaRecord]]:
     """This sink's tables, and all shapes that they had, in order."""
     records = []
     if cluster.exists(control_topic(plan.pipeline, SCHEMA)):
         records = read_schema_records(plan.kafka.client(), plan.pipeline)
     newest = newest_shapes(records)
     missing = [name for name in plan.tables if name not in newest]
-    if missing:
+    if missing and not (join_singly and len(missing) < len(plan.tables)):
         raise _not_yet(plan, f"table {missing[0]} isn't in the log of pipeline {plan.pipeline!r}")
-    return {name: newest[name] for name in plan.tables}, _of_tables(plan, records)
+    return {name: newest[name] for name in plan.tables if name in newest}, _of_tables(plan, records)
 
 
 def _of_tables(plan: SinkPlan, records: Iterable[SchemaRecord]) -> list[SchemaRecord]:

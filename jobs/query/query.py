@@ -30,6 +30,7 @@ from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.offsets import Offsets
+from jobs.query.captured_tables import CapturedWatch
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
 from jobs.query.long_batches import SLOTS, LongBatches
@@ -90,7 +91,9 @@ class QueryPlan:
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
     ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
-    ``on_no_task_left`` is called for each that would be one and gets no task for that.
+    ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
+    sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
+    yet, since their copy hasn't begun.
     """
 
     sink: SinkPlan
@@ -107,6 +110,8 @@ class QueryPlan:
     reads_again: bool = False
     goes_on: bool = False
     on_no_task_left: Callable[[], None] = lambda: None
+    captured: CapturedWatch | None = None
+    uncopied: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -144,7 +149,8 @@ class SinkQuery:
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
         self._rejections = self._dead_letters.read(task.tables)
-        self._progress_reader = ProgressReader(client, self._plan.pipeline, list(task.tables))
+        self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
+        self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []
         self._cluster = TopicAdmin(client)
         self._topics, self._partitions = plan.topics, plan.partitions
@@ -167,6 +173,7 @@ class SinkQuery:
         self._figures = FiguresKeeper(lease, plan.task.sink, plan.task.generation, report)
         self._on_no_task_left = plan.on_no_task_left
         self._batch_id, self._part_began = -1, 0.0
+        self._is_told_stored = True
         self._lease = lease
         lease.guard(self._gate)
         self._previous_ends: tuple[int, Offsets] | None = None
@@ -470,13 +477,14 @@ class SinkQuery:
         if told.view is not None:
             self._figures.told(told.view)
         if not told.next_offsets:
-            return False
+            return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
         progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
-        return progress is not None
+        self._is_told_stored = progress is not None
+        return self._is_told_stored
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
@@ -561,18 +569,30 @@ class SinkQuery:
 
     def _read_progress(self) -> bool:
         """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
-        self._unlearned += self._progress_reader.new_records()
+        new = self._progress_reader.new_records()
+        self._unlearned += new
         records = self._unlearned
+        if self._captured is not None and self._captured.has_changed(records):
+            # What they say isn't true of a table that the sink doesn't read. The next query begins with all of them.
+            if self._plan.takes_up:
+                self._stop.set()
+            return bool(new)
         # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
         bounded = {topic for record in records for topic in record.bounds}
         self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
         self._unlearned = []
-        progress = self._keeper.learn(records)
+        progress = self._keeper.learn(map(self._of_captured, records))
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
             )
         return bool(records)
+
+    def _of_captured(self, record: ProgressRecord) -> ProgressRecord:
+        """The record. Of one that was written with other captured tables only the bounds count."""
+        if self._captured is None or self._captured.holds(record):
+            return record
+        return replace(record, uncopied=tuple(self._task.tables))
 
     def _raise_failure(self, query: StreamingQuery | None) -> None:
         failure = self._state.failure

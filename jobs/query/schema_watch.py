@@ -4,7 +4,7 @@ Most changes of a table come with the first row of the new shape, and stop the b
 shows an added column, and changes that can't disturb a destination without columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cdc.kafka.control_topics import ClientSettings, read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
@@ -14,15 +14,24 @@ from jobs.executor.shape_history import newest_shapes
 
 
 class SchemaWatch:
-    """Compares ``prepared`` with the newest shapes, which it reads only when something was written since."""
+    """Compares ``prepared`` with the newest shapes, which it reads only when something was written since.
+
+    Tables that are ``uncopied`` have none yet.
+    """
 
     def __init__(
-        self, cluster: TopicAdmin, client: ClientSettings, pipeline: str, prepared: Mapping[TableName, Table]
+        self,
+        cluster: TopicAdmin,
+        client: ClientSettings,
+        pipeline: str,
+        prepared: Mapping[TableName, Table],
+        uncopied: Collection[TableName] = (),
     ) -> None:
         self._cluster = cluster
         self._client = client
         self._pipeline = pipeline
         self._prepared = prepared
+        self._uncopied = frozenset(uncopied)
         self._partition = (control_topic(pipeline, SCHEMA), 0)
         self._end: int | None = None
 
@@ -33,4 +42,6 @@ class SchemaWatch:
             return False
         newest = newest_shapes(read_schema_records(self._client, self._pipeline))
         self._end = end
+        if not self._uncopied.isdisjoint(newest):
+            return True
         return any(newest.get(name, table) != table for name, table in self._prepared.items())

@@ -1,12 +1,13 @@
 """What one sink's job is about."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from jobs.executor.task_input import OpenSink
+from jobs.query.captured_tables import Captured
 from jobs.settings import SparkSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, history_tables, open_sink
@@ -28,6 +29,10 @@ class SinkPlan:
     ``settings`` are those that this generation is built with. ``once``: it ends where the log ends as of now.
     ``go_live`` lets the generation become the live one when there is none. ``bulk`` loads it in the destination's
     fastest way, for which nobody may read it yet. ``trimmed`` reads a log that has lost its beginning.
+
+    ``captured`` says which tables are captured by now, and raises LockstepError where that can't be told. Those among
+    them that the sink is to have take the place of ``tables``, again and again. Without ``takes_up`` these stay, and
+    the watermark ends where others are captured. None: nobody takes any in while the job runs.
     """
 
     name: str
@@ -42,6 +47,8 @@ class SinkPlan:
     bulk: bool = False
     trimmed: bool = False
     open: OpenSink = open_sink
+    captured: Callable[[], Captured] | None = None
+    takes_up: bool = True
 
     @property
     def offsets_per_trigger(self) -> int:

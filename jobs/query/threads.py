@@ -29,7 +29,7 @@ Spark's own               the checkpoint, the task's results     the destination
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -291,16 +291,17 @@ def ended_early(
     topics: TopicWatch,
     retention: RetentionWatch | None = None,
     *,
+    uncopied: Collection[TableName] = (),
     news: threading.Event,
     has_orders: Callable[[], bool] = lambda: False,
 ) -> Iterator[EarlyEnd]:
     """Set ``ending`` when a table has got another shape, or a topic isn't the same. The latter is a ``failure`` too.
 
-    With ``retention`` also when a topic has come to lose records, and when ``has_orders`` says so. ``news`` is set when
-    something was published, and cleared here.
+    With ``retention`` also when a topic has come to lose records, when an ``uncopied`` table has got its first shape,
+    and when ``has_orders`` says so. ``news`` is set when something was published, and cleared here.
     """
     early, over = EarlyEnd(), threading.Event()
-    watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables)
+    watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
     looks = Looks(len(topics))
 
     def has_log_moved() -> bool:

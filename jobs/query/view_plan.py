@@ -24,9 +24,8 @@ def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> P
 
     Raises LockstepError for an append-only table with a column of a name that it needs for itself.
     """
-    stored = stored_tables(tables)
-    plan = read_view(settings.sql, stored, key=settings.key, top=top_rows(settings))
-    return PlannedView(plan, result_table(plan, stored, settings.table))
+    plan = read_view(settings.sql, stored_tables(tables), key=settings.key, top=top_rows(settings))
+    return PlannedView(plan, result_table(plan, tables, settings.table))
 
 
 def top_rows(settings: ViewSettings) -> TopRows | None:

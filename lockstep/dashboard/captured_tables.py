@@ -35,7 +35,7 @@ class CapturedTables:
         return known
 
     def found(self, pipeline: Pipeline) -> None:
-        """A look has found these. Raises ConfigurationError where sinks name other ones."""
+        """A look has found these."""
         known = self.known
         if known is None or known.source.table_names != pipeline.source.table_names:
             config = self._configured.capturing(pipeline.source)

@@ -23,7 +23,7 @@ from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
-from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes
+from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes, uncaptured_findings
 from lockstep.doctor.spark_sql import SparkSql
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
@@ -58,6 +58,8 @@ def examine(config: Config) -> list[Finding]:
         for name in config.sinks:
             findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config)
     findings += append_only_findings(config)
+    if _was_reached("source", source):  # else it may not be known what is captured
+        findings += uncaptured_findings(config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
     if config.sinks:

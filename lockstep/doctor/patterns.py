@@ -7,7 +7,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
@@ -56,12 +56,7 @@ def choose_tables(config: Config) -> ChosenTables:
             return _unknown(config, "before capture begins only the source knows, which doesn't answer", None)
         selection = Selection(tuple(recorded_tables(state)), {}, ())
     findings = [*_of_patterns(config, selection), *_idle(selection, is_first_start(state))]
-    resolved = source.resolved(selection.taken_in)
-    try:
-        chosen = config.capturing(resolved)
-    except ConfigurationError as refused:
-        findings += [error(_SUBJECT, problem, "every command refuses it", "correct it") for problem in refused.problems]
-        chosen = config.model_copy(update={"source": resolved})
+    chosen = config.capturing(source.resolved(selection.taken_in))
     return ChosenTables(chosen, tuple(selection.waiting), tuple(findings))
 
 

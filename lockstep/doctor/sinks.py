@@ -8,7 +8,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
 from cdc.postgres.preflight.finding import Finding, Severity, error, warning
-from jobs.generations.record import list_generations
+from jobs.generations.record import check_owner, list_generations
 from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
@@ -41,9 +41,16 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     opened = open_sink(name, settings, 1)
     try:
         live = opened.generations.live()
-        built = next((each.record for each in list_generations(opened) if each.number == live), None)
+        generations = list_generations(opened)
     finally:
         opened.sink.close()
+    try:
+        for each in generations:
+            if each.record is not None:
+                check_owner(name, each.number, each.record, config.pipeline.name)
+    except LockstepError as foreign:
+        return [error(f"sink {name}", foreign.message, _JOB_STOPS, foreign.hint or "")]
+    built = next((each.record for each in generations if each.number == live), None)
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
     # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
@@ -123,6 +130,26 @@ def _expression_findings(
         what = f"its computed columns and its where weren't looked at: {failed.message}"
         return [warning(subject, what, f"where Spark doesn't take them, {why}", failed.hint or "")]
     return [error(subject, problem, why, f"mend computed and where in [sinks.{name}]") for problem in problems]
+
+
+def uncaptured_findings(config: Config) -> list[Finding]:
+    """Which sinks go on without a table that they name, and that isn't captured."""
+    findings = []
+    for name, settings in config.sinks.items():
+        uncaptured = config.uncaptured_tables(settings)
+        if uncaptured:
+            subject = f"sink {name}" if settings.view is None else f"view {name}"
+            findings.append(
+                warning(
+                    subject,
+                    f"names tables that aren't captured: {', '.join(map(str, uncaptured))}",
+                    "it goes on without them, and takes them up once they are captured"
+                    if settings.view is None
+                    else "it waits until they are captured",
+                    "create the table, mend what source.tables lacks for it, or correct the name",
+                )
+            )
+    return findings
 
 
 def append_only_findings(config: Config) -> list[Finding]:

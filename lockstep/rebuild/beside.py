@@ -23,7 +23,7 @@ from jobs.generations.record import (
 )
 from jobs.generations.switch import switch
 from lockstep.config import Config
-from lockstep.generations import log_ends, remove
+from lockstep.generations import log_ends_now, remove
 from lockstep.rebuild.build_inputs import (
     BuildInputs,
     check_complete,
@@ -218,7 +218,8 @@ class _Generation:
         return switch(
             partial(open_sink, context.name, context.settings),
             self._number,
-            log_ends=partial(log_ends, context.config, context.tables),
+            # Readers have tables of the live generation that were captured since this build began.
+            log_ends=lambda: log_ends_now(context.config, context.settings),
         )
 
     def _save(self, record: Record) -> None:

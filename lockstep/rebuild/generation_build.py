@@ -47,7 +47,7 @@ class RebuildContext:
 
     @property
     def tables(self) -> list[TableName]:
-        return self.source.tables_of(self.name, self.settings)
+        return self.source.tables_of(self.settings)
 
 
 class Build:
@@ -68,10 +68,20 @@ class Build:
         self._load_s = self._compare_s = 0.0
 
     def start(self, *, once: bool = False, bulk: bool = False) -> JobThread:
-        """A job that applies the log to the generation; with ``once``, to the log's end as of now."""
+        """A job that applies the log to the generation, also of tables that are captured since the build began.
+
+        With ``once``: to the log's end as of now, and of the build's tables alone.
+        """
         context = self._context
         plan = context.source.plan(
-            context.name, context.settings, self._number, once=once, go_live=False, bulk=bulk, trimmed=context.trimmed
+            context.name,
+            context.settings,
+            self._number,
+            once=once,
+            go_live=False,
+            bulk=bulk,
+            trimmed=context.trimmed,
+            takes_up=not once,
         )
         return JobThread(plan, context.spark, report=self._report)
 

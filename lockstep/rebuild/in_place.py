@@ -19,7 +19,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
-from lockstep.generations import check_nothing_aside, take
+from lockstep.generations import check_nothing_aside, config_now, take
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
 from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
@@ -230,7 +230,9 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         give_up_after_s=_REMOVAL_S,
     )
     destination = retrying(opened, retries)
-    kept_topics = set(context.config.topics_of(context.tables))
+    config = config_now(context.config)
+    tables = config.sink_tables(context.settings)  # some may have been taken up since the build began
+    kept_topics = set(config.topics_of(tables))
     progress = destination.generations.load_progress()
     dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()
     if progress is not None and dropped_topics:
@@ -241,10 +243,10 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         DeadLetters(context.config.kafka.client(), pipeline, sink=context.name, generation=number).close_all(
             dropped_topics
         )
-    removed = destination.generations.keep_only(context.tables)
+    removed = destination.generations.keep_only(tables)
     columns = load_columns(destination.records, number)
     if columns is not None:
-        save_columns(destination.records, number, columns.only(context.tables))
+        save_columns(destination.records, number, columns.only(tables))
     if removed:
         names = ", ".join(map(str, removed))
         context.observer.say(f"removed tables that this sink doesn't have any more: {names}")

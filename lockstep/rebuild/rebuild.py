@@ -6,6 +6,7 @@ A lock in the source keeps a second rebuild of the sink out, and goes with the p
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import psycopg
@@ -15,6 +16,7 @@ from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect, connection_error
 from jobs.driver import Source, session
 from lockstep.apply import spark_settings
+from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import log_ends, settings_of
 from lockstep.rebuild.beside import begin_beside, build_beside
@@ -57,6 +59,7 @@ def rebuild(
             config.source.keyed_names,
             spark_settings(config),
             config.source.append_only_names,
+            partial(captured_now, config.as_pipeline()) if config.source.has_patterns else None,
         )
         begin = begin_in_place if in_place else begin_beside
         number, record = begin(config, name, settings, observer.say)

@@ -10,8 +10,8 @@ import redis
 
 from stack.stack import Endpoints
 from tests.databases import Database
-from tests.view_jobs import ViewPipeline, traffic
-from tests.view_task_process import ENDED, KILLED, run_batch
+from tests.view_jobs import HITS, USERS, VISITORS, ViewPipeline, hits, traffic
+from tests.view_task_process import ENDED, KILLED, run_batch, stopped_batch
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
 
@@ -63,6 +63,26 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(pipeline: Vie
         before = lsn
         shutil.rmtree(pipeline.directory / "state")
     assert kills >= BUILDING_POINTS - 3
+
+
+def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
+    endpoints: Endpoints, tmp_path: Path, shared_database: Database
+) -> None:
+    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
+        pipeline = ViewPipeline(endpoints, tmp_path, judge, view=VISITORS, query=VISITORS.sql, tables=(USERS, HITS))
+        settings = pipeline.settings("redis")
+        task = pipeline.task(settings)
+        kills = 0
+        for point in range(1, BUILDING_POINTS + 1):
+            lsn = hits(pipeline, 12, seed=point)
+            kills += run_batch(task, kill_at=point) == KILLED
+            lsn = hits(pipeline, 2, seed=-point)
+            assert run_batch(task) == ENDED
+            assert pipeline.rows(settings) == pipeline.states[lsn], point
+            if point % 2 == 0:
+                shutil.rmtree(pipeline.directory / "state")
+        assert kills >= BUILDING_POINTS // 2
+        pipeline.close()
 
 
 def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(pipeline: ViewPipeline) -> None:
@@ -120,9 +140,9 @@ def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipe
         pipeline.write(Put(USERS, {"id": number, "name": "before"}))
     assert run_batch(pipeline.task(settings, log="before")) == ENDED
     pipeline.log.recreate_topic(USERS)
-    for name in ("after", "after that"):
-        pipeline.write(*(Put(USERS, {"id": number, "name": name}) for number in range(8)))
-        pipeline.write(*(Put(USERS, {"id": number + 8, "name": name}) for number in range(30)))
+    pipeline.write(*(Put(USERS, {"id": number, "name": "after"}) for number in range(8)))
+    for number in range(8, 40):
+        pipeline.write(Put(USERS, {"id": number, "name": "after"}))
     lsn = pipeline.write(
         *(Put(FOLLOWS, {"follower_id": 1, "followee_id": number}) for number in range(8)),
         *(Put(TWEETS, {"id": number, "user_id": number, "body": "b"}) for number in range(8)),
@@ -163,3 +183,25 @@ def _position(pipeline: ViewPipeline) -> ViewPosition:
         return View(pipeline.plan, shapes, state).position()
     finally:
         state.close()
+
+
+@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(pipeline: ViewPipeline, kind: str) -> None:
+    settings = pipeline.settings(kind)
+    lsn = traffic(pipeline, 20)
+    assert run_batch(pipeline.task(settings)) == ENDED
+    for point in range(1, 10):
+        told = _position(pipeline).offsets
+        traffic(pipeline, 3, seed=point)
+        with stopped_batch(pipeline.task(settings, reached=told), stop_at=point) as wake_up:
+            lsn = traffic(pipeline, 3, seed=-point)
+            task = pipeline.task(settings, reached=told)
+            assert run_batch(task) == ENDED
+            assert pipeline.rows(settings) == pipeline.states[lsn], point
+            code, said = wake_up()
+            # Its last transaction was over, or it learns that it isn't the one any more.
+            assert code == ENDED or "another" in said, said
+            assert pipeline.rows(settings) == pipeline.states[lsn], point
+        lsn = traffic(pipeline, 1, seed=100 + point)
+        assert run_batch(task) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,11 @@ def left_of(report: Any) -> dict[str, list[str]]:
 @pytest.fixture
 def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     made = Pipeline(
-        endpoints, tmp_path, f"erase{os.getpid()}", sinks=True, more={"warehouse": "history = true\nsynced_at = true"}
+        endpoints,
+        tmp_path,
+        f"erase{uuid.uuid4().hex[:8]}",
+        sinks=True,
+        more={"warehouse": "history = true\nsynced_at = true"},
     )
     yield made
     made.close()
@@ -182,6 +187,7 @@ def test_only_the_tombstone_is_left_and_neither_key_nor_values_are_told(captured
     assert SECRET.encode() not in b"".join(value or b"" for _, value in log)
     assert b"stays" in b"".join(value or b"" for _, value in log)
     assert KEY not in told + json.dumps(report)
+    assert any(f"{captured.name}.__state" in sentence for sentence in report["unchecked"]), "copies note keys there"
     assert SECRET not in told + json.dumps(report)
     done = run(captured.path, "public.t", KEY)
     assert done.returncode == 5
@@ -230,6 +236,21 @@ def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_stay(captured: 
     assert left_of(report)[f"topic {letters.name}"] == ["a tombstone with the key"]
     log = [record for record in log_of(captured.client, letters.name) if record[0] != b"\0"]
     assert sorted(log, key=str) == sorted([(other, b'{"value":"stays"}'), *((key, None) for key in mine)], key=str)
+
+
+def test_a_sink_that_does_not_answer_proves_nothing_and_all_else_is_erased(captured: Captured) -> None:
+    """Its job may have refused the deletion, so what is kept for it stays."""
+    topic = captured.topic("public.t")
+    letters = DeadLetterTopic(captured.client, captured.name)
+    letters.send([(dead_letter_key("gone", 1, topic, f'{{"id":"{KEY}"}}'.encode(), "0" * 28), b'{"value":"kept"}')])
+    sink = "[sinks.gone]\ntype = 'redis'\nurl = 'redis://127.0.0.1:1/0'\n"
+    captured.path.write_text(captured.path.read_text() + sink)
+    code, report, _ = erased(captured.path, "public.t", KEY)
+    assert (code, report["verdict"]) == (1, "not proven")
+    assert [place["place"] for place in report["places"] if place["unasked"]] == ["sink gone"]
+    assert left_of(report)[f"topic {topic}"] == ["a tombstone with the key"]
+    assert SECRET.encode() not in b"".join(value or b"" for _, value in log_of(captured.client, topic))
+    assert left_of(report)[f"topic {letters.name}"] == ["1 record with the row"]
 
 
 def test_it_refuses_where_an_event_may_still_come_and_where_there_is_no_key(captured: Captured) -> None:

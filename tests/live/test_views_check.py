@@ -167,6 +167,52 @@ def test_only_the_tables_of_the_configuration_count_as_captured(
     assert (code, json.loads(capsys.readouterr().out)["key"]) == (0, ["id"])
 
 
+def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
+    shop: Database, endpoints: Endpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "lockstep.toml"
+    config.write_text(
+        f"""
+        [pipeline]
+        name = "shop"
+        [source]
+        dsn = "{shop.dsn}"
+        tables = ["public.likes", "public.posts", "public.notes"]
+        options = {{ "public.notes" = {{ append_only = true }} }}
+        [kafka]
+        bootstrap_servers = "{endpoints.kafka_bootstrap}"
+        [sinks.cache]
+        type = "redis"
+        url = "{endpoints.redis_url}"
+        apply = false
+        [views.liked]
+        sink = "cache"
+        key = ["post_id"]
+        sql = "select post_id, count(*) as n from likes group by post_id"
+        [views.newest]
+        sink = "cache"
+        key = ["id"]
+        sql = "select id, user_id from posts"
+        top = {{ per = ["user_id"], order = "id desc", n = 1 }}
+        """
+    )
+
+    def checked(sql: str) -> tuple[int, dict[str, Any]]:
+        code = exit_code(["views", "check", "--config", str(config), "--json", "--sql", sql])
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return code, document
+
+    code, document = checked("select p.id, v.n from posts p join views.liked v on v.post_id = p.id where v.n > 2")
+    assert (code, document["refusals"], document["key"]) == (0, [], ["id"])
+    assert document["tables"] == ["public.posts", "public.likes"]
+    code, document = checked("select id from views.newest")
+    assert (code, [refusal["clause"] for refusal in document["refusals"]]) == (1, ["from views.newest"])
+    code, document = checked("select line, count(*) as n from notes where line is not null group by line")
+    assert (code, document["refusals"], document["key"]) == (0, [], ["line"])
+    code, document = checked("select n._event as event, n.* from notes n")
+    assert (code, document["refusals"], document["key"]) == (0, [], ["event"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

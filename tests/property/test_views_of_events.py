@@ -18,12 +18,10 @@ from views.state.memory import MemoryState
 from views.view import View
 
 HITS, PAGES = TableName("public", "hits"), TableName("public", "pages")
-SHAPES = stored_tables(
-    {
-        HITS: table(column("page", "int4"), column("ip", "text"), column("ms", "int4"), name=HITS, key=()),
-        PAGES: table(column("id", "int4"), column("site", "int4"), name=PAGES, key=("id",)),
-    }
-)
+SHAPES = {
+    HITS: table(column("page", "int4"), column("ip", "text"), column("ms", "int4"), name=HITS, key=()),
+    PAGES: table(column("id", "int4"), column("site", "int4"), name=PAGES, key=("id",)),
+}
 QUERIES = {
     "select page, count(*) as n, sum(ms) as ms, count(distinct ip) as ips from hits where page is not null"
     " group by page": ["page"],
@@ -122,7 +120,7 @@ class Kept:
     """A view and what a sink has of it."""
 
     def __init__(self, query: str, key: list[str]) -> None:
-        self.plan = read_view(query, SHAPES, key=key)
+        self.plan = read_view(query, stored_tables(SHAPES), key=key)
         self.view = View(self.plan, SHAPES, MemoryState())
         self.rows: dict[tuple[JsonValue, ...], Mapping[str, JsonValue]] = {}
 

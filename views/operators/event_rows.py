@@ -10,7 +10,9 @@ from cdc.model.table import Table
 from views.operators.changes import MIRROR, RowChange, Work, pack_row, prefix_of, unpack_row
 from views.values import Row, from_event, type_of
 
-_EMPTIED: Final = 1
+EMPTIED: Final = b"e"
+"""What the key of a table's newest truncate begins with."""
+
 _BEFORE, _AFTER = b"\x01", b"\x00"
 """Around an event's identity in a key, so that keys have the order of the events."""
 
@@ -27,7 +29,7 @@ class EventRows:
         self.table = table.name
         self.names = tuple(names)
         self._prefix = prefix_of(MIRROR, number)
-        self._emptied = prefix_of(MIRROR, number, _EMPTIED)
+        self._emptied = prefix_of(EMPTIED, number)
         # The identity is in the key, so it isn't kept a second time.
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names if name != EVENT_COLUMN]
         self._place = names.index(EVENT_COLUMN)  # a scan always reads the key

@@ -9,7 +9,7 @@ from sqlglot import exp
 from cdc.model.table import TableName, quote_identifier
 from views.failures import Refusal, Refused
 from views.sql.statement import statement
-from views.sql.tables_read import identifier_text, tables_read
+from views.sql.tables_read import identifier_text, query_tree, tables_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ def over_tables(sql: str, views: Mapping[TableName, NamedQuery]) -> str:
 def _whole(sql: str, views: Mapping[TableName, NamedQuery], within: tuple[TableName, ...]) -> str:
     refusals: dict[Refusal, None] = {}
     parts: dict[TableName, str] = {}
-    for name in tables_read(sql):
+    for name in sorted(tables_in(query_tree(sql))):
         if name in views:
             try:
                 parts[name] = _part(name, views, within)

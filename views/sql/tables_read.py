@@ -29,10 +29,15 @@ def tables_read(sql: str) -> tuple[TableName, ...]:
 
     Raises Refused as ``query_tree``. What else stands against keeping it, ``read_view`` says.
     """
-    named = {name for table in query_tree(sql).find_all(exp.Table) for name in _names(table)}
+    named = tables_in(query_tree(sql))
     if not named:
         raise Refused([Refusal("sql", "it reads no table", "write `from`")])
     return tuple(sorted(named))
+
+
+def tables_in(tree: Tree) -> set[TableName]:
+    """The tables that a part of a query names."""
+    return {name for table in tree.find_all(exp.Table) for name in _names(table)}
 
 
 def _names(table: exp.Table) -> Iterator[TableName]:

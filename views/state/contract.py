@@ -64,6 +64,9 @@ class State(Protocol):
     def clear(self) -> None:
         """Forget everything, in one step."""
 
+    def compact(self) -> None:
+        """Give back space that was used once and isn't any more. It takes as long as reading everything."""
+
     def read(self, work: Callable[[Reading], T]) -> T:
         """Look at what is kept."""
 

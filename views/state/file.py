@@ -27,6 +27,11 @@ T = TypeVar("T")
 FILE_NAME: Final = "view.lmdb"
 FORMAT: Final = b"1"
 
+_COPY_NAME: Final = f"{FILE_NAME}.compact"
+_LOCK: Final = "-lock"
+"""LMDB's own ending of the name of its lock."""
+
+_COPIED_AT_ONCE: Final = 20_000
 _MAP_BYTES: Final = 64 * 1024 * 1024
 _PLAIN_MAX: Final = 447
 """Longer keys are cut. Together with kind and digest a key stays below LMDB's 511 bytes."""
@@ -52,22 +57,19 @@ class FileState:
         self._environment: lmdb.Environment | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._environment = lmdb.open(
-                str(directory / FILE_NAME),
-                subdir=False,
-                map_size=map_bytes,
-                mode=0o600,
-                readahead=False,
-                max_spare_txns=1,
-            )
-            self._environment.reader_check()
-            self._map_bytes = self._environment.info()["map_size"]
+            self._remove_copy()
+            self._open()
             self._take(self._identity)
         except (lmdb.Error, OSError) as error:
             self._refused("opened", error)
         except LockstepError:
             self.close()
             raise
+
+    def _open(self) -> None:
+        self._environment = _environment(self._directory / FILE_NAME, self._map_bytes)
+        self._environment.reader_check()
+        self._map_bytes = self._environment.info()["map_size"]
 
     def _take(self, identity: bytes) -> None:
         with self._opened().begin(write=True) as transaction:
@@ -94,6 +96,44 @@ class FileState:
             self._mark(transaction)
 
         self._changed(emptied)
+
+    def compact(self) -> None:
+        try:
+            self._copy()
+        except (lmdb.Error, OSError):
+            # Without it, the space is used by later steps. A disk that is full stops them, and says so.
+            self._remove_copy()
+            return
+        try:
+            # Who has the old file open keeps it, with its lock, and finds another writer there. What it may still do
+            # isn't in the new one: a state is built again where the sink has more than it.
+            self._opened().close()
+            (self._directory / _COPY_NAME).replace(self._directory / FILE_NAME)
+            self._remove_copy()
+            (self._directory / f"{FILE_NAME}{_LOCK}").unlink(missing_ok=True)
+            _sync(self._directory)
+            self._open()
+        except (lmdb.Error, OSError) as error:
+            self._refused("opened", error)
+
+    def _copy(self) -> None:
+        """All entries in a file of their own. LMDB's copy leaves pages as full as they are; writing in order fills
+        them."""
+        with self._opened().begin() as transaction, contextlib.closing(transaction.cursor()) as cursor:
+            if transaction.get(_IS_WRITER) != self._writer:
+                raise _fenced()
+            entries = iter(cursor.iternext())
+            with contextlib.closing(
+                _environment(self._directory / _COPY_NAME, self._map_bytes, sync=False)
+            ) as environment:
+                while portion := list(islice(entries, _COPIED_AT_ONCE)):
+                    with environment.begin(write=True) as into, contextlib.closing(into.cursor()) as end:
+                        end.putmulti(portion, append=True)
+                environment.sync(True)
+
+    def _remove_copy(self) -> None:
+        for name in (_COPY_NAME, f"{_COPY_NAME}{_LOCK}"):
+            (self._directory / name).unlink(missing_ok=True)
 
     def _changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
         while True:
@@ -232,6 +272,21 @@ def _portion(state: Reading, *, after: bytes | None) -> list[Entry]:
 def _size_of(environment: lmdb.Environment) -> Size:
     used = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     return Size(environment.stat()["entries"] - _OWN_ENTRIES, used)
+
+
+def _environment(path: Path, map_bytes: int, *, sync: bool = True) -> lmdb.Environment:
+    return lmdb.open(
+        str(path), subdir=False, map_size=map_bytes, mode=0o600, readahead=False, max_spare_txns=1, sync=sync
+    )
+
+
+def _sync(directory: Path) -> None:
+    """Have a renamed file on disk under its new name."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 class _Transaction:

@@ -30,6 +30,9 @@ class MemoryState:
     def clear(self) -> None:
         self._entries = _Entries()
 
+    def compact(self) -> None:
+        """Nothing to give back."""
+
     def read(self, work: Callable[[Reading], T]) -> T:
         return work(self._entries)
 

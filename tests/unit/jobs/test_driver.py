@@ -13,9 +13,9 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError
+from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
-from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session, tables_of
+from jobs.driver import TAKEN_OVER, Source, _Group, long_batches, look_every_s, session
 from jobs.generations.lease import GenerationLease, NewerJob
 from jobs.generations.record import Phase, Record, begin_generation, list_generations, save_record
 from jobs.generations.status import JobState, job_status, save_stop
@@ -31,24 +31,6 @@ from sinks.registry import SinkSettings, definition
 from tests.generations import prepared_store
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
-
-
-def test_a_sink_that_names_no_tables_gets_all() -> None:
-    assert tables_of("search", (), [ORDERS, ITEMS]) == [ORDERS, ITEMS]
-
-
-def test_a_sink_gets_the_tables_it_names() -> None:
-    assert tables_of("search", ("public.items",), [ORDERS, ITEMS]) == [ITEMS]
-
-
-def test_a_sink_has_append_only_tables_only_where_it_names_them() -> None:
-    assert tables_of("dwh", (), [ORDERS], [ITEMS]) == [ORDERS]
-    assert tables_of("dwh", ("public.items",), [ORDERS], [ITEMS]) == [ITEMS]
-
-
-def test_a_table_that_nobody_captures_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigurationError, match=r"sinks.search.tables: public.users is not captured"):
-        tables_of("search", ("public.users",), [ORDERS])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError
 from lockstep import bundle
 from lockstep.bundle import write_bundle
 from lockstep.config import Config, load
@@ -80,7 +80,7 @@ def file(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
         quoted = map(quote, SECRETS.values())
         raise LockstepError(f"refused: {' '.join([*SECRETS.values(), *quoted])}")
 
-    for name in ("read_pipeline_state", "_lag", "examine", "_topics"):
+    for name in ("read_pipeline_state", "_lag", "examine", "_topics", "views_now"):
         monkeypatch.setattr(bundle, name, refuse)
     written = tmp_path / "bundle.tar.gz"
     write_bundle(config, written, say=lambda _: None)
@@ -106,8 +106,21 @@ def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
 
 def test_the_archive_is_its_owners_and_replaces_none(file: Path, config: Config) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(FileExistsError):
+    before = file.read_bytes()
+    with pytest.raises(ConfigurationError, match="exists already"):
         write_bundle(config, file, say=lambda _: None)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.usefixtures("file")  # which keeps it from asking servers
+def test_nothing_is_left_of_one_that_is_interrupted(config: Config, tmp_path: Path) -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    interrupted = tmp_path / "interrupted.tar.gz"
+    with pytest.raises(KeyboardInterrupt):
+        write_bundle(config, interrupted, say=interrupt)
+    assert not interrupted.exists()
 
 
 def test_versions_name_the_packages(file: Path) -> None:

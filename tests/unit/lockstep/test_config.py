@@ -546,11 +546,14 @@ def test_patterns_stay_as_they_are_until_somebody_says_which_tables_there_are(wr
     assert resolved.resolved([]).table_names == resolved.named
 
 
-def test_sinks_may_name_what_matches_and_once_it_is_known_only_what_is_captured(write) -> None:
+def test_sinks_may_name_what_matches_and_have_of_it_what_is_captured(write) -> None:
     config = read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["sales.order_1"]')))
-    assert config.capturing(config.source.resolved([TableName("sales", "order_1")])).source.is_resolved
-    with pytest.raises(ConfigurationError, match=r"sinks\.cache\.tables names tables that aren't captured"):
-        config.capturing(config.source.resolved([]))
+    order = TableName("sales", "order_1")
+    for found in ([order], []):
+        known = config.capturing(config.source.resolved(found))
+        cache = known.sinks["cache"]
+        assert known.sink_tables(cache) == tuple(found)
+        assert known.uncaptured_tables(cache) == tuple({order}.difference(found))
     with pytest.raises(ConfigurationError, match=r"sinks\.cache\.tables names tables that aren't captured"):
         read(write(PATTERNS.replace('tables = ["public.orders"]', 'tables = ["public.items_old"]')))
 

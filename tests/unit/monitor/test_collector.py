@@ -11,13 +11,13 @@ from pydantic import SecretStr
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import ProgressRecord, SnapshotPhase
 from jobs.generations.lease import GenerationLease
-from jobs.generations.record import Generation
+from jobs.generations.record import Generation, Record, save_record
 from jobs.generations.status import JobState
 from monitor.collector import LagCollector
 from monitor.lag import SinkFacts, SourceFacts
@@ -52,7 +52,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[LagCollector]:
     """Of a pipeline with one table."""
-    cluster = SimpleNamespace(partition_counts=lambda: {"shop.__state": 1})
+    cluster = SimpleNamespace(exists="shop.__state".__eq__)
     monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: cluster)
     monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
     kafka = SimpleNamespace(client=dict)
@@ -104,6 +104,21 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
         [(_, _, job, _, _)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
+
+
+def test_another_pipelines_progress_does_not_pass_for_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another name was given to a pipeline, whose sinks are where they were."""
+    opened = open_memory(prepared_store(1))
+    save_record(opened.records, 1, Record("shop", {}))
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda _: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.open_sink", lambda *_: opened)
+    pipeline = cast("Any", SimpleNamespace(name="shop2", kafka=SimpleNamespace(client=dict)))
+    with (
+        LagCollector(pipeline, {"cache": RedisSettings()}) as collector,
+        pytest.raises(LockstepError, match="is written by pipeline 'shop', not by 'shop2'"),
+    ):
+        collector._ask("cache", with_jobs=False)
 
 
 def test_tables_that_patterns_take_in_are_asked_for_until_they_are_known_and_then_now_and_then(

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from sinks.delta.sink import DeltaSink
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.redis.sink import RedisSink
-from sinks.registry import SinkSettings, definition, open_sink, projection_of, with_definition
+from sinks.registry import SinkSettings, definition, load_client, open_sink, projection_of, with_definition
 from sinks.warehouse.sink import WarehouseSink
 from sinks.wrappers.projecting import ProjectingSink
 
@@ -34,6 +34,13 @@ EXAMPLES = [
 @pytest.mark.parametrize(("values", "kind"), EXAMPLES)
 def test_type_chooses_the_sink(values: dict[str, object], kind: type) -> None:
     assert isinstance(open_sink("shop", ADAPTER.validate_python(values), 1).sink, kind)
+
+
+@pytest.mark.parametrize(("values", "_kind"), EXAMPLES)
+def test_each_kind_has_a_client_library_that_can_be_loaded_before(values: dict[str, object], _kind: type) -> None:
+    of_kind = {"opensearch": "opensearchpy", "redis": "redis", "warehouse": "sqlalchemy", "delta": "deltalake"}
+    load_client(ADAPTER.validate_python(values))
+    assert of_kind[str(values["type"])] in sys.modules
 
 
 @pytest.mark.parametrize(("values", "_kind"), EXAMPLES)

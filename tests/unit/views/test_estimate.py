@@ -72,6 +72,7 @@ def kept(
     view.step(events, epoch=1, lsn=1, offsets={})
     while (output := view.pending()) is not None:
         view.acknowledge(output)
+    view.confirm({("t", 0): 1})
     return view, estimate(plan, statistics(rows))
 
 
@@ -130,6 +131,7 @@ def test_the_state_is_about_as_large_as_estimated(rows: Rows, tmp_path: Path) ->
             view.step(events[start : start + 500], epoch=1, lsn=1 + start, offsets={})
         while (output := view.pending()) is not None:
             view.acknowledge(output)
+        view.confirm({("t", 0): 1})
         estimated = estimate(plan, statistics(rows))
         assert estimated.kept_rows == pytest.approx(state.size().entries, rel=0.25)
         used = state.size().bytes

@@ -4,11 +4,18 @@ from collections.abc import Sequence
 
 import pytest
 
+from cdc.model.append_only import stored_tables
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import TableName
+from cdc.model.tag import Tag
 from tests.unit.views.test_view import HISTORY, NEWEST, a
-from tests.view_queries import KeptView, Question, RowWrite
+from tests.view_queries import KeptView, Question, RowWrite, column, shape
 from views.operators.kept import Kept, kept_by_operators
+from views.plan import Scan, nodes
 from views.plan_text import PlanStep, plan_steps
+from views.sql.reader import read_view
 from views.state.memory import MemoryState
+from views.view import View
 
 LISTS = Question(
     "select g, count(*) as n, string_agg(t, ',' order by t collate \"C\", id) as l from a"
@@ -62,3 +69,22 @@ def test_scans_of_one_table_share_its_copy() -> None:
 def test_an_empty_state_keeps_nothing() -> None:
     kept, _ = kept_of(LISTS, [])
     assert set(kept.values()) == {Kept()}
+
+
+def test_of_an_append_only_table_each_event_that_is_left_is_a_row() -> None:
+    log = TableName("public", "log")
+    shapes = {log: shape("log", [], column("line", "text"))}
+    plan = read_view(
+        "select line, count(*) as n from log where line is not null group by line", stored_tables(shapes), key=["line"]
+    )
+    state = MemoryState()
+    view = View(plan, shapes, state)
+    rows = [("insert", "a"), ("truncate", None), ("insert", "a"), ("insert", "b")]
+    events = [
+        RowEvent(log, {"_event": tag}, tag, {"_event": tag, "_operation": operation, "line": line}, Position("", 0, 0))
+        for number, (operation, line) in enumerate(rows, start=1)
+        if (tag := str(Tag(1, 8, number)))
+    ]
+    view.step(events, epoch=1, lsn=8, offsets={})
+    kept = kept_by_operators(plan.root, state.read(lambda reading: list(reading.scan(b""))))
+    assert [kept[number].rows for number, node in enumerate(nodes(plan.root)) if isinstance(node, Scan)] == [2]

@@ -25,6 +25,7 @@ VIEWS = {TableName("views", name): query for name, query in QUERIES.items()}
     ("sql", "expected"),
     [
         ("select id from a", "select id from a"),
+        ("explain select id from a", "explain select id from a"),
         ("select id from views.big", 'select id from (select id, g, n from "public".a where n > 1\n) as "big"'),
         (
             "select b.id from Views . Big as b join a on a.id = b.id -- views.big",

@@ -69,6 +69,21 @@ def test_a_state_that_was_cleared_is_empty_and_goes_on(state: State) -> None:
     assert entries(state) == [(b"c", b"3")]
 
 
+def test_a_state_that_was_made_compact_holds_the_same_and_goes_on(state: State) -> None:
+    many = {number.to_bytes(4, "big") * 2: b"x" * 50 for number in random.Random(1).sample(range(5_000), 5_000)}
+    for first in range(0, len(many), 500):
+        state.update(lambda step, first=first: step.put_all(dict(list(many.items())[first : first + 500])))  # type: ignore[misc]
+    state.update(put((b"long" * 300, b"1"), (b"long" * 300 + b"0", b"2")))
+    before, size = entries(state), state.size()
+    state.compact()
+    assert entries(state) == before
+    assert state.size().entries == size.entries
+    assert state.size().bytes <= size.bytes
+    state.update(put((b"a", b"3")))
+    state.compact()
+    assert entries(state) == sorted([*before, (b"a", b"3")])
+
+
 def test_a_step_that_raises_changes_nothing(state: State) -> None:
     state.update(put((b"a", b"1"), (b"b", b"2")))
 
@@ -279,3 +294,90 @@ def test_a_state_of_another_version_isnt_looked_at(tmp_path: Path) -> None:
         written.put(b"sformat", b"0")
     with pytest.raises(UnusableState, match="another version"):
         WatchedState(tmp_path)
+
+
+def test_a_file_that_was_made_compact_has_no_free_pages_and_full_ones(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="a view")
+    numbers = random.Random(1).sample(range(20_000), 20_000)
+    for first in range(0, len(numbers), 1_000):
+        part = {number.to_bytes(8, "big"): b"x" * 92 for number in numbers[first : first + 1_000]}
+        state.update(lambda step, part=part: step.put_all(part))  # type: ignore[misc]
+    whole = state.size().bytes
+    state.compact()
+    assert state.size().bytes < min(whole / 2, 1.2 * 20_000 * 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}-lock"]
+    state.close()
+    opened = FileState(tmp_path, identity="a view")
+    assert opened.size().entries == 20_000
+    opened.close()
+
+
+def test_a_copy_that_was_killed_is_removed_and_the_state_is_as_it_was(tmp_path: Path) -> None:
+    state = FileState(tmp_path, identity="a view")
+    state.update(put((b"a", b"1")))
+    state.close()
+    (tmp_path / f"{FILE_NAME}.compact").write_bytes(b"a part of it")
+    (tmp_path / f"{FILE_NAME}.compact-lock").write_bytes(b"")
+    state = FileState(tmp_path, identity="a view")
+    assert entries(state) == [(b"a", b"1")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}-lock"]
+    state.compact()
+    assert entries(state) == [(b"a", b"1")]
+    state.close()
+
+
+def test_where_there_is_no_room_for_a_copy_the_state_is_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = FileState(tmp_path, identity="a view", map_bytes=1 << 20)
+    state.update(put(*((number.to_bytes(4, "big"), b"x" * 100) for number in range(1_000))))
+    before = entries(state)
+    monkeypatch.setattr(state, "_map_bytes", 1 << 15)
+    state.compact()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [FILE_NAME, f"{FILE_NAME}-lock"]
+    assert entries(state) == before
+    state.update(put((b"b", b"2")))
+    state.close()
+
+
+_OLDER = """
+import sys
+from pathlib import Path
+from cdc.model.errors import Fenced
+from views.state.file import FileState
+
+state = FileState(Path(sys.argv[1]), identity="a view")
+state.update(lambda step: step.put(b"a", b"1"))
+print("opened", flush=True)
+for line in sys.stdin:
+    try:
+        state.compact() if line == "compact\\n" else state.update(lambda step: step.put(b"a", b"2"))
+        print("done", flush=True)
+    except Fenced:
+        print("fenced", flush=True)
+"""
+
+
+def test_who_was_shut_out_makes_nothing_compact_and_writes_nothing_after_it(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _OLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as older:
+        assert older.stdin is not None
+        assert older.stdout is not None
+        said = older.stdout
+
+        def asked(what: str) -> str:
+            older.stdin.write(f"{what}\n")  # type: ignore[union-attr]
+            older.stdin.flush()  # type: ignore[union-attr]
+            return said.readline().strip()
+
+        assert said.readline() == "opened\n"
+        newer = FileState(tmp_path, identity="a view")
+        assert asked("compact") == "fenced"
+        newer.compact()
+        assert asked("update") == "fenced"
+        newer.update(put((b"b", b"2")))
+        assert asked("update") == "fenced"
+        assert entries(newer) == [(b"a", b"1"), (b"b", b"2")]
+        newer.close()
+        older.stdin.close()

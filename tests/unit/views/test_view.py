@@ -153,6 +153,15 @@ def test_what_a_later_step_changes_is_pending_once_with_its_newest_row() -> None
         view.acknowledge(stale)
 
 
+def test_output_is_in_the_json_that_sinks_write() -> None:
+    view = opened(COUNTS, MemoryState())
+    step(view, [a(1, g=1), a(2, g=2)], 8)
+    view.acknowledge(view.pending())
+    step(view, [a(1, g=1, t="other"), a(3, g=1), without(a(2))], 16)
+    output = view.pending()
+    assert list(zip(output.keys, output.rows, strict=True)) == [(b'{"g":1}', b'{"g":1,"n":2}'), (b'{"g":2}', None)]
+
+
 def test_output_is_read_in_parts() -> None:
     view = opened(COUNTS, MemoryState())
     step(view, [a(number, g=number) for number in range(1, 6)], 8)
@@ -507,6 +516,16 @@ def test_what_is_pending_is_newer_than_what_was_written() -> None:
     step(view, [a(2, g=1)], 16)
     view.adopt("second")
     assert list(view.pending().changes) == [ViewChange({"g": 1}, {"g": 1, "n": 2})]
+
+
+def test_a_row_from_before_one_that_was_refused_is_not_written_again() -> None:
+    view = opened(COUNTS, MemoryState())
+    delivered(view, [a(1, g=1)], 8)
+    step(view, [a(2, g=1)], 16)
+    view.acknowledge(view.pending(), refused=[{"g": 1}])
+    view.adopt("second")
+    assert view.pending() is None
+    assert view.make_pending([{"g": 1}]) == 1
 
 
 def test_what_the_sinks_progress_has_is_forgotten_with_the_next_output() -> None:

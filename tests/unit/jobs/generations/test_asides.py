@@ -79,7 +79,20 @@ def test_a_table_that_left_the_sink_is_forgotten_and_is_not_awaited_when_it_come
     assert next_asides([A], {}, asides, now_ms=9) == {}
     orders = {A: Order(Wish.PAUSE, 1)}
     assert next_asides([A], orders, {}, left=[A], now_ms=9) == {A: Aside(AsideState.OUT, 9, 1, awaited=False)}
-    assert next_asides([A], {}, {}, left=[A], now_ms=9) == {}
+    resumed = Aside(AsideState.RESUMING, 9, awaited=False)
+    assert next_asides([A], {}, {}, left=[A], now_ms=9) == {A: resumed}, "where it is too late, it alone is set aside"
+
+
+def test_a_table_that_is_named_and_not_captured_holds_nothing_up_and_is_new_once_it_joins() -> None:
+    asides = next_asides([A], {}, {}, uncaptured=[B], now_ms=9)
+    assert asides == {B: Aside(AsideState.UNCAPTURED, 9, awaited=False)}
+    assert read_tables([A, B], asides) == [A]
+    assert next_asides([A], {}, asides, uncaptured=[B], now_ms=10) == asides
+    assert next_asides([A, B], {}, asides, now_ms=10) == {}
+    assert next_asides([A, B], {}, asides, left=[B], now_ms=10) == {B: Aside(AsideState.RESUMING, 10, awaited=False)}
+    paused = {B: Aside(AsideState.PAUSED, 5, 1)}
+    orders = {B: Order(Wish.PAUSE, 1)}
+    assert next_asides([A], orders, paused, uncaptured=[B], now_ms=9)[B].state is AsideState.UNCAPTURED
 
 
 def test_a_resumed_table_is_being_read_once_it_was_checked_for_the_newest_order() -> None:
@@ -132,7 +145,7 @@ def test_an_order_that_another_command_has_overwritten_is_given_again() -> None:
 
 
 def test_a_table_stays_as_it_is_when_the_order_that_the_job_has_obeyed_is_lost() -> None:
-    for state in AsideState:
+    for state in set(AsideState) - {AsideState.UNCAPTURED}:  # which no order has made
         aside = Aside(state, 5, 3)
         assert _after({}, aside) == _after({A: Order(Wish.APPLY, 2)}, aside) == aside
 
@@ -141,4 +154,5 @@ def test_a_table_stays_as_it_is_when_the_order_that_the_job_has_obeyed_is_lost()
 def test_each_state_says_which_command_ends_it(state: AsideState) -> None:
     text = Aside(state, 5, reason="no room", hint="make some").sentence("search", "public.a")
     assert text.startswith("public.a ")
-    assert ("lockstep resume search public.a" in text) == (state is not AsideState.RESUMING)
+    by_itself = (AsideState.RESUMING, AsideState.UNCAPTURED)
+    assert ("lockstep resume search public.a" in text) == (state not in by_itself)

@@ -124,6 +124,19 @@ def test_topics_that_the_new_generation_does_not_read_are_not_waited_for() -> No
     assert missing_records(None, {AT: 5}) == 5
 
 
+def test_a_table_that_readers_have_and_that_the_new_generation_has_not_taken_up_is_waited_for() -> None:
+    """It has joined while the new one was built."""
+    store, now = prepared_store(1, 2), Time()
+    late = ("shop.public.late", 0)
+    _at(store, 2, 10)
+    opened = open_memory(store, 1)
+    opened.sink.claim()
+    opened.generations.save_progress(Progress({AT: 10, late: 3}, 0, 0, 0, {AT[0]: "id", late[0]: "id"}))
+    with pytest.raises(LockstepError, match="lacks 3 events"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10, late: 3}, clock=now.clock())
+    assert store.live == 1
+
+
 def test_a_switch_says_what_it_waits_for_and_that_no_job_applies_to_it() -> None:
     store, now = prepared_store(1, 2), Time()
     _at(store, 1, 10)

@@ -18,6 +18,7 @@ from cdc.model.errors import (
     PositionMismatch,
     Unavailable,
 )
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
@@ -156,7 +157,7 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr("jobs.generations.lease.HEARTBEAT_S", 0.01)
     monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
 
-    def wait_for_capture(*_: object) -> LogFacts:
+    def wait_for_capture(*_: object, **__: object) -> LogFacts:
         assert has_seen.wait(30)
         raise ConfigurationError("it has no such table")
 
@@ -278,6 +279,25 @@ def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing(
 
     assert watermark("p.public.a") == 100
     assert watermark("p.public.a", "p.public.b") == 0
+
+
+def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:
+    """The sink reads nothing of it, and is said to have it once its copy is there."""
+    late = table(name=TableName("public", "late")).name
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    topic = "p.public.orders"
+    log = LogFacts({}, [], {topic: TopicFacts("id", 1, 10**12)}, {topic: table().name}, uncopied=[late])
+    keeper = _keeper(plan, opened, log, None, StartPosition(), check_claim=lambda: None)
+    keeper.batch_applied({(topic, 0): 5}, rejected=0)
+    for record in (
+        ProgressRecord(100, 0, {topic: (5,), "p.public.late": (0,)}, uncopied=("p.public.late",)),
+        ProgressRecord(200, 0, {topic: (5,), "p.public.late": (3,)}),
+    ):
+        keeper.learn([record])
+        assert keeper.batch_applied({(topic, 0): 5}, rejected=0).watermark_lsn == 0
 
 
 def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:

@@ -95,6 +95,7 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
     class Reading(SinkQuery):
         def __init__(self) -> None:
             self._unlearned, self._progress_reader, self._keeper = [], cast("Any", Reader()), cast("Any", Keeper())
+            self._captured = None
             self._topics = TopicWatch("cache", {topic: TopicFacts("first", 1, 0)})
             self._task = cast("Any", SimpleNamespace(tables={topic: TableName("public", "orders")}))
 

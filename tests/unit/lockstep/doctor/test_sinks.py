@@ -1,9 +1,17 @@
-"""What doctor says of sinks without asking them."""
+"""What doctor says of sinks without asking a server."""
 
 from pathlib import Path
+from typing import Any, cast
 
-from lockstep.config import Config, load
-from lockstep.doctor.sinks import append_only_findings
+import pytest
+
+from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Severity
+from jobs.generations.record import Record, save_record
+from lockstep.config import Config, load, read
+from lockstep.doctor.sinks import append_only_findings, check_sink, uncaptured_findings
+from sinks.memory import open_memory
+from tests.generations import prepared_store
 
 _FILE = """
 [pipeline]
@@ -62,3 +70,25 @@ def test_of_each_append_only_table_it_says_which_views_read_it(tmp_path: Path) -
 
 def test_without_sinks_there_is_nothing_to_say(tmp_path: Path) -> None:
     assert append_only_findings(_config(tmp_path, _FILE)) == []
+
+
+def test_a_sink_that_names_a_table_which_is_not_captured_is_told_of(tmp_path: Path) -> None:
+    text = (_FILE + _SINKS).replace('"public.orders", "public.log", "public.clicks"]', '"public.*"]', 1)
+    (tmp_path / "lockstep.toml").write_text(text)
+    config = read(tmp_path / "lockstep.toml")
+    orders, log = TableName("public", "orders"), TableName("public", "log")
+    assert uncaptured_findings(config.capturing(config.source.resolved([orders, log]))) == []
+    [finding] = uncaptured_findings(config.capturing(config.source.resolved([orders])))
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "sink dwh")
+    assert finding.what == "names tables that aren't captured: public.log"
+
+
+def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after another name was given to a pipeline, whose sinks are where they were."""
+    opened = open_memory(prepared_store(1))
+    save_record(opened.records, 1, Record("shop_of_before", {}))
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: opened)
+    [finding] = check_sink(_config(tmp_path, _FILE + _SINKS), name="cache", shapes={}, sql=cast("Any", None))
+    assert finding.severity is Severity.ERROR
+    assert finding.what == "generation 1 of sink 'cache' is written by pipeline 'shop_of_before', not by 'shop'"
+    assert "lockstep generations cache --drop 1" in finding.fix
