@@ -466,8 +466,8 @@ class _Run:
             events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
             refused, void = self._apply(events, offsets if output.is_last else {})
             if self._topic is not None:  # after the sink: who is told of a row finds it there
-                for change in output.changes:
-                    self._topic.write(change.key, change.row, output.tag)
+                for key, row in zip(output.keys, output.rows, strict=True):
+                    self._topic.write(key, row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
             self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
             check_rejections(self._task.sink, self._result.rejected)

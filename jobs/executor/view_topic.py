@@ -71,11 +71,10 @@ class ViewTopic:
                 if record.value is not None:
                     yield orjson.loads(record.key), orjson.loads(record.value)
 
-    def write(self, key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None, tag: Tag) -> None:
-        """Add a row to the open transaction, or with None the end of one."""
+    def write(self, key: bytes, row: bytes | None, tag: Tag) -> None:
+        """Add a row to the open transaction, or with None the end of one. Both are JSON."""
         self._has_rows = True
-        value = None if row is None else orjson.dumps(row)
-        self._publisher.send(self._where.topic, orjson.dumps(key), value, str(tag).encode())
+        self._publisher.send(self._where.topic, key, row, str(tag).encode())
 
     def commit(self, *, tag: Tag, offsets: Offsets, run: str, is_complete: bool) -> None:
         """Commit what was written of the step of this tag. ``is_complete``: this is the last of it."""

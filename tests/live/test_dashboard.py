@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import psutil
 import pytest
 import requests
@@ -489,7 +490,7 @@ def test_a_page_gets_the_rows_of_a_view_and_then_its_changes(captured: Captured,
 
     def write(lsn: int, word: str, n: int) -> None:
         tag = Tag(0, lsn, 0)
-        writer.write({"word": word}, {"word": word, "n": n}, tag)
+        writer.write(orjson.dumps({"word": word}), orjson.dumps({"word": word, "n": n}), tag)
         writer.commit(tag=tag, offsets={}, run="run", is_complete=True)
 
     write(0x100, SECRET, 1)

@@ -49,7 +49,8 @@ class Writer:
         for part in range(parts):
             for follower, tweet, body in changes[part::parts]:
                 row = None if body is None else {"follower_id": follower, "tweet_id": tweet, "body": body}
-                self.topic.write({"follower_id": follower, "tweet_id": tweet}, row, tag)
+                key = orjson.dumps({"follower_id": follower, "tweet_id": tweet})
+                self.topic.write(key, None if row is None else orjson.dumps(row), tag)
                 if row is None:
                     self.rows.pop((follower, tweet), None)
                 else:
