@@ -57,6 +57,8 @@ class _Transaction:
     """The subtransactions of which something was sent."""
     unsent: int = 0
     knows_relation: bool = False
+    described_in: int | None = None
+    """The subtransaction that has described the relation last, unless it was rolled back."""
 
 
 @dataclass
@@ -90,11 +92,17 @@ class _Server:
         changes, transaction.changes = transaction.changes, transaction.changes[: transaction.unsent]
         for subxid, message, lsn in changes[transaction.unsent :]:
             if not transaction.knows_relation and not isinstance(message, LogicalMessage):
-                self.send_one(transaction, subxid, _RELATION, lsn)
-                transaction.knows_relation = True
+                self.describe(transaction, subxid, lsn)
             self.send_one(transaction, subxid, message, lsn)
         transaction.unsent = len(transaction.changes)
         self.frames += [keepalive_frame(self.lsn), data_frame(StreamStop(), self.lsn)]
+
+    def describe(self, transaction: _Transaction, subxid: int, lsn: int) -> None:
+        """A subtransaction that describes the relation as it has done before tells a reader nothing."""
+        self.send_one(transaction, subxid, _RELATION, lsn)
+        if transaction.described_in == subxid:
+            transaction.changes.pop()
+        transaction.knows_relation, transaction.described_in = True, subxid
 
     def send_one(self, transaction: _Transaction, subxid: int, message: Message, lsn: int) -> None:
         transaction.sent.add(subxid)
@@ -105,6 +113,8 @@ class _Server:
         unsent = [change for change in transaction.changes[transaction.unsent :] if change[0] != subxid]
         sent = [change for change in transaction.changes[: transaction.unsent] if change[0] != subxid]
         transaction.changes, transaction.unsent = sent + unsent, len(sent)
+        if transaction.described_in == subxid:
+            transaction.described_in = None
         if subxid in transaction.sent:
             self.frames.append(data_frame(StreamAbort(transaction.xid, subxid), self.lsn))
             transaction.knows_relation = False
