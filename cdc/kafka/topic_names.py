@@ -58,6 +58,11 @@ def view_topic(prefix: str, view: str, generation: int) -> str:
     return f"{control_topic(prefix, VIEWS)}.{_escaped(view)}.g{generation}"
 
 
+def is_view_topic(prefix: str, topic: str) -> bool:
+    """Whether it has the rows of some view's result."""
+    return topic.startswith(f"{control_topic(prefix, VIEWS)}.")
+
+
 def is_outbox_topic(prefix: str, topic: str) -> bool:
     """Whether it is the topic of some aggregate type. A table's never is: its schema's dot would be the third."""
     return topic.startswith(f"{prefix}.{_OUTBOX}.")

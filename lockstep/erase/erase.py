@@ -9,7 +9,15 @@ from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.forced_compaction import ForcedCompaction
 from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import DEAD_LETTERS, MESSAGES, STATE, control_topic, is_outbox_topic, shared_outbox_topic
+from cdc.kafka.topic_names import (
+    DEAD_LETTERS,
+    MESSAGES,
+    STATE,
+    control_topic,
+    is_outbox_topic,
+    is_view_topic,
+    shared_outbox_topic,
+)
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import TableName
@@ -201,7 +209,7 @@ class _Erasing:
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
-        sentences.append("sinks that aren't in this configuration, and what readers have copied.")
+        sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
         topics = TopicAdmin(self._client).partition_counts()
         others = [
             topic
@@ -214,4 +222,9 @@ class _Erasing:
             retention_ms = int(configs[topic]["retention.ms"])
             kept = "for ever" if retention_ms < 0 else f"for {retention_ms / 3_600_000:.0f} h"
             sentences.append(f"topic {topic}: its records have keys of their own. It keeps them {kept}.")
+        sentences += [
+            f"topic {topic}: rows of a view, by the view's key. It goes with the view's generation."
+            for topic in sorted(topics)
+            if is_view_topic(self._pipeline, topic)
+        ]
         return sentences

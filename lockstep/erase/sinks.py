@@ -16,7 +16,7 @@ from lockstep.config import Config
 from lockstep.erase.report import Place
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Batch, Leftover, OpenedSink
-from sinks.registry import open_sink
+from sinks.registry import SinkSettings, open_sink
 from sinks.stored_progress import applied_below
 from sinks.wrappers.retrying import Retries, retrying
 
@@ -58,8 +58,7 @@ class SinkErasing:
         """Every generation of a sink, oldest first. One that can't be asked is a place too."""
         settings = self._config.sinks[sink]
         if settings.view is not None:
-            if self._row.table.name in self._config.sink_tables(settings):
-                yield Place(f"view {sink}", unasked=_IN_A_VIEW.format(sink=sink))
+            yield from self._of_view(sink, settings)
             return
         try:
             generations = list_of(self._config, sink)
@@ -75,6 +74,20 @@ class SinkErasing:
                 )
                 continue
             yield self._place(sink, generation, only_look=only_look)
+
+    def _of_view(self, sink: str, settings: SinkSettings) -> Iterator[Place]:
+        """Nothing is proven of one that reads the table, in today's query or in that of a generation that is there."""
+        table = self._row.table.name
+        try:
+            reads = table in self._config.sink_tables(settings) or any(
+                table in self._config.sink_tables(settings_of_generation(self._config, sink, generation))
+                for generation in list_of(self._config, sink)
+            )
+        except LockstepError as error:
+            yield Place(f"view {sink}", unasked=error.message)
+            return
+        if reads:
+            yield Place(f"view {sink}", unasked=_IN_A_VIEW.format(sink=sink))
 
     def _place(self, sink: str, generation: Generation, *, only_look: bool) -> Place:
         name = f"sink {sink}, generation {generation.number}" + (" (live)" if generation.is_live else "")
