@@ -131,7 +131,7 @@ def _header(kind: str) -> str:
 
 def test_a_view_has_all_of_its_settings_in_it() -> None:
     [view] = _document()["views"].values()
-    assert view.keys() == {"sink", "changes_max", *ViewSettings.model_fields} - {"name"}
+    assert view.keys() == {"sink", "changes_max", "topic", *ViewSettings.model_fields} - {"name"}
     assert view["top"].keys() == TopSettings.model_fields.keys()
     assert not _document()["sinks"].keys().isdisjoint({view["sink"]})
 
