@@ -69,7 +69,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
         # These are evaluated from now on too, over the tables as they are by now.
         findings += _expression_findings(name, used, tables, sql, why=_JOB_STOPS)
         findings += [
-            warning(f"sink {name}", problem, "its job leaves that out", f"mend it in [sinks.{name}]")
+            warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {_section(name, settings)}")
             for problem in problems_at_work(used, tables)
         ]
     return findings
@@ -77,6 +77,11 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
 
 def _rebuild_stops(name: str) -> str:
     return f"`lockstep rebuild {name}` would stop there"
+
+
+def _section(name: str, settings: SinkSettings) -> str:
+    """Where its settings are in the file; a view takes over what its own section doesn't say."""
+    return f"[sinks.{name}]" if settings.view is None else f"[views.{name}] or [sinks.{settings.lender}]"
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
@@ -105,14 +110,14 @@ def _setting_findings(
     subject = f"sink {name}"
     problems = setting_problems(settings, tables)
     if problems:
-        return [error(subject, problem, why, f"mend it in [sinks.{name}]") for problem in problems]
+        return [error(subject, problem, why, f"mend it in {_section(name, settings)}") for problem in problems]
     findings = _expression_findings(name, settings, tables, sql, why=why)
     try:
         unknown = check_new_generation(name, settings, tables)
     except Unavailable:
         raise
     except LockstepError as refused:
-        return [*findings, error(subject, refused.message, why, refused.hint or f"mend [sinks.{name}]")]
+        return [*findings, error(subject, refused.message, why, refused.hint or f"mend {_section(name, settings)}")]
     if unknown:
         what = "whether its server takes new tables with these settings wasn't tried"
         findings.append(warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY))
@@ -129,7 +134,9 @@ def _expression_findings(
     except LockstepError as failed:
         what = f"its computed columns and its where weren't looked at: {failed.message}"
         return [warning(subject, what, f"where Spark doesn't take them, {why}", failed.hint or "")]
-    return [error(subject, problem, why, f"mend computed and where in [sinks.{name}]") for problem in problems]
+    return [
+        error(subject, problem, why, f"mend computed and where in {_section(name, settings)}") for problem in problems
+    ]
 
 
 def uncaptured_findings(config: Config) -> list[Finding]:

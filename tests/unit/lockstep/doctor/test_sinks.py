@@ -10,7 +10,8 @@ from cdc.postgres.preflight.finding import Severity
 from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load, read
 from lockstep.doctor.sinks import append_only_findings, check_sink, uncaptured_findings
-from sinks.memory import open_memory
+from sinks.memory import MemoryStore, open_memory
+from tests.builders import column, table
 from tests.generations import prepared_store
 
 _FILE = """
@@ -92,3 +93,20 @@ def test_what_another_pipeline_has_built_is_an_error(tmp_path: Path, monkeypatch
     assert finding.severity is Severity.ERROR
     assert finding.what == "generation 1 of sink 'cache' is written by pipeline 'shop_of_before', not by 'shop'"
     assert "lockstep generations cache --drop 1" in finding.fix
+
+
+def test_what_is_wrong_in_a_view_is_said_of_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or of that of its sink, from which it takes over what it doesn't say itself."""
+    view = """
+[views.ids]
+sink = "cache"
+key = ["id"]
+sql = "select id from orders"
+sets = { "views.ids" = ["of:{nobody}"] }
+"""
+    orders = table(column("id", "int8"), name=TableName("public", "orders"))
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(MemoryStore(), 1))
+    config = _config(tmp_path, _FILE + _SINKS + view)
+    findings = check_sink(config, name="ids", shapes={orders.name: orders}, sql=cast("Any", None))
+    assert findings[-1].severity is Severity.ERROR
+    assert findings[-1].fix == "mend it in [views.ids] or [sinks.cache]"
