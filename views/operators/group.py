@@ -307,10 +307,11 @@ class _CountDistinct:
 
 
 @dataclass(slots=True)
-class _Extreme:
+class _OfMembers:
+    """What an aggregate is whose members say all: it stores nothing besides."""
+
     members: _Members
     argument: Evaluate
-    is_max: bool
 
     def empty(self) -> Stored:
         return None
@@ -320,6 +321,11 @@ class _Extreme:
         if value is not None:
             self.members.changed(row, value, weight, group, state)
         return None
+
+
+@dataclass(slots=True)
+class _Extreme(_OfMembers):
+    is_max: bool
 
     def result(self, stored: Stored, group: bytes, state: Step) -> Value:
         return self.members.extreme(group, state, is_max=self.is_max)
@@ -378,21 +384,10 @@ def _float(value: Value) -> float:
 
 
 @dataclass(slots=True)
-class _Mode:
+class _Mode(_OfMembers):
     """The value that is there most often; of several the first one."""
 
-    members: _Members
-    argument: Evaluate
     aggregate: Aggregate
-
-    def empty(self) -> Stored:
-        return None
-
-    def changed(self, stored: Stored, row: Row, weight: int, group: bytes, state: Step) -> Stored:
-        value = self.argument(row)
-        if value is not None:
-            self.members.changed(row, value, weight, group, state)
-        return None
 
     def result(self, stored: Stored, group: bytes, state: Step) -> Value:
         best: Value = None
