@@ -6,22 +6,10 @@ from typing import Final
 
 from lockstep.attendant import state_directories
 from lockstep.config import Config
-from monitor.alerts.conditions import CAPTURE, SERVERS
+from monitor.alerts.conditions import CAPTURE, OF_CAPTURE, OF_GENERATIONS, OF_LIVE, SERVERS
 from monitor.alerts.facts import certificates_of
 from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
 
-_OF_CAPTURE: Final = (
-    "slot-filling",
-    "slot-growing",
-    "slot-lost",
-    "capture-broken",
-    "gap",
-    "capture-stopped",
-    "no-standby",
-    "dead-letters-unreadable",
-)
-_OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
-_OF_GENERATIONS: Final = ("job-stopped", "table-failed", "rejections-open", "rebuild-needed")
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
 
@@ -30,8 +18,8 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
     """Name of a condition -> its subjects, those of sinks without the numbers of generations."""
     sinks = tuple(config.sinks)
     return {
-        **dict.fromkeys(_OF_CAPTURE, (CAPTURE,)),
-        **dict.fromkeys((*_OF_LIVE, *_OF_GENERATIONS), sinks),
+        **dict.fromkeys(OF_CAPTURE, (CAPTURE,)),
+        **dict.fromkeys((*OF_LIVE, *OF_GENERATIONS), sinks),
         "unreachable": (SERVERS,),
         "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.sinks)),
@@ -41,6 +29,6 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
 
 def is_subject(condition: str, subject: str, config: Config) -> bool:
     """Whether a condition can have this subject; one of a generation with its number, where it can."""
-    if condition in (*_OF_GENERATIONS, "stalled"):
+    if condition in (*OF_GENERATIONS, "stalled"):
         subject = _NUMBER.sub("", subject)
     return subject in subjects_of(config)[condition]

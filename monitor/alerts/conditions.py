@@ -26,7 +26,7 @@ _DAY_MS: Final = 24 * 3600 * 1000
 CAPTURE: Final = "capture"
 SERVERS: Final = "source-or-kafka"
 
-NAMES: Final = (
+OF_CAPTURE: Final = (
     "slot-filling",
     "slot-growing",
     "slot-lost",
@@ -34,18 +34,19 @@ NAMES: Final = (
     "gap",
     "capture-stopped",
     "no-standby",
-    "unreachable",
-    "lag",
-    "stalled",
-    "job-stopped",
-    "table-failed",
-    "sink-unreachable",
-    "rejections-open",
     "dead-letters-unreadable",
-    "rebuild-needed",
-    "verify-differs",
-    "verify-failed",
-    "verify-overdue",
+)
+OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
+"""Their subject is a sink: only the generation that readers see has them."""
+OF_GENERATIONS: Final = ("job-stopped", "table-failed", "rejections-open", "rebuild-needed")
+"""Their subject is a generation of a sink."""
+
+NAMES: Final = (
+    *OF_CAPTURE,
+    "unreachable",
+    "stalled",
+    *OF_LIVE,
+    *OF_GENERATIONS,
     "certificate-expires",
     "disk-filling",
 )
