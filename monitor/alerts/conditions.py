@@ -14,7 +14,7 @@ from cdc.model.times import time_text
 from jobs.generations.asides import AsideState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, StageState
-from monitor.steps import rebuild_step
+from monitor.steps import differing_step, rebuild_step
 from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -383,6 +383,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
 
 
 def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:
+    views = {stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.is_view}
     for label, verification in report.verified.items():
         if verification.outcome is VerifyOutcome.DIFFERENT:
             yield Condition(
@@ -390,7 +391,7 @@ def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: i
                 label,
                 Severity.CRITICAL,
                 f"{label} differs from the source in {verification.differing:,} keys",
-                f"`lockstep verify {label}` shows them, and `lockstep verify {label} --repair` mends them",
+                f"`lockstep verify {label}` shows them, and {differing_step(label, is_view=label in views)}",
                 verification.ended_ms,
             )
         elif verification.outcome is VerifyOutcome.FAILED:

@@ -1,5 +1,6 @@
 """Which conditions a report opens, and of which nobody can tell."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from jobs.generations.status import JobState, JobStatus
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
+from monitor.verification import Verification, VerifyOutcome
 
 _DAY_MS = 24 * 3600 * 1000
 _NOW_MS = 1_800_000_000_000
@@ -224,3 +226,19 @@ def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
     absent = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT)
     assert _found(_report(absent, slot_active=False, wal_status=None)) == {}, "nor before there is a slot"
     assert _found(_report(absent, slot_active=False)) == {"capture-stopped/capture": Severity.CRITICAL}
+
+
+@pytest.mark.parametrize(
+    ("is_view", "step"),
+    [
+        (False, "`lockstep verify cache --repair` mends them"),
+        (True, "`lockstep rebuild cache --switch` builds it again"),
+    ],
+)
+def test_who_differs_is_told_what_can_be_done_about_it(*, is_view: bool, step: str) -> None:
+    """Single rows of a view can't be repaired."""
+    different = Verification(1, 2, VerifyOutcome.DIFFERENT, differing=3)
+    report = _report(_applied(replace(_sink(), is_view=is_view)), verified={"cache": different})
+    [condition] = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS).open
+    assert condition.name == "verify-differs"
+    assert condition.step == f"`lockstep verify cache` shows them, and {step}"

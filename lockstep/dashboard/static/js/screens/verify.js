@@ -70,6 +70,7 @@ export default {
   load: { path: () => "api/verify", every: 5000 },
   render({ state, document, error }) {
     const names = [...new Set(state.sinks.map((sink) => sink.name))];
+    const views = new Set(state.sinks.filter((sink) => sink.view).map((sink) => sink.name)); // these are rebuilt instead
     const row = (one) => ({
       key: `${one.sink} ${one.table} ${one.finished_ms}`,
       cells: [
@@ -80,7 +81,7 @@ export default {
         format.count(one.differing),
         lsn(one.verified_through),
         format.seconds(one.seconds),
-        one.differing > 0 && button("Repair", () => repair(one.sink), { class: "small", "aria-label": `Repair ${one.sink}` }),
+        one.differing > 0 && !views.has(one.sink) && button("Repair", () => repair(one.sink), { class: "small", "aria-label": `Repair ${one.sink}` }),
       ],
     });
     return [
