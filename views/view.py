@@ -313,6 +313,11 @@ class View:
         """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
 
+    @property
+    def is_arranged(self) -> bool:
+        """Whether what is pending was made from what the sink had of an earlier state, and isn't delivered yet."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) == _ARRANGED)
+
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
         """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
 
@@ -345,6 +350,8 @@ class View:
         def work(state: Step) -> None:
             if next(_pending(state), None) is None:
                 state.delete(_IS_WHOLE)
+                # As after the last acknowledgement: a sink that is put back may have rows that nobody looks for again.
+                state.put(_FORGOTTEN, orjson.dumps(_triples(stored_position(state).offsets)))
             else:
                 state.put(_IS_WHOLE, _ARRANGED)
 

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -121,7 +121,7 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     assert task.view is not None
     # Where the sink can tell: a job that another one has replaced leaves the state to that one.
     sink_for(task).apply(Batch([], fence=task.fence))
-    stored = {**task.view.reached, **stored}
+    progress = _SinkProgress({**task.view.reached, **stored})
     is_to_be_built = False
     while True:
         with _opened_state(task, task.view) as state:
@@ -129,13 +129,13 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
             topic = _topic_of(task)
             is_usable = (
                 view.log() == task.view.log
-                and _is_usable(view, task.run, stored)
+                and _is_usable(view, task.run, progress.offsets)
                 and (topic is None or _fits(view, topic))
             )
             is_to_be_built = is_to_be_built or not is_usable
             try:
                 _Run(
-                    task, view, result, line, stored, topic, size=state.size, goes_on=goes_on, builds=is_to_be_built
+                    task, view, result, line, progress, topic, size=state.size, goes_on=goes_on, builds=is_to_be_built
                 ).follow()
                 return
             except _IsOver:
@@ -162,14 +162,50 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     """Whether a view can go on from here: its state is whole, and fits what the sink was told of.
 
     A state that is behind the sink is an earlier one. A state that has forgotten output which the sink wasn't told of
-    may be ahead of a sink that was put back.
+    may be ahead of a sink that was put back. So may one that has looked at what the sink had, and isn't delivered yet:
+    rows that came back with an earlier sink aren't among those that it has deleted.
     """
     position = view.position()
     if position.is_building or not position.lsn:
         return False
     if any(position.offsets.get(at, 0) < offset for at, offset in reached.items()):
         return False
-    return view.is_of(run) or all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
+    if view.is_of(run):
+        return True
+    return not view.is_arranged and all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
+
+
+def _arrange(
+    view: View,
+    stored: Iterable[tuple[_Key, Mapping[str, JsonValue]]],
+    others: Iterable[_Key],
+) -> None:
+    """Have what differs from the rows that are ``stored`` come first, and those go that the result doesn't have.
+
+    ``others`` are keys of rows that may be elsewhere. What these are there says nothing of what the sink's readers see.
+    """
+    no_row: Mapping[str, JsonValue] = {}
+    for earlier in (iter(stored), ((key, no_row) for key in others)):
+        while rows := list(islice(earlier, _FED_ROWS)):
+            view.arrange(rows)
+    view.end_arranging()
+
+
+class _SinkProgress:
+    """What the sink's progress is known to have, as next offsets. A batch has one, also where it builds a state."""
+
+    def __init__(self, stored: Offsets) -> None:
+        self.offsets: Offsets = dict(stored)
+        self._not_stored: deque[Offsets] = deque()
+
+    def tell(self, offsets: Offsets) -> None:
+        """The driver is told of these."""
+        self._not_stored.append(dict(offsets))
+
+    def hear(self, times: int) -> None:
+        """So many more of the times that it was told are stored."""
+        for _ in range(times):
+            self.offsets |= self._not_stored.popleft()
 
 
 def _topic_of(task: Task) -> ViewTopic | None:
@@ -200,7 +236,7 @@ class _Run:
         view: View,
         result: Result,
         line: DriverLine | None,
-        stored: Offsets,
+        progress: _SinkProgress,
         topic: ViewTopic | None,
         *,
         size: Callable[[], Size],
@@ -224,9 +260,8 @@ class _Run:
         self._position = ViewPosition() if builds else view.position()
         self._inbox: Inbox | None = None
         self._builds = builds
-        self._stored = stored
+        self._progress = progress
         self._told: Offsets = {}
-        self._not_stored: deque[Offsets] = deque()
         self._told_s = time.monotonic()
         self._at_end_s: float | None = None
         self._topics = list(task.tables)
@@ -251,8 +286,7 @@ class _Run:
                     # Before the state: whoever is killed in between finds two runs, and builds.
                     self._topic.take_over(self._task.run)
                 self._view.adopt(self._task.run)
-            self._view.confirm(self._stored)
-            self._result.next_offsets = self._of_tables(self._position.offsets)
+            self._view.confirm(self._progress.offsets)
             void = self._view.settle(self._rejected_with)
             self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left
@@ -306,8 +340,7 @@ class _Run:
             return self._is_done(now_s)
         if self._line.is_over():
             return True
-        for _ in range(self._line.take_stored()):
-            self._stored |= self._not_stored.popleft()
+        self._progress.hear(self._line.take_stored())
         return False
 
     def _note_read(self) -> None:
@@ -328,7 +361,7 @@ class _Run:
         now.view = self._figures()
         self._line.tell(now)
         self._told, self._told_s = dict(told), now_s
-        self._not_stored.append(self._told)
+        self._progress.tell(self._told)
 
     def _figures(self) -> ViewFigures:
         building = None if self._building is None else self._building.now
@@ -436,14 +469,10 @@ class _Run:
     def _arrange(self) -> None:
         """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
-        on_topic = () if self._topic is None else self._topic.rows()
-        for earlier in (stored, iter(on_topic)):
-            while rows := list(islice(earlier, _FED_ROWS)):
-                self._view.arrange(rows)
+        on_topic = () if self._topic is None else self._topic.keys()
         # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
-        own = [orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic]
-        self._view.arrange([(key, {}) for key in own])
-        self._view.end_arranging()
+        rejected = (orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic)
+        _arrange(self._view, stored, chain(on_topic, rejected))
 
     def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
         position = self._view.position()
@@ -469,7 +498,7 @@ class _Run:
                 for key, row in zip(output.keys, output.rows, strict=True):
                     self._topic.write(key, row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
-            self._view.acknowledge(output, refused=refused, void=void, reached=self._stored)
+            self._view.acknowledge(output, refused=refused, void=void, reached=self._progress.offsets)
             check_rejections(self._task.sink, self._result.rejected)
             if self._building is not None:
                 self._building.add(len(events))

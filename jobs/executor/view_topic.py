@@ -64,12 +64,12 @@ class ViewTopic:
         """What was written last; None where nothing is, or not all of it is there any more."""
         return self._last
 
-    def rows(self) -> Iterator[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]:
-        """Keys and rows that may be there. A key may come several times, and one of a row that is gone."""
+    def keys(self) -> Iterator[Mapping[str, JsonValue]]:
+        """Keys of rows that may be there. One may come several times, also where its row is gone."""
         with closing(TopicReader(self._client).records(self._where.topic)) as records:
             for record in records:
                 if record.value is not None:
-                    yield orjson.loads(record.key), orjson.loads(record.value)
+                    yield orjson.loads(record.key)
 
     def write(self, key: bytes, row: bytes | None, tag: Tag) -> None:
         """Add a row to the open transaction, or with None the end of one. Both are JSON."""

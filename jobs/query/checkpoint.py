@@ -59,11 +59,20 @@ class Checkpoint:
 
     def committed(self) -> Offsets | None:
         """Where the last complete batch ends, None when there is none. Raises LockstepError when that isn't known."""
-        batch_id = self._last_commit()
+        batch_id = self._newest("commits")
         return None if batch_id is None else self.end_offsets(batch_id)
 
-    def _last_commit(self) -> int | None:
-        directory = self._path("commits")
+    def topics(self) -> frozenset[str] | None:
+        """The topics of the newest batch that was planned, be it complete or not; None when there is none.
+
+        Spark runs a batch again that it had planned, with these topics. Raises LockstepError when they aren't known.
+        """
+        batch_id = self._newest("offsets")
+        return None if batch_id is None else frozenset(topic for topic, _ in self.end_offsets(batch_id))
+
+    def _newest(self, kind: str) -> int | None:
+        """The newest batch of which there is a file of this kind."""
+        directory = self._path(kind)
         if not self._files.exists(directory):
             return None
         names = (status.getPath().getName() for status in self._files.listStatus(directory))

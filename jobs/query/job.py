@@ -495,7 +495,7 @@ class SinkJob:
         start = load_start_position(opened.records, plan.generation)
         checkpoint = self._checkpoint(start)
         committed = checkpoint.committed()
-        if _reads_others(start, committed, log, has_asides=bool(self._asides)):
+        if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides)):
             if committed is not None:  # what it lacks must not pass for what was left out on purpose
                 known = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
                 check_destination(known, committed)
@@ -715,11 +715,14 @@ def _offsets_of(progress: Progress, log: LogFacts) -> Offsets:
     return {at: progress.next_offsets.get(at, 0) for at in log.partitions}
 
 
-def _reads_others(start: StartPosition, committed: Offsets | None, log: LogFacts, *, has_asides: bool) -> bool:
-    """Whether other topics are to be read than by the query before: tables joined, left, or were set aside."""
+def _reads_others(start: StartPosition, planned: Collection[str] | None, log: LogFacts, *, has_asides: bool) -> bool:
+    """Whether other topics are to be read than by the query before: tables joined, left, or were set aside.
+
+    ``planned`` are the topics of its newest batch, be that complete or not: Spark runs it again as it was planned.
+    """
     if start.topics is not None or has_asides:
         return start.topics != frozenset(log.topics)
-    return committed is not None and {topic for topic, _ in committed} != set(log.topics)
+    return planned is not None and set(planned) != set(log.topics)
 
 
 def _of_topic(progress: Progress, topic: str) -> Progress:

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +16,7 @@ from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
 from lockstep.config import Config
-from lockstep.generations import log_ends
+from lockstep.generations import config_now, log_ends
 from lockstep.rebuild.build_inputs import trimmed_partitions, trimmed_topics_error
 from lockstep.rebuild.inputs_watch import InputsWatch
 from lockstep.rebuild.outcome import BuildProgress, InputsChanged, Interrupted, Observer, Rebuilt
@@ -27,6 +27,9 @@ from sinks.contract import Generations, OpenedSink, Progress
 from sinks.registry import SinkSettings, open_sink
 
 _LOOK_S: Final = 0.5
+
+_CAPTURED_S: Final = 5.0
+"""How often it is asked whether the tables of a build are captured still."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,23 @@ class Build:
         return None
 
     def catch_up(self, job: JobThread) -> InputsChanged | None:
-        """Apply what was published meanwhile, until only what came in the last moment is lacking."""
-        ends = log_ends(self._context.config, self._context.tables)
+        """Apply what was published meanwhile, until only what came in the last moment is lacking.
+
+        Of a table that has left capture the job reads nothing any more, so nothing of it is waited for.
+        """
+        config = self._config_now()
+        ends = log_ends(config, config.sink_tables(self._context.settings))
+        looked_at = time.monotonic()
         while True:
             changed = self._wait_a_moment(job)
             if changed is not None:
                 return changed
+            if time.monotonic() - looked_at >= _CAPTURED_S:
+                looked_at = time.monotonic()
+                with suppress(Unavailable):
+                    config = self._config_now()
+                    topics = config.topics_of(config.sink_tables(self._context.settings))
+                    ends = {at: end for at, end in ends.items() if at[0] in topics}
             lacking = missing_records(self._applied(), ends)
             self._report_progress(ends, finished=not lacking)
             if not lacking:
@@ -137,7 +151,11 @@ class Build:
         began = time.monotonic()
         try:
             return verify(
-                context.config, options, say=context.observer.say, progress=context.observer.compared, stopping=stopping
+                self._config_now(),
+                options,
+                say=context.observer.say,
+                progress=context.observer.compared,
+                stopping=stopping,
             )
         except LockstepError:
             # Why the comparison was stopped says more than that it was.
@@ -160,6 +178,10 @@ class Build:
         return Rebuilt(
             self._number, report, switched_from, is_live, explained, self._loaded, self._load_s, self._compare_s
         )
+
+    def _config_now(self) -> Config:
+        """What the build began with, without the tables that have left capture since. Raises as ``config_now``."""
+        return without_those_that_left(self._context.config, config_now(self._context.config))
 
     def _wait_a_moment(self, job: JobThread) -> InputsChanged | None:
         job.wait(_LOOK_S)
@@ -194,6 +216,12 @@ class Build:
             return self._opened.generations.load_progress()
         except Unavailable:
             return None
+
+
+def without_those_that_left(begun: Config, now: Config) -> Config:
+    """The configuration that a build began with, without the tables that aren't captured ``now``. Pure."""
+    captured = set(now.source.table_names)
+    return begun.capturing(begun.source.resolved(name for name in begun.source.table_names if name in captured))
 
 
 @contextmanager

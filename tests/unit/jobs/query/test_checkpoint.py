@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.model.errors import LockstepError
-from jobs.query.checkpoint import checkpoint_location, parse_offsets
+from jobs.query.checkpoint import Checkpoint, checkpoint_location, parse_offsets
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}'
 
@@ -31,3 +31,31 @@ def test_every_generation_of_every_pipelines_sink_has_a_checkpoint_of_its_own() 
     }
     assert len(locations) == 4
     assert "s3a://bucket/state/shop/search/g2" in locations
+
+
+class _Files(Checkpoint):
+    """A checkpoint of which these files are there."""
+
+    def __init__(self, files: dict[str, str]) -> None:
+        self.location = "somewhere"
+        self._texts = files
+
+    def _newest(self, kind: str) -> int | None:
+        numbers = [int(name.partition("/")[2]) for name in self._texts if name.startswith(f"{kind}/")]
+        return max(numbers, default=None)
+
+    def _read(self, name: str) -> str | None:
+        return self._texts.get(name)
+
+
+def test_the_topics_of_a_batch_that_was_planned_are_known_before_it_is_complete() -> None:
+    """Spark runs it again with these."""
+    assert _Files({}).topics() is None
+    files = {"offsets/0": f'v1\n{METADATA}\n{{"shop.public.orders":{{"0":17}},"shop.public.items":{{"0":0}}}}'}
+    killed = _Files(files)
+    assert killed.committed() is None
+    assert killed.topics() == {"shop.public.orders", "shop.public.items"}
+    assert _Files({**files, "commits/0": ""}).committed() == {
+        ("shop.public.orders", 0): 17,
+        ("shop.public.items", 0): 0,
+    }

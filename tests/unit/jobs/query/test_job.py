@@ -22,7 +22,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
-from jobs.query.job import SinkJob, _as_of_start, _keeper
+from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others
 from jobs.query.log_facts import LogFacts
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
@@ -337,6 +337,26 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> Non
     assert after(later, "p.public.a").left_at_ms == {"p.public.b": 1_000}
     back = after(later, "p.public.a", "p.public.b")
     assert (back.left_at_ms, back.watermark_lsn) == ({"p.public.b": 1_000}, 0), "it lacks deletes from that time on"
+
+
+@pytest.mark.parametrize(
+    ("start", "planned", "has_asides", "expected"),
+    [
+        (StartPosition(), None, False, False),
+        (StartPosition(), {"p.public.a"}, False, False),
+        # Also where the first batch was killed, and nothing is complete.
+        (StartPosition(), {"p.public.a", "p.public.b"}, False, True),
+        (StartPosition(), set[str](), False, True),
+        (StartPosition(), {"p.public.a"}, True, True),
+        (StartPosition(1, topics=frozenset({"p.public.a"})), {"p.public.b"}, False, False),
+        (StartPosition(1, topics=frozenset({"p.public.b"})), None, False, True),
+    ],
+)
+def test_a_batch_that_was_planned_with_other_topics_is_not_run_again(
+    start: StartPosition, planned: set[str] | None, has_asides: bool, expected: bool
+) -> None:
+    log = LogFacts({}, [], {"p.public.a": TopicFacts("id", 1, 1)}, {"p.public.a": table().name})
+    assert _reads_others(start, planned, log, has_asides=has_asides) is expected
 
 
 def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | Unavailable]) -> None:
