@@ -47,8 +47,10 @@ class FiguresKeeper:
         A destination that doesn't answer is told of by the batches: nothing is raised here for that.
         """
         with self._lock:
-            with suppress(LockstepError):
+            try:
                 self._load()
+            except LockstepError:
+                return  # what an earlier run has counted isn't known
             kept, now_s = self._kept, self._monotonic()
             if self._newest_ms > figures.at_ms:
                 return  # the last words of a task may be heard after its result

@@ -38,7 +38,7 @@ class DeletedRow:
 _IN_A_VIEW: Final = (
     "a view's rows and its state have no key of this table. The view takes the row out of its result, and its sink may"
     " keep a mark with values. `lockstep rebuild {sink} --switch`, then `lockstep generations {sink} --drop` of the"
-    " older one leave nothing"
+    " older one leave nothing but dead letters of rows that its sink has refused, until their topic is compacted"
 )
 
 

@@ -18,10 +18,12 @@ class Lease:
 
     def __init__(self) -> None:
         self.records = open_memory(MemoryStore(), 1).records
-        self.is_down = False
+        self.is_down = self.is_silent = False
         self.saved = 0
 
     def record(self, name: str) -> str | None:
+        if self.is_silent:
+            raise Unavailable("it is silent")
         return self.records.load(name)
 
     def save_record(self, name: str, text: str | None) -> None:
@@ -125,6 +127,18 @@ def test_a_store_that_doesnt_answer_ends_nothing() -> None:
     lease.is_down = False
     job.tell(figures(2))
     assert (job.done, lease.saved) == ([1, 1], 1)
+
+
+def test_nothing_is_counted_before_it_is_known_what_an_earlier_run_has_counted() -> None:
+    lease = Lease()
+    Job(lease).tell(figures(10))
+    later = Job(lease)
+    lease.is_silent = True
+    later.tell(figures(12))
+    assert later.done == []
+    lease.is_silent = False
+    later.tell(figures(13))
+    assert later.done == [3]
 
 
 def test_a_record_has_its_generation_in_its_name() -> None:
