@@ -17,7 +17,7 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, wait_until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 OWNERS = 6
 
@@ -116,7 +116,7 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
 
     assert exit_code(["views", "explain", name, "--config", str(pipeline.path)]) == 0
     shown = capsys.readouterr().out
-    assert f"{name} in sink {pipeline.name}_cache: ready at 0/" in shown
+    assert f"{name} in sink {pipeline.name}_cache: ready at " in shown
     assert "(91 rows, " in shown
     assert f"the result has {OWNERS} rows" in shown
 
