@@ -45,17 +45,22 @@ class CapturedWatch:
         self._known = known
         self._look = look
         self._has_changed = False
+        self._selection = ""
+        """What the newest record has of the captured tables, until it is known which they are."""
 
     def has_changed(self, records: Sequence[ProgressRecord]) -> bool:
         """Whether it has others as of the last of these records. It stays so.
 
-        Of such a sink no record says how far it is. Raises what ``look`` raises; then the same records are to be asked
-        about again.
+        Of such a sink no record says how far it is. Raises what ``look`` raises; the next call asks again, whether or
+        not it has records.
         """
-        if self._has_changed or not records or records[-1].selection in ("", self._known.selection):
+        if records:
+            self._selection = records[-1].selection
+        if self._has_changed or self._selection in ("", self._known.selection):
             return self._has_changed
         # The state that says which are captured is committed together with the record, so this is as new as that.
         now = self._look()
+        self._selection = ""
         self._has_changed = set(now.of(self._named)) != set(self._known.of(self._named))
         if not self._has_changed:
             self._known = now

@@ -12,6 +12,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
+from sinks.view_settings import VIEWS_SCHEMA
 
 _POSITION: Final = re.compile(r"(?:(?P<where>.+):)?(?P<partition>\d{1,10}):(?P<offset>\d{1,19})")
 
@@ -79,7 +80,8 @@ def selection_of(
 def is_named(dead_letter: DeadLetter, text: str, pipeline: str) -> bool:
     """Whether a text names a dead letter.
 
-    It does by the row's key as JSON, by the key's only value, or by ``[topic or table:]partition:offset``.
+    It does by the row's key as JSON, by the key's only value, or by ``[topic or table:]partition:offset``. A row of a
+    view has no position: all of them are told with the same one.
     """
     if _is_object(text):
         return _canonical(dead_letter.key) == _canonical(text)
@@ -87,6 +89,8 @@ def is_named(dead_letter: DeadLetter, text: str, pipeline: str) -> bool:
     if len(values) == 1 and text in (values[0], orjson.dumps(values[0]).decode()):
         return True
     match, position = _POSITION.fullmatch(text), dead_letter.position
+    if position.topic == table_topic(pipeline, TableName(VIEWS_SCHEMA, dead_letter.sink)):
+        return False
     if match is None or (int(match["partition"]), int(match["offset"])) != (position.partition, position.offset):
         return False
     return match["where"] in (None, position.topic) or _topic(match["where"], pipeline) == position.topic

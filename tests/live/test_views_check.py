@@ -144,21 +144,28 @@ def test_people_see_the_plan_as_a_tree_of_80_columns(
     assert "estimates" in text
 
 
-def test_only_the_tables_of_the_configuration_count_as_captured(
-    shop: Database, endpoints: Endpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    config = tmp_path / "lockstep.toml"
-    config.write_text(
+def _config(directory: Path, shop: Database, endpoints: Endpoints, source: str, more: str = "") -> Path:
+    """A configuration with these lines of its source, and more sections."""
+    path = directory / "lockstep.toml"
+    path.write_text(
         f"""
         [pipeline]
         name = "shop"
         [source]
         dsn = "{shop.dsn}"
-        tables = ["public.posts"]
+        {source}
         [kafka]
         bootstrap_servers = "{endpoints.kafka_bootstrap}"
+        {more}
         """
     )
+    return path
+
+
+def test_only_the_tables_of_the_configuration_count_as_captured(
+    shop: Database, endpoints: Endpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = _config(tmp_path, shop, endpoints, 'tables = ["public.posts"]')
     code = exit_code(["views", "check", "--config", str(config), "--json", "--sql", LIKES_PER_POST])
     document = json.loads(capsys.readouterr().out)
     assert code == 1
@@ -170,17 +177,15 @@ def test_only_the_tables_of_the_configuration_count_as_captured(
 def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
     shop: Database, endpoints: Endpoints, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    config = tmp_path / "lockstep.toml"
-    config.write_text(
-        f"""
-        [pipeline]
-        name = "shop"
-        [source]
-        dsn = "{shop.dsn}"
+    config = _config(
+        tmp_path,
+        shop,
+        endpoints,
+        """
         tables = ["public.likes", "public.posts", "public.notes"]
-        options = {{ "public.notes" = {{ append_only = true }} }}
-        [kafka]
-        bootstrap_servers = "{endpoints.kafka_bootstrap}"
+        options = { "public.notes" = { append_only = true } }
+        """,
+        f"""
         [sinks.cache]
         type = "redis"
         url = "{endpoints.redis_url}"
@@ -194,7 +199,7 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
         key = ["id"]
         sql = "select id, user_id from posts"
         top = {{ per = ["user_id"], order = "id desc", n = 1 }}
-        """
+        """,
     )
 
     def checked(sql: str) -> tuple[int, dict[str, Any]]:

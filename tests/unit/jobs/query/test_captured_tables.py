@@ -76,6 +76,13 @@ def test_a_record_of_before_a_table_joined_does_not_say_that_the_sink_has_it() -
     assert [watch.holds(record(selection)) for selection in ("before", "after", "")] == [False, True, True]
 
 
+def test_what_a_record_said_is_asked_about_until_there_is_an_answer() -> None:
+    watch = CapturedWatch((), BEFORE, _Looks(Unavailable("away"), AFTER))
+    with pytest.raises(Unavailable):
+        watch.has_changed([record("after")])
+    assert watch.has_changed([])
+
+
 def test_where_kafka_does_not_answer_the_same_records_are_asked_about_again() -> None:
     watch = CapturedWatch((), BEFORE, _Looks(Unavailable("away"), AFTER))
     with pytest.raises(Unavailable):

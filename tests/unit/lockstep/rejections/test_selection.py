@@ -1,10 +1,12 @@
 """Which rejections a command means."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from cdc.model.errors import ConfigurationError
+from cdc.model.event import Position
 from lockstep.rejections.selection import Selection, is_named, selection_of
 from tests.dead_letters import rejected
 
@@ -48,6 +50,12 @@ def test_a_text_as_key_may_lack_its_quotes() -> None:
     assert is_named(rejected(b'{"name":"a b"}'), '"a b"', "shop")
     # It looks like a position, and is a key all the same.
     assert is_named(rejected(b'{"at":"12:30"}'), "12:30", "shop")
+
+
+def test_a_row_of_a_view_has_no_position_that_names_it() -> None:
+    of_view = replace(rejected(), sink="timeline", position=Position("shop.views.timeline", 0, 0))
+    assert not is_named(of_view, "0:0", "shop")
+    assert is_named(of_view, '{"id":42}', "shop")
 
 
 @pytest.mark.parametrize(
