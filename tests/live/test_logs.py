@@ -132,13 +132,16 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
             f"insert into {pipeline.name}.account values ({_NUMBER}, '{_MARK}', {_AMOUNT}.5, '{{{_MARK}}}')",
             # The large value isn't in the WAL again.
             f"update {pipeline.name}.person set tags = '{{{_MARK}}}' where code = '{_MARK}-large'",
-            f"delete from {pipeline.name}.person where code = '{_MARK}-copied'",
         ):
             connection.execute(statement.encode())
     pipeline.wait_applied(group, timeout_s=300)
     metrics = _metrics(addresses)
     for kind in ("search", "cache", "warehouse"):
         assert _rejected(metrics, f"{pipeline.name}_{kind}") > 0, f"{kind}\n{group.told()[-8000:]}"
+    with pipeline.sql() as connection:  # not before: with it in one batch, the warehouse refuses no equal document
+        connection.execute(f"delete from {pipeline.name}.person where code = '{_MARK}-copied'".encode())
+    pipeline.wait_applied(group, timeout_s=300)
+    metrics += _metrics(addresses)
     with LagCollector(pipeline.config.as_pipeline(), pipeline.config.sinks) as collector:
         metrics += exposition(gauges_of(collector.collect(), now_s=1.0)).decode()
 

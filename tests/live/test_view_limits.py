@@ -37,13 +37,14 @@ def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_m
     tight, wide = pipeline.settings("warehouse", changes_max=60), pipeline.settings("warehouse")
     before = celebrity(pipeline, 20)
     assert run_batch(pipeline.task(tight)) == ENDED
+    stored = pipeline.ends()  # without it the state would be built again, which has no limit
     lsn = pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}) for number in range(5)))
     for _ in range(2):
-        told = failed_batch(pipeline.task(tight))
+        told = failed_batch(pipeline.task(tight, reached=stored))
         assert "changes more than 60 rows" in told
         assert "changes_max" in told
         assert pipeline.rows(tight) == pipeline.states[before]
-    assert run_batch(pipeline.task(wide)) == ENDED
+    assert run_batch(pipeline.task(wide, reached=stored)) == ENDED
     assert pipeline.rows(wide) == pipeline.states[lsn] != pipeline.states[before]
 
 
@@ -51,9 +52,10 @@ def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(pipelin
     settings = pipeline.settings("warehouse", changes_max=60)
     celebrity(pipeline, 20)
     assert run_batch(pipeline.task(settings)) == ENDED
+    stored = pipeline.ends()
     for number in range(5):
         lsn = pipeline.write(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}))
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert run_batch(pipeline.task(settings, reached=stored)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
@@ -63,17 +65,18 @@ def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(pipeline: Vie
     before = pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}))
     assert run_batch(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[before] != {}
+    stored = pipeline.ends()
     state = pipeline.directory / "state"
     lsn = pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 100_000}) for number in range(9)))
     for is_lost in (False, True):
         size = (state / FILE_NAME).stat().st_size
         if is_lost:
             shutil.rmtree(state)
-        told = failed_batch(pipeline.task(settings), file_bytes=size)
+        told = failed_batch(pipeline.task(settings, reached=stored), file_bytes=size)
         assert str(state) in told
         assert "full disk" in told
         assert pipeline.rows(settings) == pipeline.states[before]
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert run_batch(pipeline.task(settings, reached=stored)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
