@@ -270,6 +270,7 @@ class SinkJob:
             holds_watermark=bool(columns.lacking),
             asides=self._asides_by_topic(),
             selection="" if self._captured is None else self._captured.selection,
+            result=None if view is None else view.table.name,
         )
         task = self._task(
             log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
@@ -773,7 +774,9 @@ def _keeper(
     holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
     selection: str = "",
+    result: TableName | None = None,
 ) -> ProgressKeeper:
+    """``result`` is what a view's rows are in."""
     # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
     # and isn't true of that one yet. It has waited for those that were paused.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
@@ -802,6 +805,7 @@ def _keeper(
         holds_watermark=holds_watermark,
         is_paused=bool(held),
         selection=selection or (stored.selection if stored is not None else ""),
+        tables={topic: result or name for topic, name in log.table_of.items()},
     )
 
 
