@@ -5,10 +5,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -22,8 +20,7 @@ from jobs.executor.long_batch import LongBatch, Told
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.view_task import deliver_view
 from jobs.generations.view_state import remove_kept
-from stack.stack import Endpoints
-from tests.databases import Database, until
+from tests.databases import until
 from tests.events import Put
 from tests.job_process import spark_settings
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
@@ -35,32 +32,11 @@ TRIGGERS = ("micro-batch", "continuous")
 KINDS = ("redis", "warehouse")
 
 
-@pytest.fixture(scope="module")
-def judge(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def pipelines(
-    endpoints: Endpoints, tmp_path: Path, judge: psycopg.Connection[Any]
-) -> Iterator[Callable[..., ViewPipeline]]:
-    made: list[ViewPipeline] = []
-
-    def make(**more: Any) -> ViewPipeline:
-        made.append(ViewPipeline(endpoints, tmp_path, judge, **more))
-        return made[-1]
-
-    yield make
-    for pipeline in made:
-        pipeline.close()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_view_is_built_and_kept_by_one_job_after_the_other(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings(kind)
     for seed in range(3):
         lsn = traffic(pipeline, 20, seed=seed)
@@ -71,9 +47,9 @@ def test_a_view_is_built_and_kept_by_one_job_after_the_other(
 
 
 def test_who_applies_once_says_that_no_progress_record_came(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "a"}), progress=False)
     unbuilt = pipeline.apply_once(spark, settings)
@@ -91,9 +67,9 @@ def test_who_applies_once_says_that_no_progress_record_came(
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_running_job_keeps_a_view(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings(kind)
     traffic(pipeline, 10)
     with pipeline.job(spark, settings, trigger=trigger) as job:
@@ -107,9 +83,9 @@ def test_a_running_job_keeps_a_view(
 
 
 def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis", max_value_bytes=200, max_open_rejections=2)
     tweets = [{"id": number, "user_id": 1, "body": "b" * (300 if number < 4 else 3)} for number in range(1, 6)]
     lsn = pipeline.write(
@@ -133,13 +109,13 @@ def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
 
 
 def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
-    pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A driver that hears nothing for long ends the batch, and the building would begin again for ever."""
     monkeypatch.setattr("jobs.executor.view_task._FED_ROWS", 3)
     monkeypatch.setattr("jobs.executor.view_task._PORTION", 2)
     monkeypatch.setattr("jobs.executor.view_task.TELL_S", 0.0)
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     lsn = traffic(pipeline, 40)
     with Driver(tmp_path / "line") as driver:
         result = delivered(deliver_view(pipeline.task(pipeline.settings("redis")), [], batch=driver.batch))
@@ -201,9 +177,9 @@ class Driver:
 
 
 def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis", topic=True)
     traffic(pipeline, 10)
     with pipeline.job(spark, settings) as job:
