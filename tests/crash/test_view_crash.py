@@ -6,19 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import pyarrow as pa
 import pytest
 import redis
 
-from jobs.executor.open_sinks import close_sink
-from jobs.executor.result import Result, from_arrow
-from jobs.executor.task_input import Task
-from jobs.executor.view_task import deliver_view
 from tests.events import Delete, Put
-from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, hits, traffic
+from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, delivered, hits, traffic
 from tests.view_task_process import ENDED, KILLED, ViewTasks
-from views.state.file import FileState
-from views.view import View, ViewPosition, identity
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -163,7 +156,7 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     settings = pipeline.settings("redis")
     traffic(pipeline, 20)
     assert view_tasks.run(pipeline.task(settings)) == ENDED
-    told = _position(pipeline).offsets
+    told = pipeline.position().offsets
     with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
         held = {key: store.dump(key) for key in store.scan_iter(f"{pipeline.sink}:*")}
         lsn = traffic(pipeline, 5, seed=2)
@@ -174,20 +167,11 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
             for key, content in held.items():
                 store.restore(key, 0, content)
             assert pipeline.rows(settings) != pipeline.states[lsn]
-    steps = _position(pipeline).counters.steps
+    steps = pipeline.position().counters.steps
     lsn = traffic(pipeline, 1, seed=3)
     assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
-    assert _position(pipeline).counters.steps == steps + 1  # those of a new state are counted anew
-
-
-def _position(pipeline: ViewPipeline) -> ViewPosition:
-    shapes = {table.name: table for table in pipeline.tables}
-    state = FileState(pipeline.directory / "state", identity=identity(pipeline.plan, shapes))
-    try:
-        return View(pipeline.plan, shapes, state).position()
-    finally:
-        state.close()
+    assert pipeline.position().counters.steps == steps + 1  # those of a new state are counted anew
 
 
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])
@@ -198,7 +182,7 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
     lsn = traffic(pipeline, 20)
     assert view_tasks.run(pipeline.task(settings)) == ENDED
     for point in range(1, 10):
-        told = _position(pipeline).offsets
+        told = pipeline.position().offsets
         traffic(pipeline, 3, seed=point)
         with view_tasks.stopped(pipeline.task(settings, reached=told), stop_at=point) as wake_up:
             lsn = traffic(pipeline, 3, seed=-point)
@@ -250,6 +234,37 @@ def test_kill_9_loses_no_row_that_the_sink_refuses(
     assert kept
 
 
+def test_a_result_takes_so_much_of_refused_rows_and_the_next_one_the_others(
+    pipeline: ViewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.executor.view_task.VALUES_BYTES_MAX", 1000)
+    settings = pipeline.settings("redis", max_value_bytes=200)
+    task = pipeline.task(settings)
+    lsn = pipeline.write(
+        Put(USERS, {"id": 1, "name": "n"}),
+        Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}),
+        *(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 300}) for number in (1, 3, 4, 5)),
+        Put(TWEETS, {"id": 2, "user_id": 1, "body": "short"}),
+    )
+    kept: dict[tuple[str, bytes], str] = {}
+    told = []
+    while not told or told[-1].has_more:
+        assert len(told) < 5
+        told.append(delivered(replace(task, rejected_before=dict(kept))))
+        assert sum(len(event.value or b"") for event in told[-1].rejected) <= 1000
+        new = {(event.position.topic, event.key): event.tag for event in told[-1].rejected}
+        assert not new.keys() & kept.keys()
+        kept |= new
+    assert [bool(result.next_offsets) for result in told] == [False] * (len(told) - 1) + [True]
+    assert len(told) > 1
+    assert sorted(orjson.loads(key)["tweet_id"] for _, key in kept) == [1, 3, 4, 5]
+    assert {row["tweet_id"] for row in pipeline.rows(settings).values()} == {2}
+    assert told[-1].view is not None
+    assert told[-1].view.lsn == lsn
+    after = delivered(replace(task, rejected_before=kept))
+    assert (after.rejected, after.resolved, after.has_more) == ([], [], False)
+
+
 def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPipeline) -> None:
     settings = pipeline.settings("redis", max_value_bytes=200)
     task = pipeline.task(settings)
@@ -276,11 +291,3 @@ def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPip
     assert [(event.key, event.tag) for event in third.rejected] == [(again.key, again.tag)]
     assert third.view is not None
     assert third.view.lsn == lsn
-
-
-def delivered(task: Task) -> Result:
-    """One batch in this process."""
-    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
-    close_sink(task)
-    assert not result.failures, result.failures
-    return result

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
+from jobs.executor.view_topic import close_view_topic
 from tests.events import Delete, Put
-from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
+from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, delivered, traffic
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
@@ -104,3 +105,25 @@ def test_a_topic_that_is_asked_for_later_gets_all_of_the_result(pipeline: ViewPi
     assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert view_tasks.run(pipeline.task(settings, result_topic=pipeline.topic(), reached=pipeline.ends())) == ENDED
     assert pipeline.steps() == [(lsn, pipeline.states[lsn])]
+
+
+def test_a_view_that_moves_between_workers_goes_on_with_its_state(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
+    """This process is one worker, whose writer stays open, and each other batch is in another one."""
+    task = pipeline.task(pipeline.settings("redis", topic=True), result_topic=pipeline.topic())
+    assert task.view is not None
+    assert task.view.result_topic is not None
+    try:
+        traffic(pipeline, 20)
+        delivered(task)
+        for seed in range(2, 5):
+            traffic(pipeline, 2, seed=seed)
+            assert view_tasks.run(task) == ENDED
+            lsn = traffic(pipeline, 2, seed=-seed)
+            result = delivered(task)
+            check_steps(pipeline, lsn)
+    finally:
+        close_view_topic(task.view.result_topic)
+    assert result.view is not None
+    assert result.view.counters.steps == 6  # those of a new state are counted anew
