@@ -82,7 +82,7 @@ driver_memory = "512m"
             sections += f"""
 [views.{self.view}]
 sink = "{self.some}"
-sql = "select v, count(*) as n from t group by v"
+sql = "select v, count(*) as n from t where v is not null group by v"
 key = ["v"]
 """
         self.captured = Captured(
