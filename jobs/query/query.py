@@ -582,7 +582,9 @@ class SinkQuery:
         bounded = {topic for record in records for topic in record.bounds}
         self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
         self._unlearned = []
-        progress = self._keeper.learn(map(self._of_captured, records))
+        known = records[-1].selection if records else ""
+        selection = known if self._captured is None else self._captured.selection
+        progress = self._keeper.learn(map(self._of_captured, records), selection=selection)
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)
