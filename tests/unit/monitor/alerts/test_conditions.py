@@ -15,8 +15,8 @@ from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 from monitor.verification import Verification, VerifyOutcome
+from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
-from views.view import Counters
 
 _DAY_MS = 24 * 3600 * 1000
 _NOW_MS = 1_800_000_000_000
