@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
@@ -24,6 +25,8 @@ from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import DEAD_LETTERS, ERASURES, MESSAGES, PROGRESS, SCHEMA, STATE, VIEWS, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
+
+_Answer = TypeVar("_Answer")
 
 _REQUEST_TIMEOUT_S = 15.0
 _FIRST_ATTEMPT_S = 2.0
@@ -307,10 +310,13 @@ class TopicAdmin:
         ``rights`` are named as in the docs: ``Read``, ``DescribeConfigs``. Who may not describe a topic isn't told more
         of it, not even whether it exists. One that doesn't exist lacks nothing.
         """
-        if not topics:
-            return {}
+        return self._patiently(partial(self._lacking_rights, topics, rights)) if topics else {}
+
+    def _lacking_rights(
+        self, topics: Collection[str], rights: Collection[str], timeout_s: float
+    ) -> dict[str, list[str]]:
         futures = self._admin.describe_topics(
-            TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=_REQUEST_TIMEOUT_S
+            TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout_s
         )
         lacking = {}
         for topic, future in futures.items():
@@ -511,22 +517,32 @@ class TopicAdmin:
         self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, TopicIdentity]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
+        return self._patiently(partial(self._identities, topics, while_waiting))
+
+    def _identities(
+        self, topics: Sequence[str], while_waiting: Callable[[], None] | None, timeout_s: float
+    ) -> dict[str, TopicIdentity]:
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
+        return {
+            topic: TopicIdentity(str(described.topic_id), len(described.partitions))
+            for topic, described in descriptions.items()
+        }
+
+    def _patiently(self, ask: Callable[[float], _Answer]) -> _Answer:
+        """The answer to a question that takes seconds to wait. Where none comes, another client asks, and waits longer:
+        the first one may be waiting for a dead broker. Raises what ``ask`` raises.
+        """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S
         while True:
-            futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=attempt_s)
             try:
-                descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
+                return ask(attempt_s)
             except Unavailable as error:
                 self._replace_client()
                 if not _has_code(error, _UNANSWERED) or time.monotonic() > deadline:
                     raise
                 attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
-            else:
-                return {
-                    topic: TopicIdentity(str(described.topic_id), len(described.partitions))
-                    for topic, described in descriptions.items()
-                }
 
     def require(self, topics: Sequence[str]) -> None:
         """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""
