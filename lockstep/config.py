@@ -26,6 +26,7 @@ from lockstep.view_sections import kind_of, problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
+from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
@@ -174,6 +175,13 @@ class Config(Settings):
                 hint=f"sinks of this configuration: {', '.join(self.sinks) or 'none'}",
             )
         return {name: self.sinks[name] for name in names or self.sinks}
+
+    @property
+    def sinks_with_searches(self) -> tuple[str, ...]:
+        """The sinks whose standing searches are told of by ``lockstep run``."""
+        return tuple(
+            name for name, sink in self.sinks.items() if isinstance(sink, OpenSearchSettings) and sink.searches
+        )
 
     @property
     def views(self) -> dict[str, ViewSettings]:

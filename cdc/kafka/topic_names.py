@@ -24,6 +24,9 @@ MESSAGES = "__messages"
 VIEWS = "__views"
 """Up to where the topics of views hold whole steps."""
 
+MATCHES = "__matches"
+"""Which documents begin and cease to match the standing searches of all sinks of a pipeline."""
+
 _OUTBOX = "__outbox"
 
 

@@ -437,13 +437,20 @@ class SinkQuery:
         topics = self._task.tables.keys()
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
+        result = Result()
         try:
-            told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
-            result = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+            while True:
+                told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
+                part = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+                self._keep_rejections(part)
+                # There may be many parts, and these values are kept now.
+                part.rejected = [replace(event, value=None) for event in part.rejected]
+                result.add(part)
+                if not part.has_more or self._is_over():
+                    break
         finally:
             if is_long:
                 SLOTS.give_back()
-        self._keep_rejections(result)
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
