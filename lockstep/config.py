@@ -298,20 +298,13 @@ def resolved(pipeline: Pipeline) -> Pipeline:
 
 def read(path: Path) -> Config:
     """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
-    document = _parse(path)
+    document = parse(path)
     problems = _secrets_in_file(document)
     if problems:
         raise ConfigurationError(
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
-    expanded, problems = with_views(_with_sink_secrets(document))
-    views = document.get("views", {})
-    config = None
-    try:
-        config = Config.model_validate(expanded)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        problems += dict.fromkeys(_problem(details, views) for details in _innermost(found))
+    config, problems = validated(document)
     if problems or config is None:
         raise ConfigurationError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
@@ -321,7 +314,19 @@ def read(path: Path) -> Config:
     return _below(path.absolute().parent, config)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
+    """A document as its settings, with the paths as they are written, and the problems that it would be refused for."""
+    expanded, problems = with_views(_with_sink_secrets(document))
+    views = document.get("views", {})
+    try:
+        return Config.model_validate(expanded), problems
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        return None, [*problems, *dict.fromkeys(_problem(details, views) for details in _innermost(found))]
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """What a configuration file has, unchecked. Raises ConfigurationError for one that can't be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
