@@ -23,7 +23,7 @@ from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 from tests.guarded_kafka import GuardedKafka, guarded_kafka
-from tests.pipeline import Pipeline
+from tests.pipeline import Pipeline, wait_until
 from tests.tls_servers import PASSWORD
 
 pytestmark = pytest.mark.live
@@ -100,6 +100,13 @@ def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_gi
     for sink in pipeline.config.sinks:
         pipeline.run("verify", sink)
     pipeline.run("wait")
+    _granted(broker, name, f"{name}-sinks", "standing searches")
+    search = f"{name}_search"
+    query = ("--table", f"{name}.account", "--query", '{"match_all": {}}')
+    pipeline.run("searches", "add", "all", "--sink", search, *query)
+    watching = pipeline.start("lockstep", "searches", "watch", search, "--config", str(pipeline.path))
+    wait_until(lambda: "search compared" in watching.told(), what="the search is told of", timeout_s=120)
+    assert pipeline.stop(watching) == 0
     pipeline.run("lag")
     pipeline.run("state")
     pipeline.run("generations", cache)
