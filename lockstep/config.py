@@ -20,8 +20,10 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from jobs.streams.settings import StreamSettings, name_problems
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
+from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
@@ -73,13 +75,15 @@ class Config(Settings):
     verify: VerifySettings = VerifySettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
+    streams: Annotated[dict[str, StreamSettings], Field(default_factory=dict)]
+    stream_queries: Annotated[dict[str, StreamQuerySection], Field(default_factory=dict)]
 
     @model_validator(mode="before")
     @classmethod
     def _views_are_sinks(cls, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
-        expanded, problems = with_views(document)
+        expanded, problems = _expanded(document)
         if problems:
             raise ValueError("; ".join(problems))
         return expanded
@@ -100,6 +104,26 @@ class Config(Settings):
         for name, sink in self.sinks.items():
             if sink.view is not None and sink.view.name != name:
                 raise ValueError(f"sinks.{name}.view: write it as a section [views.{name}]")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_fit(self) -> "Config":
+        problems = name_problems("streams", list(self.streams)) + name_problems(
+            "stream_queries", list(self.stream_queries)
+        )
+        problems += [
+            f"stream_queries.{name} and {'views' if self.sinks[name].view else 'sinks'}.{name} have one name: give the"
+            " query another one"
+            for name in self.stream_queries
+            if name in self.sinks
+        ]
+        topics: dict[str, str] = {}
+        for name, stream in self.streams.items():
+            other = topics.setdefault(stream.topic, name)
+            if other != name:
+                problems.append(f"streams.{other} and streams.{name} have one topic: remove one of them")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -124,6 +148,9 @@ class Config(Settings):
             for place in sink.places(name):
                 section = "sinks" if sink.view is None else "views"
                 names.setdefault((sink.type, *place), []).append(f"{section}.{name}")
+        for name, query in self.stream_queries.items():
+            for place in query.sink.places(name):
+                names.setdefault((query.sink.type, *place), []).append(f"stream_queries.{name}")
         problems = [
             f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
             for sharing in names.values()
@@ -172,6 +199,14 @@ class Config(Settings):
                 hint=f"sinks of this configuration: {', '.join(self.sinks) or 'none'}",
             )
         return {name: self.sinks[name] for name in names or self.sinks}
+
+    def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, StreamQuerySection]]:
+        """The sinks and the stream queries of these names, or all. Raises ConfigurationError for names of neither."""
+        if not names and self.stream_queries:
+            return dict(self.sinks), dict(self.stream_queries)
+        queries = {name: self.stream_queries[name] for name in names if name in self.stream_queries}
+        others = [name for name in names if name not in queries]
+        return (self.chosen_sinks(others) if others or not queries else {}), queries
 
     @property
     def views(self) -> dict[str, ViewSettings]:
@@ -296,7 +331,7 @@ def read(path: Path) -> Config:
         raise ConfigurationError(
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
-    expanded, problems = with_views(_with_sink_secrets(document))
+    expanded, problems = _expanded(_with_sink_secrets(document))
     views = document.get("views", {})
     config = None
     try:
@@ -311,6 +346,13 @@ def read(path: Path) -> Config:
             hint="every setting with its meaning is in the file that `lockstep init` writes",
         )
     return _below(path.absolute().parent, config)
+
+
+def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The document in which views and stream queries have their stores, and the problems that the models won't find."""
+    with_queries, problems = with_stream_queries(document)
+    expanded, of_views = with_views(with_queries)
+    return expanded, problems + of_views
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -438,6 +480,8 @@ def _innermost(found: Sequence[Any]) -> Iterator[Any]:
 
 def _problem(details: Any, views: Mapping[str, Any]) -> str:
     location, kind = list(details["loc"]), details["type"]
+    if location[:1] == ["stream_queries"] and len(location) > 3 and location[2] == "sink":
+        del location[2:4]  # the setting is one of the section's own
     if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
     if location[:1] == ["sinks"] and len(location) > 1 and location[1] in views:
@@ -469,6 +513,10 @@ def _below(directory: Path, config: Config) -> Config:
         "capture": config.capture.model_copy(update=below),
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
         "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
+        "stream_queries": {
+            name: section.model_copy(update={"sink": _with_address_below(directory, section.sink)})
+            for name, section in config.stream_queries.items()
+        },
     }
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import alerts, operate, rejections, run, servers, setup, views
+from lockstep.cli import alerts, operate, rejections, run, servers, setup, streams, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
@@ -102,6 +102,11 @@ def _views(context: typer.Context) -> None:
     _help_without_a_command(context)
 
 
+def _streams(context: typer.Context) -> None:
+    """Queries over Kafka topics with JSON, in event time."""
+    _help_without_a_command(context)
+
+
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -151,6 +156,10 @@ def _app() -> typer.Typer:
     kept.command()(views.explain)
     kept.command()(views.check)
     root.add_typer(kept, name="views", rich_help_panel="Operate")
+    streamed = _group(_streams)
+    streamed.command("list")(streams.list_all)
+    streamed.command()(streams.rebuild)
+    root.add_typer(streamed, name="streams", rich_help_panel="Operate")
     return root
 
 
