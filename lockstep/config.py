@@ -164,10 +164,12 @@ class Config(Settings):
     def _files_are_where_they_are_written(self) -> "Config":
         """A warehouse in a file is locked by the one machine that has it."""
         if not self.spark.is_local:
-            files = [name for name, sink in self.sinks.items() if isinstance(sink, WarehouseSettings) and sink.is_file]
+            places = [(f"sinks.{name}", sink) for name, sink in self.sinks.items()]
+            places += [(f"stream_queries.{name}", query.sink) for name, query in self.stream_queries.items()]
+            files = [at for at, sink in places if isinstance(sink, WarehouseSettings) and sink.is_file]
             if files:
                 raise ValueError(
-                    f"sinks.{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
+                    f"{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
                     " together: set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
@@ -390,10 +392,11 @@ def _sink_sections(document: dict[str, Any], of: str = "sinks") -> dict[str, dic
 
 def _secrets_in_file(document: dict[str, Any]) -> list[str]:
     problems = []
-    for name, section in _sink_sections(document, "views").items():
-        login = section.get("login")
-        if isinstance(login, dict) and "password" in login:
-            problems.append(f"views.{name}.login.password: use login.password_file, or the sink's own login")
+    for of in ("views", "stream_queries"):
+        for name, section in _sink_sections(document, of).items():
+            login = section.get("login")
+            if isinstance(login, dict) and "password" in login:
+                problems.append(f"{of}.{name}.login.password: use login.password_file, or the sink's own login")
     for name, section in _sink_sections(document).items():
         login = section.get("login")
         if isinstance(login, dict) and "password" in login:

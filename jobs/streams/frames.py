@@ -191,6 +191,7 @@ def planned(
     for stream, (records, settings) in sources.items():
         events(records, settings).createOrReplaceTempView(stream)
     try:
+        _check_is_query(spark, query.sql)
         frame = spark.sql(query.sql)
         classic: Any = frame
         if not frame.isStreaming:
@@ -208,6 +209,16 @@ def planned(
     if problems:
         raise QueryRefused(*problems)
     return frame, _table(name, query, frame), streams
+
+
+def _check_is_query(spark: SparkSession, sql: str) -> None:
+    """Raise QueryRefused for a statement that does something: Spark would do it at once."""
+    session: Any = spark
+    parsed = session._jsparkSession.sessionState().sqlParser().parsePlan(sql)
+    plans = session._jvm.org.apache.spark.util.Utils
+    for kind in ("Command", "ParsedStatement"):
+        if plans.classForName(f"org.apache.spark.sql.catalyst.plans.logical.{kind}", True, False).isInstance(parsed):
+            raise QueryRefused("sql: it is a statement and no query: begin it with select or with")
 
 
 def query_problems(

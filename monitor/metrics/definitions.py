@@ -101,7 +101,7 @@ _ALL: Final = (
     _stream_query("late_total", Kind.COUNTER, "1", "Late events that went to the side topic."),
     _stream_query("malformed_total", Kind.COUNTER, "1", "Records that are no events and went to the side topic."),
     _stream_query(
-        "refused_total", Kind.COUNTER, "1", "Rows that the result can't have and that went to the side topic."
+        "refused_total", Kind.COUNTER, "1", "Rows that went to the side topic, since the result can't have them."
     ),
     _stream_query("state_rows", Kind.GAUGE, "1", "Rows that Spark keeps for the query."),
     _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Event time up to which results are final."),

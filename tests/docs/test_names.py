@@ -248,9 +248,13 @@ def test_every_piece_of_configuration_is_toml_with_settings_that_exist(page: Pat
                 names = {name for view in value.values() for name in view}
                 wrong += sorted(names - fields(kinds).keys() - {"sink", *ViewSettings.model_fields})
             elif section == "streams":
-                wrong += sorted({name for stream in value.values() for name in stream} - StreamSettings.model_fields.keys())
+                wrong += sorted(
+                    {name for stream in value.values() for name in stream} - StreamSettings.model_fields.keys()
+                )
             elif section == "stream_queries":
-                wrong += sorted({name for query in value.values() for name in query} - StreamQuerySection.model_fields.keys())
+                wrong += sorted(
+                    {name for query in value.values() for name in query} - StreamQuerySection.model_fields.keys()
+                )
             elif section in SECTIONS:
                 wrong += sorted(value.keys() - SECTIONS[section].model_fields.keys())
             elif section not in fields((OpenSearchSettings, RedisSettings, WarehouseSettings, DeltaSettings)):

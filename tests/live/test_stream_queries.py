@@ -221,9 +221,11 @@ def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     streams.send("clicks", click(1, 1, 1), click(2, 2, 61))
     assert streams.run(spark) == 0, streams.told
     before = streams.figures()
-    streams.send("searches", b"{", search(3, 20), search(4, 62), received=62)
-    streams.send("clicks", click(4, 4, 63), click(5, 3, 20), received=63)
+    # None of these moves the watermark, so they are one batch, and no other one follows it.
+    streams.send("searches", b"{", search(3, 20), search(4, 55), received=62)
+    streams.send("clicks", click(4, 4, 56), click(5, 3, 20), received=63)
     assert streams.run(spark) == 0, streams.told
+    assert streams.figures().batch == before.batch + 1
     rows, figures = warehouse.rows("search_id, click_id, query, at, url"), streams.figures()
     late = streams.aside("late")
     assert (figures.late, figures.malformed) == (2, 1)
