@@ -1,11 +1,16 @@
 """Stream queries as commands see them: what each has done, and whether a job runs it."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
 from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.times import time_text
 from jobs.generations.record import Generation, Phase, list_generations
 from jobs.generations.status import JobStatus, job_status
 from jobs.settings import SparkSettings
@@ -108,6 +113,19 @@ def _statuses(plan: StreamQueryPlan, topic: str) -> list[StreamQueryStatus]:
         return [of(each) for each in generations] or [StreamQueryStatus(plan.name, topic)]
     finally:
         opened.sink.close()
+
+
+def stream_queries_table(statuses: Sequence[StreamQueryStatus]) -> Group:
+    """What is known of stream queries, for people: a line for each, then why one isn't run."""
+    columns = ("stream query", "state", "watermark", "results", "late", "malformed", "refused", "kept rows")
+    table = Table(*columns, box=None)
+    for status in statuses:
+        name = status.name if status.is_live or status.generation is None else f"{status.name} g{status.generation}"
+        figures = status.figures
+        counts = (figures.results, figures.late, figures.malformed, figures.refused, figures.state_rows)
+        watermark = "none yet" if figures.watermark_ms is None else time_text(figures.watermark_ms)
+        table.add_row(name, status.state, watermark, *[f"{count:,}" for count in counts])
+    return Group(table, *[Text(f"{status.name}: {status.reason}") for status in statuses if status.reason])
 
 
 def rebuild_stream_query(config: Config, name: str) -> int:

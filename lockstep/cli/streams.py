@@ -13,31 +13,16 @@ def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
 
     Asks the stores, and reads nothing of Kafka. Exit code 1 when one isn't run.
     """
-    from rich.table import Table
-
-    from cdc.model.times import time_text
     from lockstep.config import read
     from lockstep.console import EXIT_FAILED, say
-    from lockstep.stream_queries import stream_queries_now
+    from lockstep.stream_queries import stream_queries_now, stream_queries_table
     from lockstep.terminal import out
 
     statuses = list(stream_queries_now(read(config)))
     if as_json:
         print_json([status.to_json() for status in statuses])
     elif statuses:
-        table = Table(
-            "stream query", "state", "watermark", "results", "late", "malformed", "refused", "kept rows", box=None
-        )
-        for status in statuses:
-            name = status.name if status.is_live or status.generation is None else f"{status.name} g{status.generation}"
-            figures = status.figures
-            counts = (figures.results, figures.late, figures.malformed, figures.refused, figures.state_rows)
-            watermark = "none yet" if figures.watermark_ms is None else time_text(figures.watermark_ms)
-            table.add_row(name, status.state, watermark, *[f"{count:,}" for count in counts])
-        out.print(table)
-        for status in statuses:
-            if status.reason:
-                say(f"{status.name}: {status.reason}")
+        out.print(stream_queries_table(statuses))
     else:
         say("this configuration has no stream queries")
     if any(status.needs_somebody for status in statuses):

@@ -100,11 +100,9 @@ _ALL: Final = (
     _stream_query("results_total", Kind.COUNTER, "1", "Rows that the query's batches have written."),
     _stream_query("late_total", Kind.COUNTER, "1", "Late events that went to the side topic."),
     _stream_query("malformed_total", Kind.COUNTER, "1", "Records that are no events and went to the side topic."),
-    _stream_query(
-        "refused_total", Kind.COUNTER, "1", "Rows that went to the side topic, since the result can't have them."
-    ),
+    _stream_query("refused_total", Kind.COUNTER, "1", "Rows that the result can't have."),
     _stream_query("state_rows", Kind.GAUGE, "1", "Rows that Spark keeps for the query."),
-    _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Event time up to which results are final."),
+    _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Results are final up to it."),
     _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),
