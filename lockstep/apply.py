@@ -143,7 +143,7 @@ def apply_sinks(
         kafka=config.kafka,
         tables=config.source.keyed_names,
         append_only=config.source.append_only_names,
-        captured=partial(captured_now, config.as_pipeline()) if config.source.has_patterns else None,
+        captured=partial(captured_now, config.as_pipeline()),
         sinks=chosen,
         spark=spark,
         once=once,

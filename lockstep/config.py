@@ -28,6 +28,7 @@ from lockstep.view_sections import problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
+from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
@@ -211,6 +212,13 @@ class Config(Settings):
         return (self.chosen_sinks(others) if others or not queries else {}), queries
 
     @property
+    def sinks_with_searches(self) -> tuple[str, ...]:
+        """The sinks whose standing searches are told of by ``lockstep run``."""
+        return tuple(
+            name for name, sink in self.sinks.items() if isinstance(sink, OpenSearchSettings) and sink.searches
+        )
+
+    @property
     def views(self) -> dict[str, ViewSettings]:
         """The views, by name."""
         return {name: settings.view for name, settings in self.sinks.items() if settings.view is not None}
@@ -327,20 +335,13 @@ def resolved(pipeline: Pipeline) -> Pipeline:
 
 def read(path: Path) -> Config:
     """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
-    document = _parse(path)
+    document = parse(path)
     problems = _secrets_in_file(document)
     if problems:
         raise ConfigurationError(
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
-    expanded, problems = _expanded(_with_sink_secrets(document))
-    views = document.get("views", {})
-    config = None
-    try:
-        config = Config.model_validate(expanded)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        problems += dict.fromkeys(_problem(details, views) for details in _innermost(found))
+    config, problems = validated(document)
     if problems or config is None:
         raise ConfigurationError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
@@ -357,7 +358,19 @@ def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return expanded, problems + of_views
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
+    """A document as its settings, with the paths as they are written, and the problems that it would be refused for."""
+    expanded, problems = _expanded(_with_sink_secrets(document))
+    views = document.get("views", {})
+    try:
+        return Config.model_validate(expanded), problems
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        return None, [*problems, *dict.fromkeys(_problem(details, views) for details in _innermost(found))]
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """What a configuration file has, unchecked. Raises ConfigurationError for one that can't be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:

@@ -60,6 +60,6 @@ def _is_behind(progress: Progress, other: Progress) -> bool:
 
 def applied_below(progress: Progress) -> str | None:
     """The tag below which everything has been applied; None where that isn't so of all tables. Pure."""
-    if not progress.watermark_lsn or progress.skipped or progress.left_at_ms:
+    if not progress.watermark_lsn or progress.skipped or progress.left_at_ms or progress.joining:
         return None
     return str(Tag(progress.epoch, progress.watermark_lsn, 0))

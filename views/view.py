@@ -309,6 +309,11 @@ class View:
         self._state.compact()
 
     @property
+    def is_new(self) -> bool:
+        """Whether the result of a new state isn't delivered yet: all of it is pending, or what is left of it."""
+        return self._state.read(lambda state: state.get(_IS_WHOLE) is not None)
+
+    @property
     def is_whole(self) -> bool:
         """Whether all of the result is pending, and what the sink has of an earlier state hasn't been looked at."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _NOT_ARRANGED)
@@ -483,14 +488,16 @@ class View:
         *,
         refused: Collection[Mapping[str, JsonValue]] = (),
         void: Collection[Mapping[str, JsonValue]] = (),
+        held: Collection[Mapping[str, JsonValue]] = (),
         reached: Mapping[TopicPartition, int] = NOTHING_REACHED,
     ) -> None:
-        """The sink has these rows durably, but for those of the keys that it ``refused``.
+        """The sink has these rows durably, but for those of the keys that it ``refused`` or that are ``held``.
 
-        A row that was refused is set aside until it changes, or until ``settle``. ``void`` are keys whose earlier
-        refusal says nothing any more. ``reached`` is as in ``confirm``. Raises LockstepError after a further step: then
-        the rows are pending again.
+        A row that was refused is set aside until it changes, or until ``settle``. One that is held stays pending.
+        ``void`` are keys whose earlier refusal says nothing any more. ``reached`` is as in ``confirm``. Raises
+        LockstepError after a further step: then the rows are pending again.
         """
+        stays = set(map(self._stored_key, held))
         aside = {_PENDING + self._stored_key(key) for key in refused}
         tag = str(output.tag).encode()
 
@@ -498,7 +505,8 @@ class View:
             position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            entries = list(islice(_pending(state), len(output.keys)))
+            given = islice(_pending(state), len(output.keys))
+            entries = [entry for entry in given if entry[0][len(_PENDING) :] not in stays]
             for key, _ in entries:
                 state.delete(key)
             own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
@@ -510,7 +518,7 @@ class View:
             if state.get(_IS_WHOLE) is not None:
                 # Kept once more, the whole result would be half of the state. Built again, it is there again.
                 state.put(_FORGOTTEN, offsets)
-                if output.is_last:
+                if output.is_last and not stays:
                     state.delete(_IS_WHOLE)
             elif own:
                 number = _next_number(state)

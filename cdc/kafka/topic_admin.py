@@ -20,7 +20,17 @@ from confluent_kafka.admin import (
 
 from cdc.kafka.client import Refusals, new_client
 from cdc.kafka.settings import TopicSettings
-from cdc.kafka.topic_names import DEAD_LETTERS, ERASURES, MESSAGES, PROGRESS, SCHEMA, STATE, VIEWS, control_topic
+from cdc.kafka.topic_names import (
+    DEAD_LETTERS,
+    ERASURES,
+    MATCHES,
+    MESSAGES,
+    PROGRESS,
+    SCHEMA,
+    STATE,
+    VIEWS,
+    control_topic,
+)
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
 
@@ -51,6 +61,9 @@ _CONTROL_RECORD_BYTES = 16 * 1024 * 1024
 
 VIEW_COMPACTION_LAG_MS = 3600 * 1000
 """For how long the topic of a view keeps each version of a row at least."""
+
+MATCH_COMPACTION_LAG_MS = 24 * 3600 * 1000
+"""For how long the topic of matches keeps each of them at least: whoever reads it once a day misses none."""
 
 COMMIT_MARKER_LOSS = (
     "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all"
@@ -204,17 +217,27 @@ def view_topic_plans(prefix: str, topic: str, settings: TopicSettings) -> list[T
 
     A reader that takes less than VIEW_COMPACTION_LAG_MS from the beginning to the end misses no row of that end.
     """
-    rows = table_topic_plan(topic, settings)
-    lag_ms = max(settings.min_compaction_lag_ms, VIEW_COMPACTION_LAG_MS)
+    steps = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
+    return [
+        _in_one_order(topic, settings, kept_ms=VIEW_COMPACTION_LAG_MS),
+        replace(steps, name=control_topic(prefix, VIEWS)),
+    ]
+
+
+def match_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
+    """The topic of what begins and ceases to match standing searches: one partition, so that all is in one order."""
+    return _in_one_order(control_topic(prefix, MATCHES), settings, kept_ms=MATCH_COMPACTION_LAG_MS)
+
+
+def _in_one_order(topic: str, settings: TopicSettings, *, kept_ms: int) -> TopicPlan:
+    """A compacted topic with one partition that keeps each record for so long at least."""
+    plan = table_topic_plan(topic, settings)
+    lag_ms = max(settings.min_compaction_lag_ms, kept_ms)
     lags = {
         "min.compaction.lag.ms": str(lag_ms),
         "max.compaction.lag.ms": str(max(settings.max_compaction_lag_ms, lag_ms)),
     }
-    steps = next(plan for plan in control_topic_plans(prefix, settings) if plan.name == control_topic(prefix, STATE))
-    return [
-        replace(rows, partitions=1, config={**rows.config, **lags}),
-        replace(steps, name=control_topic(prefix, VIEWS)),
-    ]
+    return replace(plan, partitions=1, config={**plan.config, **lags})
 
 
 def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]:

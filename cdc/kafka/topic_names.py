@@ -26,6 +26,9 @@ VIEWS = "__views"
 
 STREAM_QUERIES = "__stream_queries"
 
+MATCHES = "__matches"
+"""Which documents begin and cease to match the standing searches of all sinks of a pipeline."""
+
 _OUTBOX = "__outbox"
 
 

@@ -269,6 +269,7 @@ class SinkJob:
             check_claim=lease.check,
             holds_watermark=bool(columns.lacking),
             asides=self._asides_by_topic(),
+            selection="" if self._captured is None else self._captured.selection,
         )
         task = self._task(
             log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
@@ -388,7 +389,7 @@ class SinkJob:
 
     def _captured_watch(self) -> CapturedWatch | None:
         plan = self._plan
-        if plan.captured is None or self._captured is None or plan.settings.view is not None:
+        if plan.captured is None or self._captured is None:
             return None
         return CapturedWatch(plan.settings.tables, self._captured, plan.captured)
 
@@ -771,21 +772,24 @@ def _keeper(
     check_claim: Callable[[], None],
     holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
+    selection: str = "",
 ) -> ProgressKeeper:
-    # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back. It has
-    # waited for those that were paused.
+    # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
+    # and isn't true of that one yet. It has waited for those that were paused.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
-    known = stored if stored is not None and _covers(stored, log, awaited=awaited, held=held) else None
     # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
-    topics = [*log.table_of, *(table_topic(plan.pipeline, name) for name in log.uncopied)]
+    uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
+    topics = [*log.table_of, *uncopied]
+    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, awaited=awaited)
     return ProgressKeeper(
         opened.generations,
         Watermark(
             topics,
-            epoch=0 if known is None else known.epoch,
-            lsn=0 if known is None else known.watermark_lsn,
-            commit_time_ms=0 if known is None else known.commit_time_ms,
+            epoch=0 if stored is None else stored.epoch,
+            lsn=0 if stored is None else stored.watermark_lsn,
+            commit_time_ms=0 if stored is None else stored.commit_time_ms,
+            joining=joining,
         ),
         stored=stored,
         topic_ids=log.topic_ids,
@@ -797,6 +801,7 @@ def _keeper(
         left_at_ms=_left_at_ms(stored, log.topics),
         holds_watermark=holds_watermark,
         is_paused=bool(held),
+        selection=selection or (stored.selection if stored is not None else ""),
     )
 
 
@@ -810,7 +815,9 @@ def _as_of_start(
     if stored is None:
         return None
     reached = {**stored.next_offsets, **skipped}
-    if any(reached.get(at, 0) < end for at, end in ends.items()):
+    # A topic that was never read lacks nothing of before: it is read from its beginning from now on.
+    has_read = {topic for topic, _ in reached}
+    if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
         return stored
     left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
     if skipped:
@@ -818,14 +825,16 @@ def _as_of_start(
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
-def _covers(stored: Progress, log: LogFacts, *, awaited: Set[str], held: Set[str]) -> bool:
-    """Whether the stored watermark holds for what is read now, and for what is ``held``.
-
-    ``awaited`` are topics that are read again and for which it has waited.
+def _joining(stored: Progress, log: LogFacts, unread: Set[str], *, awaited: Set[str]) -> set[str]:
+    """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
+    it waits for. ``awaited`` are topics that are read again and for which it has waited.
     """
+    if not stored.watermark_lsn:
+        return set()
     came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
-    has_read = {topic for topic, _ in stored.next_offsets}
-    return stored.next_offsets.keys() >= set(log.partitions) and not came_back and has_read >= held
+    never_read = unread - {topic for topic, _ in stored.next_offsets}
+    new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
+    return new | came_back | never_read | (set(stored.joining) & {*log.topics, *unread})
 
 
 def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:

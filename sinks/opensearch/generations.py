@@ -112,7 +112,8 @@ class OpenSearchGenerations:
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
             self._next_removal = time.monotonic() + settings.gc_deletes_s
             # A writer that hangs may come late: a marker stays for as long as the server remembers other deletions.
-            removable, self._applied_whole = self._applied_whole, (progress.epoch, progress.watermark_lsn)
+            whole = None if progress.joining else (progress.epoch, progress.watermark_lsn)
+            removable, self._applied_whole = self._applied_whole, whole
             if removable is not None:
                 # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
                 with contextlib.suppress(LockstepError):

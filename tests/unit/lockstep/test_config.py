@@ -542,7 +542,7 @@ def test_patterns_stay_as_they_are_until_somebody_says_which_tables_there_are(wr
         _ = source.table_names
     resolved = source.resolved([other, orders, old, TableName("public", "orders")])
     assert resolved.table_names == (TableName("public", "orders"), orders)
-    assert resolved.keyed_names == resolved.told == resolved.table_names
+    assert resolved.keyed_names == resolved.table_names
     assert resolved.resolved([]).table_names == resolved.named
 
 

@@ -322,3 +322,38 @@ def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all()
     caught_up = kept.learn([])
     assert caught_up is not None
     assert (caught_up.left_at_ms, caught_up.watermark_lsn, kept.resuming) == ({}, 200, frozenset())
+
+
+def test_a_topic_that_was_never_read_is_judged_by_when_that_began() -> None:
+    """However long the sink was away, or has waited for others: a delete of it can't be missing so far."""
+    clock = Clock()
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    kept = ProgressKeeper(
+        opened.generations,
+        Watermark([TOPIC, "late"], lsn=100, joining=["late"]),
+        stored=Progress({(TOPIC, 0): 5}, 100, 7, 400_000, {}),
+        topic_ids={TOPIC: "id", "late": "id"},
+        now_ms=clock,
+        **{**KEPT, "retention_ms": {TOPIC: 500_000, "late": 500_000}},
+    )
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "late": (9,)})])
+    assert kept.batch_applied({("late", 0): 8}, rejected=0).joining == ("late",)
+    with pytest.raises(PositionMismatch, match=f"topic {TOPIC} keeps tombstones"):
+        kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    clock.now_ms += 500_001
+    with pytest.raises(PositionMismatch, match="topic late keeps tombstones"):
+        kept.batch_applied({("late", 0): 9}, rejected=0)
+
+
+def test_other_tables_that_are_captured_are_told_of_though_the_watermark_stays() -> None:
+    """Who waits for the sink must not take an older watermark for one of the tables of now."""
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    assert kept.learn([], selection="first") == generations.load_progress()
+    assert kept.learn([record(200, 9)], selection="first") is None
+    told = kept.learn([], selection="second")
+    assert told is not None
+    assert (told.selection, told.watermark_lsn) == ("second", 100)
+    assert kept.learn([]) is None, "nobody knows of others"
+    assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).selection == "second"
