@@ -34,6 +34,7 @@ from lockstep.doctor.sinks import (
     uncaptured_findings,
 )
 from lockstep.doctor.spark_sql import SparkSql
+from lockstep.doctor.streams import check_stream_query, check_stream_topics
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -70,12 +71,17 @@ def examine(config: Config) -> list[Finding]:
             findings += found
             if config.sinks[name].topic and _was_reached(f"sink {name}", found) and _was_reached("Kafka", kafka):
                 findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
+        for name in config.stream_queries:
+            check = partial(check_stream_query, name=name, sql=sql)
+            findings += _guarded(f"stream query {name}", check, config)
+    if config.streams and _was_reached("Kafka", kafka):
+        findings += _guarded("streams", check_stream_topics, config)
     findings += append_only_findings(config)
     if _was_reached("source", source):  # else it may not be known what is captured
         findings += uncaptured_findings(config)
     if _was_reached("Kafka", kafka):
         findings += _guarded("histories", check_histories, config)
-    if config.sinks:
+    if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
     findings += encryption_findings(config)
     findings += _guarded("rows", _rows, config)

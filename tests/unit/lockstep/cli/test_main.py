@@ -21,7 +21,7 @@ GROUPS = {
     "Operate": [
         *("lag", "wait", "tail", "state", "bundle", "verify", "erase", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover"),
-        *("snapshot", "rejections", "alerts", "views", "tables", "searches"),
+        *("snapshot", "rejections", "alerts", "views", "streams", "tables", "searches"),
     ],
 }
 
