@@ -577,6 +577,26 @@ def test_a_refused_row_whose_refusal_nobody_has_kept_is_pending_again() -> None:
     assert view.settle(lambda key: pytest.fail(f"{key} isn't set aside any more")) == []
 
 
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_row_that_is_held_stays_pending_with_those_that_follow(*, is_built: bool) -> None:
+    view = opened(COUNTS, MemoryState())
+    rows = [a(number, g=number) for number in (1, 2, 3)]
+    if is_built:
+        built(view, [events(rows, 8)], 8)
+        view.end_arranging()
+    else:
+        step(view, rows, 8)
+    view.acknowledge(view.pending(2), refused=[{"g": 1}], held=[{"g": 2}])
+    left = view.pending()
+    assert [change.key for change in left.changes] == [{"g": 2}, {"g": 3}]
+    view.acknowledge(left, held=[{"g": 3}])
+    assert view.is_new == is_built
+    left = view.pending()
+    assert [change.key for change in left.changes] == [{"g": 3}]
+    view.acknowledge(left)
+    assert (view.pending(), view.is_new) == (None, False)
+
+
 def test_a_refusal_of_an_earlier_version_of_the_row_says_nothing_of_this_one() -> None:
     view = opened(COUNTS, MemoryState())
     step(view, [a(2, g=2)], 8)
