@@ -17,6 +17,7 @@ from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState, load_asides
+from jobs.query.view_plan import planned_view
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
 from lockstep.rebuild.beside import begin_beside
@@ -129,6 +130,15 @@ key = ["v"]
                 return {stored.key["id"]: stored.row["v"] for stored in opened.sink.scan(shape)}
             except LockstepError:
                 return None
+
+    def counts(self) -> dict[str, int]:
+        """What the view has."""
+        settings = self.captured.config.sinks[self.view]
+        assert settings.view is not None
+        result = planned_view(settings.view, read_tables(self.captured.client, self.captured.name)).table
+        opened = open_sink(self.view, settings, 1)
+        with closing(opened.sink):
+            return {stored.key["v"]: stored.row["n"] for stored in opened.sink.scan(result)}
 
     def aside(self, sink: str, table: str) -> Aside | None:
         opened = open_sink(sink, self.captured.config.sinks[sink], 1)
@@ -302,6 +312,29 @@ def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
         shop.wait(shop.write("insert into t values (2, 'second')"), shop.all)
         assert shop.rows(shop.all, "t", generation=number) == {1: "first", 2: "second"}
         assert shop.rows(shop.all, "late1", generation=number) == {1: "a"}
+        assert job.stop() == 0
+    job.close()
+
+
+def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
+    start_shop: StartShop, spark: SparkSession
+) -> None:
+    shop = start_shop(has_view=True)
+    captured = shop.captured
+    shop.write("create table late1 (id int primary key, v text)")
+    with shop.job(spark, shop.view) as job:
+        shop.wait(shop.write("insert into t values (2, 'first'), (3, 'gone')"), shop.view)
+        assert shop.counts() == {"first": 2, "gone": 1}
+        captured.stop()
+        captured.configure(exclude_tables=("public.t",))
+        captured.start()
+        until(lambda: any("the view reads public.t" in str(report) for report in job.reports), seconds=180)
+        lsn = shop.write("delete from t where id = 3", "insert into t values (4, 'meanwhile')")
+        captured.stop()
+        captured.configure(exclude_tables=())
+        captured.start()
+        shop.wait(lsn, shop.view)
+        assert shop.counts() == {"first": 2, "meanwhile": 1}
         assert job.stop() == 0
     job.close()
 
