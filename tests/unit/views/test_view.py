@@ -13,12 +13,13 @@ from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events
+from views.counters import Counters
 from views.failures import EvaluationError, FanOutExceeded
 from views.sql.reader import TopRows, read_view
 from views.state.contract import State, Step
 from views.state.file import FileState
 from views.state.memory import MemoryState
-from views.view import Counters, View, ViewChange, ViewPosition, identity
+from views.view import View, ViewChange, ViewPosition, identity
 
 COUNTS = Question("select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)", ("g",))
 NEWEST = Question(
