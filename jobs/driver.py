@@ -52,6 +52,8 @@ from jobs.report import (
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
+from jobs.streams.plan import StreamQueryPlan
+from jobs.streams.thread import StreamThread
 from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
 from sinks.sink_kernel import chosen_sink_kernel
@@ -138,17 +140,21 @@ def run_sinks(
     stop: threading.Event | None = None,
     open_sink: OpenSink = open_sink,
     opened: SparkSession | None = None,
+    stream_queries: Sequence[StreamQueryPlan] = (),
 ) -> int:
     """Apply the log of ``pipeline`` to these sinks until SIGTERM, SIGINT or ``stop``; with ``once``, to its end now.
 
-    ``tables``, ``append_only`` and ``captured`` are those of ``Source``. ``opened`` is a session to run in.
-    Returns the exit code: 0, 1 when a sink failed, or TAKEN_OVER. ``report`` has the errors; the other sinks went on.
+    The same holds for ``stream_queries`` and the topics that they read. ``tables``, ``append_only`` and ``captured``
+    are those of ``Source``. ``opened`` is a session to run in. Returns the exit code: 0, 1 when a sink failed, or
+    TAKEN_OVER. ``report`` has the errors; the other sinks went on.
     Raises LockstepError when Spark doesn't start, and SparkEnded.
     """
     source = Source(pipeline, kafka, tables, spark, append_only, captured)
     stop = stop or threading.Event()
-    with session(source, stop, sinks.values(), follows=not once, opened=opened) as spark_session:
-        return _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink).run()
+    all_settings = [*sinks.values(), *(query.settings for query in stream_queries)]
+    with session(source, stop, all_settings, follows=not once, opened=opened) as spark_session:
+        group = _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink)
+        return group.run(stream_queries)
 
 
 @contextmanager
@@ -345,25 +351,28 @@ class _Group:
         # Any generation's object can be asked for all of them.
         self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
-    def run(self) -> int:
+    def run(self, stream_queries: Sequence[StreamQueryPlan]) -> int:
         """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
 
         Raises SparkEnded: nothing can go on then.
         """
         look_at = 0.0
+        streams = [StreamThread(plan, self._spark, report=self._report) for plan in stream_queries]
         try:
             while not self._stop.is_set() and not has_jvm_ended(self._spark):
                 if time.monotonic() >= look_at:
                     for member in self._members:
                         self._look(member)
                     look_at = time.monotonic() + look_every_s(len(self._source.tables))
-                if all(self._is_over(member) for member in self._members):
+                if all(map(self._is_over, self._members)) and not any(stream.is_alive for stream in streams):
                     break
                 self._stop.wait(_POLL_S)
         finally:
             jobs = [job for member in self._members for job in member.jobs.values()]
-            for job in jobs:
+            for job in (*jobs, *streams):
                 job.ask_to_stop()
+            for stream in streams:
+                stream.stop()
             for job in jobs:
                 job.stop()
                 if job.newer is not None and self._stop.is_set():
@@ -372,7 +381,7 @@ class _Group:
                 member.opened.sink.close()
         if has_jvm_ended(self._spark):
             raise SparkEnded
-        failures = [member.failure for member in self._members] + [job.failure for job in jobs]
+        failures = [one.failure for one in (*self._members, *jobs, *streams)]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER
         return 1 if any(failures) else 0

@@ -8,8 +8,9 @@ from typing import assert_never
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
+from views.counters import Counters
 from views.figures import ViewFigures
-from views.view import Counters
 
 logger = logging.getLogger(__name__)
 
@@ -181,6 +182,24 @@ class ViewLacksRecord:
     watermark_lsn: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamReport:
+    """A batch of a stream query is done. The counts are the batch's own, but for the rows that Spark keeps.
+
+    ``watermark_ms`` is the event time up to which the next batch takes events as complete, None before there is one.
+    """
+
+    sink: str
+    generation: int
+    batch_id: int
+    results: int
+    late: int
+    malformed: int
+    refused: int
+    state_rows: int
+    watermark_ms: int | None
+
+
 Report = (
     SinkStarted
     | KeepsMicroBatches
@@ -197,6 +216,7 @@ Report = (
     | ColumnBackfillProgress
     | UnreadableDeadLetters
     | ViewLacksRecord
+    | StreamReport
 )
 Reporter = Callable[[Report], None]
 """Called from the sinks' own threads; must be quick."""
@@ -340,6 +360,21 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                     "reason": "no progress record says that they are complete",
                 },
                 "let capture run, which writes one: `lockstep run` or `lockstep capture`",
+            )
+        case StreamReport():
+            return logging.INFO, LogMessage(
+                "stream query applied a batch",
+                {
+                    "sink": report.sink,
+                    "generation": report.generation,
+                    "batch": report.batch_id,
+                    "results": report.results,
+                    "late": report.late,
+                    "malformed": report.malformed,
+                    "refused": report.refused,
+                    "state_rows": report.state_rows,
+                    "watermark": time_text(report.watermark_ms),
+                },
             )
         case _:
             assert_never(report)

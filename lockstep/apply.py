@@ -20,6 +20,7 @@ from jobs.settings import SparkSettings
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import settings_of, settings_of_generation
+from lockstep.stream_queries import stream_query_plan
 from monitor.log_start import offsets_after, offsets_since
 from sinks.contract import TopicPartition
 from sinks.registry import SinkSettings, open_sink
@@ -135,19 +136,21 @@ def apply_sinks(
     ``opened`` is a session to run in; else one is started. Raises ConfigurationError for unknown names, LockstepError
     when Spark doesn't start.
     """
-    chosen = config.chosen_sinks(sinks)
+    chosen, queries = config.chosen_to_apply(sinks)
+    spark = spark_settings(config)
     return run_sinks(
         pipeline=config.pipeline.name,
         kafka=config.kafka,
         tables=config.source.keyed_names,
         append_only=config.source.append_only_names,
-        captured=partial(captured_now, config.as_pipeline()) if config.source.has_patterns else None,
+        captured=partial(captured_now, config.as_pipeline()),
         sinks=chosen,
-        spark=spark_settings(config),
+        spark=spark,
         once=once,
         report=report,
         stop=stop,
         opened=opened,
+        stream_queries=[stream_query_plan(config, name, spark=spark, once=once) for name in queries],
     )
 
 

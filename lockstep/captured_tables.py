@@ -53,18 +53,21 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
 
 
 def captured_now(pipeline: Pipeline) -> Captured:
-    """Which tables are captured by now, of those that the pipeline's settings may have.
+    """Which tables are captured by now, whatever this process's own settings say.
 
-    Kafka says that. Before capture has begun they are those that were found when this process began. Raises
-    Unavailable, and LockstepError for a state of another version.
+    Kafka says that: capture may have been started with another configuration since. Before capture has begun they are
+    those that were found when this process began. Raises Unavailable, and LockstepError for a state of another version.
     """
     source, state = pipeline.source, recorded_state(pipeline)
     if state is None or is_first_start(state):
         return Captured(source.keyed_names, source.append_only_names)
-    source = source.resolved(recorded_tables(state))
+    if not state.captured:  # an earlier version has written it
+        source = source.resolved(recorded_tables(state))
+        return Captured(source.keyed_names, source.append_only_names, join_singly=not state.is_first_copy)
+    append_only = set(state.append_only)
     return Captured(
-        source.keyed_names,
-        source.append_only_names,
+        [name for name in state.captured if name not in append_only],
+        state.append_only,
         selection_of(state.captured),
         join_singly=not state.is_first_copy,
     )

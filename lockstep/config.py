@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -20,16 +20,21 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
+from jobs.streams.settings import StreamSettings, name_problems
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
-from lockstep.view_sections import problem_of_type, with_views
+from lockstep.stream_sections import StreamQuerySection, with_stream_queries
+from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
+from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
+
+_Checked = TypeVar("_Checked", bound=Settings)
 
 DEFAULT_PATH = Path("lockstep.toml")
 
@@ -73,13 +78,15 @@ class Config(Settings):
     verify: VerifySettings = VerifySettings()
     dashboard: DashboardSettings = DashboardSettings()
     sinks: Annotated[dict[str, SinkSettings], Field(default_factory=dict)]
+    streams: Annotated[dict[str, StreamSettings], Field(default_factory=dict)]
+    stream_queries: Annotated[dict[str, StreamQuerySection], Field(default_factory=dict)]
 
     @model_validator(mode="before")
     @classmethod
     def _views_are_sinks(cls, document: Any) -> Any:
         if not isinstance(document, dict):
             return document
-        expanded, problems = with_views(document)
+        expanded, problems = _expanded(document)
         if problems:
             raise ValueError("; ".join(problems))
         return expanded
@@ -100,6 +107,26 @@ class Config(Settings):
         for name, sink in self.sinks.items():
             if sink.view is not None and sink.view.name != name:
                 raise ValueError(f"sinks.{name}.view: write it as a section [views.{name}]")
+        return self
+
+    @model_validator(mode="after")
+    def _streams_fit(self) -> "Config":
+        problems = name_problems("streams", list(self.streams)) + name_problems(
+            "stream_queries", list(self.stream_queries)
+        )
+        problems += [
+            f"stream_queries.{name} and {'views' if self.sinks[name].view else 'sinks'}.{name} have one name: give the"
+            " query another one"
+            for name in self.stream_queries
+            if name in self.sinks
+        ]
+        topics: dict[str, str] = {}
+        for name, stream in self.streams.items():
+            other = topics.setdefault(stream.topic, name)
+            if other != name:
+                problems.append(f"streams.{other} and streams.{name} have one topic: remove one of them")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -124,6 +151,9 @@ class Config(Settings):
             for place in sink.places(name):
                 section = "sinks" if sink.view is None else "views"
                 names.setdefault((sink.type, *place), []).append(f"{section}.{name}")
+        for name, query in self.stream_queries.items():
+            for place in query.sink.places(name):
+                names.setdefault((query.sink.type, *place), []).append(f"stream_queries.{name}")
         problems = [
             f"{' and '.join(sharing)} write to the same place: give each a prefix or schema of its own"
             for sharing in names.values()
@@ -137,10 +167,12 @@ class Config(Settings):
     def _files_are_where_they_are_written(self) -> "Config":
         """A warehouse in a file is locked by the one machine that has it."""
         if not self.spark.is_local:
-            files = [name for name, sink in self.sinks.items() if isinstance(sink, WarehouseSettings) and sink.is_file]
+            places = [(f"sinks.{name}", sink) for name, sink in self.sinks.items()]
+            places += [(f"stream_queries.{name}", query.sink) for name, query in self.stream_queries.items()]
+            files = [at for at, sink in places if isinstance(sink, WarehouseSettings) and sink.is_file]
             if files:
                 raise ValueError(
-                    f"sinks.{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
+                    f"{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
                     " together: set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
@@ -172,6 +204,21 @@ class Config(Settings):
                 hint=f"sinks of this configuration: {', '.join(self.sinks) or 'none'}",
             )
         return {name: self.sinks[name] for name in names or self.sinks}
+
+    def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, StreamQuerySection]]:
+        """The sinks and the stream queries of these names, or all. Raises ConfigurationError for names of neither."""
+        if not names and self.stream_queries:
+            return dict(self.sinks), dict(self.stream_queries)
+        queries = {name: self.stream_queries[name] for name in names if name in self.stream_queries}
+        others = [name for name in names if name not in queries]
+        return (self.chosen_sinks(others) if others or not queries else {}), queries
+
+    @property
+    def sinks_with_searches(self) -> tuple[str, ...]:
+        """The sinks whose standing searches are told of by ``lockstep run``."""
+        return tuple(
+            name for name, sink in self.sinks.items() if isinstance(sink, OpenSearchSettings) and sink.searches
+        )
 
     @property
     def views(self) -> dict[str, ViewSettings]:
@@ -290,20 +337,13 @@ def resolved(pipeline: Pipeline) -> Pipeline:
 
 def read(path: Path) -> Config:
     """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
-    document = _parse(path)
+    document = parse(path)
     problems = _secrets_in_file(document)
     if problems:
         raise ConfigurationError(
             f"{path} holds secrets", problems=problems, hint="keep it fit to be shown and committed"
         )
-    expanded, problems = with_views(_with_sink_secrets(document))
-    views = document.get("views", {})
-    config = None
-    try:
-        config = Config.model_validate(expanded)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)
-        problems += dict.fromkeys(_problem(details, views) for details in _innermost(found))
+    config, problems = validated(document)
     if problems or config is None:
         raise ConfigurationError(
             f"{path} has {len(problems)} problem{'s' if len(problems) > 1 else ''}",
@@ -313,7 +353,51 @@ def read(path: Path) -> Config:
     return _below(path.absolute().parent, config)
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The document in which views and stream queries have their stores, and the problems that the models won't find."""
+    with_queries, problems = with_stream_queries(document)
+    expanded, of_views = with_views(with_queries)
+    return expanded, problems + of_views
+
+
+def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
+    """A document as its settings, with the paths as they are written, and the problems that it would be refused for."""
+    document = _with_sink_secrets(document)
+    expanded, problems = _expanded(document)
+    views = document.get("views", {})
+    config, found = _checked(Config, expanded, views)
+    lenders, of_lenders = _checked(_Lenders, {"sinks": _not_applied(document)}, views)
+    problems += dict.fromkeys([*found, *of_lenders])
+    if config is not None and lenders is not None:
+        problems += _problems_of_tables(config.source, lenders.sinks)
+    return config, problems
+
+
+def _checked(kind: type[_Checked], values: object, views: Mapping[str, Any]) -> tuple[_Checked | None, list[str]]:
+    try:
+        return kind.model_validate(values), []
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)
+        return None, [_problem(details, views) for details in _innermost(found)]
+
+
+class _Lenders(Settings):
+    """Sections that get no table, since only views take their stores. They are checked as if they got some."""
+
+    sinks: dict[str, SinkSettings]
+
+
+def _not_applied(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Their sections. A type that is none is told of already."""
+    return {
+        name: {key: value for key, value in section.items() if key != "apply"}
+        for name, section in _sink_sections(document).items()
+        if section.get("apply") is False and kind_of_sink(section) is not None
+    }
+
+
+def parse(path: Path) -> dict[str, Any]:
+    """What a configuration file has, unchecked. Raises ConfigurationError for one that can't be read."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
@@ -348,10 +432,11 @@ def _sink_sections(document: dict[str, Any], of: str = "sinks") -> dict[str, dic
 
 def _secrets_in_file(document: dict[str, Any]) -> list[str]:
     problems = []
-    for name, section in _sink_sections(document, "views").items():
-        login = section.get("login")
-        if isinstance(login, dict) and "password" in login:
-            problems.append(f"views.{name}.login.password: use login.password_file, or the sink's own login")
+    for of in ("views", "stream_queries"):
+        for name, section in _sink_sections(document, of).items():
+            login = section.get("login")
+            if isinstance(login, dict) and "password" in login:
+                problems.append(f"{of}.{name}.login.password: use login.password_file, or the sink's own login")
     for name, section in _sink_sections(document).items():
         login = section.get("login")
         if isinstance(login, dict) and "password" in login:
@@ -438,6 +523,8 @@ def _innermost(found: Sequence[Any]) -> Iterator[Any]:
 
 def _problem(details: Any, views: Mapping[str, Any]) -> str:
     location, kind = list(details["loc"]), details["type"]
+    if location[:1] == ["stream_queries"] and len(location) > 3 and location[2] == "sink":
+        del location[2:4]  # the setting is one of the section's own
     if location[:1] == ["sinks"] and len(location) > 2:
         del location[2]  # pydantic names the sink's type here, which isn't a key of the file
     if location[:1] == ["sinks"] and len(location) > 1 and location[1] in views:
@@ -469,6 +556,10 @@ def _below(directory: Path, config: Config) -> Config:
         "capture": config.capture.model_copy(update=below),
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
         "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
+        "stream_queries": {
+            name: section.model_copy(update={"sink": _with_address_below(directory, section.sink)})
+            for name, section in config.stream_queries.items()
+        },
     }
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints:

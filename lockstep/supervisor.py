@@ -1,4 +1,4 @@
-"""``lockstep run``: capture, jobs and who tells of alerts as child processes; one that dies is restarted.
+"""``lockstep run``: capture, jobs and who tells of alerts and searches as child processes; one that dies is restarted.
 
 Separate processes, so that kill -9, a memory leak or a JVM that hangs in one can't take the other with it.
 """
@@ -48,7 +48,7 @@ class _Member:
     is_taken_over: bool = False
 
 
-def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False) -> int:
+def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False, with_searches: bool = False) -> int:
     """Run until told to stop; returns 0 then, or 130 where that was urgent. No child is left behind in any case.
 
     Capture or jobs that say the configuration is wrong end the group with 2.
@@ -57,11 +57,13 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False)
     When that is so of both, the group ends with 3.
 
     The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
-    watch`` is started in its place. Nobody's rows wait for the two: no exit code of theirs ends the group.
+    watch`` is started in its place. ``with_searches``: ``lockstep searches watch`` is started as well. Nobody's rows
+    wait for these: no exit code of theirs ends the group.
     """
     group = [_Member("capture", ("capture",), config), _Member("apply", ("apply",), config)]
     watch = _Member("alerts", ("alerts", "watch"), config)
     attendant = _Member("dashboard", ("dashboard",), config) if with_dashboard else watch
+    searching = [_Member("searches", ("searches", "watch"), config)] if with_searches else []
     try:
         while not stopping():
             for member in group:
@@ -73,11 +75,13 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False)
                     " compares sinks in its place"
                 )
                 attendant = watch
+            for member in searching:
+                _look_after(member)
             if all(member.is_taken_over for member in group):
                 return EXIT_TAKEN_OVER
             stopping.wait(0.2)
     finally:
-        _stop([*group, attendant], stopping)
+        _stop([*group, attendant, *searching], stopping)
     return EXIT_INTERRUPTED if stopping.is_urgent() else 0
 
 

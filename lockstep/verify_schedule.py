@@ -71,7 +71,7 @@ class VerifySchedule:
         live = {
             stage.sink.name
             for stage in report.stages
-            if stage.sink is not None and stage.sink.is_live and stage.sink.watermark_lsn
+            if stage.sink is not None and stage.sink.is_live and stage.sink.watermark_lsn and not stage.sink.joining
         }
         stored = {name: 0 if name not in report.verified else report.verified[name].began_ms for name in live}
         return {name: max(stored[name], self._began_ms.get(name, 0)) for name in self._sinks if name in live}

@@ -55,7 +55,7 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             if not isinstance(section["apply"], bool):
                 problems.append(f"sinks.{name}.apply: true or false")
             lends[name] = section["apply"]
-            if section["apply"] is False and _kind_of(section) is None:  # the models get no such section
+            if section["apply"] is False and kind_of_sink(section) is None:  # the models get no such section
                 problems.append(f"sinks.{name}.type: {problem_of_type(section.get('type'))}")
     used = set[str]()
     for name, section in views.items():
@@ -65,6 +65,8 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             made[name] = _as_sink(name, section, sinks, views)
         except _Unfit as unfit:
             problems += unfit.problems
+    queries = document.get("stream_queries", {})
+    used |= {section.get("lender") for section in queries.values() if isinstance(section, dict)}
     problems += [
         f"sinks.{name}.apply is false, and no view names the sink: name it in a view, or remove it"
         for name, applies in lends.items()
@@ -78,7 +80,8 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return rest | ({"sinks": plain | made} if "sinks" in document else {}), problems
 
 
-def _kind_of(section: Mapping[str, Any]) -> type[TableSettings] | None:
+def kind_of_sink(section: Mapping[str, Any]) -> type[TableSettings] | None:
+    """The settings of the kind of sink that a section is of, None where it says none."""
     kind = section.get("type")
     return _MODELS.get(kind) if isinstance(kind, str) else None
 
@@ -119,7 +122,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
         raise _Unfit(f"views.{name} and sinks.{name} have one name: give the view another one")
     if not isinstance(lender, str) or not isinstance(sinks.get(lender), dict):
         raise _Unfit(f"{at}.sink: there is no section [sinks.{lender}], whose store it would take")
-    kind = _kind_of(sinks[lender])
+    kind = kind_of_sink(sinks[lender])
     if kind is None:  # which is told of the sink itself
         raise _Unfit
     problems = [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]

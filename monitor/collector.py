@@ -671,6 +671,7 @@ class LagCollector:
                 has_begun=progress is not None,
                 is_view=self._settings[name].view is not None,
                 view=view,
+                joining=() if progress is None else progress.joining,
             )
 
     def _records_left(

@@ -2,7 +2,8 @@
 
 Each figure has one definition:
 
-``lsn``: all that commits before it, the stage has. None where nobody knows.
+``lsn``: all that commits before it, the stage has. None where nobody knows. A sink's isn't true of a table that joins
+until the sink has all of it: ``reason`` names it.
 
 ``bytes_behind``: WAL between ``lsn`` and the WAL's end, whoever wrote it.
 
@@ -87,6 +88,7 @@ class SinkFacts:
     ``has_begun``: something was applied to it, as far as is known.
 
     ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
+    ``joining`` are topics of tables that joined, of which the watermark isn't true yet.
     """
 
     name: str
@@ -102,6 +104,7 @@ class SinkFacts:
     has_begun: bool = True
     is_view: bool = False
     view: ToldView | None = None
+    joining: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -387,7 +390,9 @@ def elsewhere(state: CaptureState, *, system_id: str | None, database: str) -> t
 def has_all_of_kafka(source: SourceFacts, sink: SinkFacts) -> bool:
     """Whether the sink has applied all that was in Kafka when capture was asked. Pure."""
     published = source.published_lsn
-    return published is not None and 0 < published <= sink.watermark_lsn and sink.records_behind == 0
+    if published is None or sink.joining:
+        return False
+    return 0 < published <= sink.watermark_lsn and sink.records_behind == 0
 
 
 def _gap_json(gap: Gap) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Whether the LSNs that sinks have stored can be compared with those of the source as it is now."""
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
@@ -11,10 +12,21 @@ from cdc.model.lsn import parse_lsn
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.slot import emit_heartbeat, system_identifier
-from cdc.protocol.control_records import CaptureState, ProgressRecord
+from cdc.protocol.control_records import CaptureState, ProgressRecord, selection_of
 from monitor.lag import SourceFacts, elsewhere, report
 
 APPLICATION: Final = "lockstep wait"
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """What capture goes on with: the ``epoch`` that LSNs are of, and the ``selection`` of tables that it captures.
+
+    The latter is as ``ProgressRecord`` has it.
+    """
+
+    epoch: int
+    selection: str = ""
 
 
 class Line:
@@ -26,7 +38,7 @@ class Line:
         self._identity: tuple[str | None, str] = None, ""
         self._progress: ProgressReader | None = None
         self._newest: ProgressRecord | None = None
-        self._state: tuple[int | None, CaptureState | None] = None, None
+        self._state: tuple[Captures | None, CaptureState | None] = None, None
 
     def heartbeat(self) -> int:
         """Have the source commit something, and return an LSN after it. Raises LockstepError, or Unavailable."""
@@ -36,13 +48,14 @@ class Line:
         except psycopg.Error as error:
             raise connection_error(error) from error
 
-    def check(self) -> int:
-        """The epoch that LSNs are of now. Raises LockstepError when the source isn't the one that is captured, or
-        capture can't ever go on, Unavailable when the source or Kafka doesn't answer.
+    def check(self) -> Captures:
+        """What capture goes on with now. Raises LockstepError when the source isn't the one that is captured, or
+        capture can't ever go on, Unavailable when the source or Kafka doesn't answer, or a named table isn't captured.
         """
         newest = self._newest_progress()
         if newest is None:
             raise Unavailable("capture hasn't published anything yet")
+        captures = Captures(newest.epoch, newest.selection)
         # After Kafka: the WAL of the same server can't end before what was published by then.
         wal_end, is_active, wal_status = self._ask_source()
         facts = SourceFacts(
@@ -53,12 +66,13 @@ class Line:
             slot_active=is_active,
             retained_bytes=None,
             wal_status=wal_status,
-            elsewhere=self._elsewhere(newest.epoch),
+            elsewhere=self._elsewhere(captures),
         )
         broken = report(facts, (), now_ms=0).broken
         if broken:
             raise LockstepError(broken[0], hint="`lockstep doctor` says what to do")
-        return newest.epoch
+        self._require_named(captures)
+        return captures
 
     def close(self) -> None:
         if self._connection is not None:
@@ -107,12 +121,27 @@ class Line:
             self._newest = record
         return self._newest
 
-    def _elsewhere(self, epoch: int) -> tuple[str, ...]:
+    def _require_named(self, captures: Captures) -> None:
+        """Raise Unavailable where capture was started without a table that this configuration names.
+
+        Nobody knows of that table whether sinks have it, whatever their watermarks say.
+        """
+        known, state = self._state
+        if state is None or not captures.selection:
+            return  # an earlier version of capture, which doesn't tell
+        if known != captures:
+            raise Unavailable("capture has just begun with other tables")
+        lacking = [str(name) for name in self._pipeline.source.named if name not in state.captured]
+        if lacking:
+            raise Unavailable(f"capture was started without {', '.join(lacking)}, which source.tables names")
+
+    def _elsewhere(self, captures: Captures) -> tuple[str, ...]:
         """How the source isn't the one that this epoch is of, a phrase each."""
         self._connected()
-        if self._state[0] != epoch:
+        if self._state[0] != captures:
             state = read_state(self._pipeline.kafka.client(), self._pipeline.name, self._pipeline.slot)
-            self._state = (None if state is None or state.epoch != epoch else epoch), state
+            found = None if state is None else Captures(state.epoch, selection_of(state.captured))
+            self._state = (captures if found == captures else None), state
         state = self._state[1]
         if state is None:
             return ()

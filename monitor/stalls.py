@@ -241,6 +241,8 @@ class Stalls:
             return _as(stage, StageState.BUILDING, reason="a table of the pipeline is being copied")
         if stage.lsn is None and not has_rows_left:
             return _as(stage, StageState.BUILDING, reason="nothing is known to be complete yet")
+        if sink.joining:
+            return _as(stage, StageState.BUILDING, reason=f"it doesn't have all yet of {', '.join(sink.joining)}")
         moving, limit = _moving(stage), look.limits.get(sink.name, 0)
         if moving.state is StageState.BEHIND and 0 < limit < (stage.events_behind or 0):
             return replace(moving, reason=f"events_per_s of this sink lets {limit:,} through in a second")

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
-from monitor.line import Line
+from monitor.line import Captures, Line
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
 
@@ -39,6 +39,9 @@ _CLOSE_S: Final = 2.0
 
 _IDLE_S: Final = 30.0
 """A connection that nobody needs any more stays open for so long."""
+
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +67,9 @@ class SourceLine(Protocol):
     def heartbeat(self) -> int:
         """Have the source commit something, and return an LSN after it. Raises as ``check``."""
 
-    def check(self) -> int:
-        """The epoch that LSNs are of now. Raises LockstepError when the source isn't the one that is captured, or
-        capture can't ever go on, Unavailable when the source or Kafka doesn't answer.
+    def check(self) -> Captures:
+        """What capture goes on with now. Raises LockstepError when the source isn't the one that is captured, or
+        capture can't ever go on, Unavailable when the source or Kafka doesn't answer, or a named table isn't captured.
         """
 
     def close(self) -> None: ...
@@ -304,8 +307,8 @@ class _SharedLine(_Worker):
         self._line: SourceLine | None = None
         self._carried: set[_Waiter] = set()
 
-    def check(self) -> int:
-        """The epoch that LSNs are of now. Raises as ``SourceLine.check``."""
+    def check(self) -> Captures:
+        """What capture goes on with now. Raises as ``SourceLine.check``."""
         return self._ask(lambda line: line.check())
 
     def _look(self, waiters: Collection[_Waiter]) -> float:
@@ -340,7 +343,7 @@ class _SharedLine(_Worker):
         time.sleep(_HEARTBEATS_S)
         return _LINE_S
 
-    def _ask(self, question: Callable[[SourceLine], int]) -> int:
+    def _ask(self, question: Callable[[SourceLine], _Answer]) -> _Answer:
         with self._asking:
             if self._line is None:
                 self._line = self._opening()
@@ -388,7 +391,14 @@ class _Looker(_Worker):
                 self._say(waiters, "it hasn't applied everything up to any LSN yet")
                 self._still_live()
                 return
-            self._say(waiters, f"it has applied everything up to {format_lsn(progress.watermark_lsn)}")
+            applied = f"it has applied everything up to {format_lsn(progress.watermark_lsn)}"
+            if progress.joining:
+                self._say(
+                    waiters, f"{applied}, and doesn't have all yet of what joined since: {', '.join(progress.joining)}"
+                )
+                self._still_live()
+                return
+            self._say(waiters, applied)
             reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
             if not reached:
                 return
@@ -396,12 +406,16 @@ class _Looker(_Worker):
                 self._say(reached, "its readers were switched to another generation, which hasn't been asked yet")
                 return
         try:
-            epoch = self._line.check()
+            captures = self._line.check()
         except Unavailable as error:
             self._say(reached, error.message)
             raise
-        if epoch != progress.epoch:
+        if captures.epoch != progress.epoch:
             self._say(reached, "it hasn't applied anything yet of what was committed since capture was recovered")
+            return
+        if captures.selection not in ("", progress.selection):
+            # It may have one of the tables that came, and knows nothing of it.
+            self._say(reached, "it hasn't applied anything yet of what was committed since other tables are captured")
             return
         with self._asking(reached):
             opened.generations.refresh()

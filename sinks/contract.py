@@ -114,6 +114,10 @@ class Progress:
     ``read_at_ms`` is the time as of which all of the log but that part had been, 0 where nothing was left out.
     ``left_at_ms`` has the topics that are read no longer, each with the time as of which the log had been applied when
     it left. One that is read again stays there until all is applied.
+    ``joining`` are topics of tables that have joined, or have come back, and of which the watermark isn't true yet: it
+    stays where it was for the others until it is true of all.
+    ``selection`` tells which tables were captured, as ``ProgressRecord`` has it: where others are by now, the watermark
+    says nothing of them. Empty where nobody knows.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -126,6 +130,8 @@ class Progress:
     left_at_ms: Mapping[str, int] = field(default_factory=dict)
     epoch: int = 0
     read_at_ms: int = 0
+    joining: tuple[str, ...] = ()
+    selection: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +318,18 @@ class Generations(Protocol):
         """What ``save_progress`` stored last for this generation, or None."""
         ...
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         """Store progress in the destination itself, so that it can't drift from the data.
 
-        ``written`` are the greatest next offsets of the batches that this job has applied.
+        ``written`` are the greatest next offsets of the batches that this job has applied. ``whole`` are the tables of
+        which everything below the watermark has been applied; None: all, unless the progress says that something was
+        left out. Of other tables what keeps older events away must stay.
 
         Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
         job has claimed the generation since this one's sink did, and ``Overtaken`` when another one has stored more.

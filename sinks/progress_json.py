@@ -20,6 +20,8 @@ def dump_progress(progress: Progress) -> bytes:
             "skipped": [[topic, partition, next_] for (topic, partition), next_ in progress.skipped.items()],
             "left_at_ms": dict(progress.left_at_ms),
             "read_at_ms": progress.read_at_ms,
+            "joining": list(progress.joining),
+            "selection": progress.selection,
         }
     )
 
@@ -38,4 +40,6 @@ def load_progress(text: bytes | str) -> Progress:
         left_at_ms=value.get("left_at_ms", {}),
         epoch=value.get("epoch", 0),
         read_at_ms=value.get("read_at_ms", 0),
+        joining=tuple(value.get("joining", ())),
+        selection=value.get("selection", ""),
     )

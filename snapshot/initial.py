@@ -108,7 +108,8 @@ class InitialSnapshot:
                 copied={},
                 memberships={},
                 topics=topic_identities(pipeline),
-                captured=pipeline.source.told,
+                captured=pipeline.source.table_names,
+                append_only=pipeline.source.append_only_names,
             )
             publisher.commit(state)
         waiting = waiting_for_slot(sql, self._stopping, self._say)

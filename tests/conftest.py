@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.skips"]
+pytest_plugins = [
+    "tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.view_pipelines", "tests.skips",
+]  # fmt: skip
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("work", deadline=None)

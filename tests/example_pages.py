@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
@@ -61,8 +62,16 @@ class ExamplePage:
         (view,) = views
         return cls(path.stem, "\n".join(tables), view, tuple(steps))
 
-    def run(self, source: psycopg.Connection[Any], names: Mapping[str, Any], wait: Callable[[], None]) -> None:
+    def run(
+        self,
+        source: psycopg.Connection[Any],
+        names: Mapping[str, Any],
+        wait: Callable[[], None],
+        others: Mapping[str, Callable[[str], None]] = MappingProxyType({}),
+    ) -> None:
         """Run the steps. ``names`` are what the reader finds, ``wait`` returns when the view has what is committed.
+
+        ``others`` take the text of blocks in other languages.
 
         Raises AssertionError with the difference where the view gives something else than the page says.
         """
@@ -74,6 +83,8 @@ class ExamplePage:
                 with source.transaction():
                     source.execute(step.text.encode())
                 wait()
+            elif step.language in others:
+                others[step.language](step.text)
             else:
                 self._check(step, known)
 
@@ -84,8 +95,10 @@ class ExamplePage:
         assert said == [], "".join(said)
 
 
-_OF_ANOTHER_FORM: Final = ("README.md", "page-views.md")
-"""The second one has several views, over a table without a key: ``tests/live/test_page_views.py`` runs it."""
+_OF_ANOTHER_FORM: Final = ("README.md", "page-views.md", "profile-search.md", "search-clicks.md", "sessions.md")
+"""The second one has several views, over a table without a key: ``tests/live/test_page_views.py`` runs it. The
+third one has none: ``tests/live/test_search_example.py`` runs it. The last two have streams:
+``tests/live/test_stream_examples.py`` does."""
 
 
 def pages() -> list[ExamplePage]:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +19,7 @@ from typing import Any, Self
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.table import TableName
 from jobs.settings import SparkSettings
+from jobs.streams.plan import StreamQueryPlan
 from sinks.registry import SinkSettings
 from stack.jars import jar_set
 from stack.java import java_home_for_spark
@@ -50,6 +51,7 @@ class JobProcess(Reports):
         sinks: Mapping[str, SinkSettings],
         spark: SparkSettings,
         once: bool = False,
+        stream_queries: Sequence[StreamQueryPlan] = (),
     ) -> None:
         super().__init__()
         self._process = subprocess.Popen(
@@ -67,6 +69,7 @@ class JobProcess(Reports):
             "sinks": sinks,
             "spark": spark,
             "once": once,
+            "stream_queries": stream_queries,
         }
         self._process.stdin.write(pickle.dumps(arguments))
         self._process.stdin.close()

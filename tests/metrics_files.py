@@ -53,6 +53,17 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
         ),
     ),
     (
+        "Stream queries",
+        (
+            ("Rows written a second", "short", "rate(lockstep_stream_query_results_total[5m])", _SINK),
+            ("Late events a second", "short", "rate(lockstep_stream_query_late_total[5m])", _SINK),
+            ("Malformed records a second", "short", "rate(lockstep_stream_query_malformed_total[5m])", _SINK),
+            ("Refused rows a second", "short", "rate(lockstep_stream_query_refused_total[5m])", _SINK),
+            ("Kept rows", "short", "lockstep_stream_query_state_rows", _SINK),
+            ("Watermark", "dateTimeAsIso", "lockstep_stream_query_watermark_timestamp_seconds * 1000", _SINK),
+        ),
+    ),
+    (
         "Views",
         (
             ("Rows of the result", "short", "lockstep_view_rows", _SINK),

@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import SparkSession
 
@@ -21,7 +22,10 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.view_steps import ViewStep, step_key
 from jobs.driver import run_sinks
+from jobs.executor.open_sinks import close_sink
+from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
+from jobs.executor.view_task import deliver_view
 from jobs.offsets import Offsets
 from jobs.spark.source import portable_client
 from monitor.view_feed import ViewFeed
@@ -35,6 +39,8 @@ from tests.spark_here import Job
 from tests.view_queries import column, shape
 from views.result import result_table
 from views.sql.reader import TopRows, read_view
+from views.state.file import FileState
+from views.view import View, ViewPosition, identity
 
 USERS = shape("users", ["id"], column("id", "int4"), column("name", "text"))
 TWEETS = shape("tweets", ["id"], column("id", "int4"), column("user_id", "int4"), column("body", "text"))
@@ -248,6 +254,12 @@ class ViewPipeline:
         assert stored is not None
         return stored
 
+    def position(self) -> ViewPosition:
+        """That of the state, which nobody has open. Nobody goes on with the state by itself after that."""
+        shapes = {table.name: table for table in self.tables}
+        with closing(FileState(self.directory / "state", identity=identity(self.plan, shapes))) as state:
+            return View(self.plan, shapes, state).position()
+
     def ends(self) -> Offsets:
         """Where the tables' topics end."""
         cluster = TopicAdmin(self.log.kafka.client())
@@ -256,6 +268,14 @@ class ViewPipeline:
 
     def close(self) -> None:
         self.log.close()
+
+
+def delivered(task: Task) -> Result:
+    """One batch in this process, which succeeds. A writer of the view's topic stays open here."""
+    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
+    close_sink(task)
+    assert not result.failures, result.failures
+    return result
 
 
 def steps_on_topic(

@@ -194,7 +194,7 @@ class _Writer:
 
     def source(self) -> tuple[str, list[str]]:
         """A ``from`` clause, and columns that are a key of its rows and never null."""
-        form = self.draw(st.integers(0, 8))
+        form = self.draw(st.integers(0, 9))
         if form == 0:
             self.enter("a", "a")
             return "a", ["a.id"]
@@ -241,6 +241,11 @@ class _Writer:
                 ("c join b on b.c_k = c.k left join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
                 ("c join b on b.c_k = c.k join a on a.id = b.y", ["b.id", "c.k", "c.l"]),
             )
+        if form == 8:  # the newest row as of another one
+            self.enter("a", "a")
+            self.enter("b", "b")
+            newest = "select x.id, max(y.id) as last from a x join b y on y.y = x.g and y.n <= x.n group by x.id"
+            return f"a join ({newest}) s on s.id = a.id {self.one('join', 'left join')} b on b.id = s.last", ["a.id"]
         self.enter("a", "a")
         self.enter("b", "b")
         return "(select * from a where g is not null) a join b using (t)", ["a.id", "b.id"]

@@ -1,10 +1,13 @@
-"""One batch of a view's task in a process of its own: ``python -m tests.view_task_process``.
+"""Batches of views' tasks in processes of their own, which one server forks.
 
-It is killed or stopped at a chosen point, or its files can't grow. The task comes pickled through standard input.
-Points are counted: before and after each transaction of the state, each write of rows to the sink and each commit to
-the view's topic.
+A process is killed or stopped at a chosen point, or its files can't grow. Points are counted: before and after each
+transaction of the state, each write of rows to the sink and each commit to the view's topic.
+
+The server has loaded all that a task needs, which takes longer than a batch does. It opens no client and starts no
+thread: a fork has neither.
 """
 
+import io
 import itertools
 import os
 import pickle
@@ -12,80 +15,191 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final, NoReturn
 
-from jobs.executor.result import from_arrow
 from jobs.executor.task_input import Task
-from jobs.executor.view_task import deliver_view
 
 ENDED = 0
 FAILED = 1
 KILLED = -signal.SIGKILL
+_BROKEN: Final = 70
+"""It has raised what no batch is to raise."""
+
+_MODULES: Final = (
+    "concurrent.futures.thread",
+    "ctypes",
+    "email.parser",
+    "dateutil.relativedelta",
+    "encodings.idna",
+    "jobs.executor.view_task",
+    "psycopg",
+    "pyarrow.compute",
+    "redis",
+    "sinks.redis.sink",
+    "sinks.warehouse.sink",
+    "sqlalchemy.dialects.postgresql.psycopg",
+)
+"""What a task loads, with all that these load."""
 
 
-def _started(task: Task, at: int, *, signal_at: signal.Signals, file_bytes: int = 0) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.view_task_process", str(at), str(int(signal_at)), str(file_bytes)],
-        cwd=Path(__file__).parent.parent,
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(pickle.dumps(task))
-    process.stdin.close()
-    process.stdin = None
-    return process
+@dataclass(frozen=True)
+class _Batch:
+    """What a process is to do. Without ``at`` no signal comes; without ``file_bytes`` files may grow."""
+
+    task: Task
+    at: int
+    signal_at: signal.Signals
+    file_bytes: int
 
 
-def run_batch(task: Task, *, kill_at: int = 0) -> int:
-    """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED, or KILLED."""
-    process = _started(task, kill_at, signal_at=signal.SIGKILL)
-    _, told = process.communicate()
-    assert process.returncode in (ENDED, KILLED), told.decode()
-    return process.returncode
+@dataclass(frozen=True)
+class _State:
+    """How a process has ended, and what it has said. One that stands still has no ``code``."""
+
+    code: int | None
+    said: str
 
 
-def failed_batch(task: Task, *, file_bytes: int = 0) -> str:
-    """Run one batch that fails; with ``file_bytes`` no file can become larger. Returns what it failed with."""
-    process = _started(task, 0, signal_at=signal.SIGKILL, file_bytes=file_bytes)
-    _, told = process.communicate()
-    assert process.returncode == FAILED, told.decode()
-    return told.decode()
+class ViewTasks:
+    """The server. For one thread."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import serve; serve()"],
+            cwd=Path(__file__).parent.parent,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def close(self) -> None:
+        """End it, and whatever stands still there."""
+        self._process.communicate()
+
+    def run(self, task: Task, *, kill_at: int = 0) -> int:
+        """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED, or KILLED."""
+        state = self._waited(self._started(_Batch(task, kill_at, signal.SIGKILL, 0)))
+        assert state.code in (ENDED, KILLED), state.said
+        return state.code
+
+    def failed(self, task: Task, *, file_bytes: int = 0) -> str:
+        """Run one batch that fails; with ``file_bytes`` no file can become larger. Returns what it failed with."""
+        state = self._waited(self._started(_Batch(task, 0, signal.SIGKILL, file_bytes)))
+        assert state.code == FAILED, state.said
+        return state.said
+
+    @contextmanager
+    def stopped(self, task: Task, *, stop_at: int) -> Iterator[Callable[[], tuple[int, str]]]:
+        """One batch that stands still at that point. What is yielded wakes it up, and returns how it has ended."""
+        pid = self._started(_Batch(task, stop_at, signal.SIGSTOP, 0))
+        state = self._waited(pid)
+        assert state.code is None, state.said
+
+        def end(signal_now: signal.Signals) -> _State:
+            nonlocal state
+            if state.code is None:
+                os.kill(pid, signal_now)
+                state = self._waited(pid)
+            return state
+
+        def wake_up() -> tuple[int, str]:
+            ended = end(signal.SIGCONT)
+            assert ended.code is not None
+            return ended.code, ended.said
+
+        try:
+            yield wake_up
+        finally:
+            end(signal.SIGKILL)
+
+    def _started(self, batch: _Batch) -> int:
+        pid = self._asked(batch)
+        assert isinstance(pid, int)
+        return pid
+
+    def _waited(self, pid: int) -> _State:
+        state = self._asked(pid)
+        assert isinstance(state, _State)
+        return state
+
+    def _asked(self, request: _Batch | int) -> object:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        pickle.dump(request, self._process.stdin)
+        self._process.stdin.flush()
+        return pickle.load(self._process.stdout)
 
 
-@contextmanager
-def stopped_batch(task: Task, *, stop_at: int) -> Iterator[Callable[[], tuple[int, str]]]:
-    """One batch that stands still at that point. What is yielded wakes it up, and returns how it has ended."""
-    process = _started(task, stop_at, signal_at=signal.SIGSTOP)
+def serve() -> None:
+    """Answer a batch by the process that runs it, and a process by its state once it ends or stands still."""
+    for module in _MODULES:
+        import_module(module)
+    said: dict[int, IO[bytes]] = {}
+    while sys.stdin.buffer.peek(1):
+        # Again and again from one stream: the module that a pickle names is loaded here and not in each process.
+        request = pickle.load(sys.stdin.buffer)
+        answer: object
+        if isinstance(request, int):
+            answer = _state(request, said)
+        else:
+            assert threading.active_count() == 1
+            output = tempfile.TemporaryFile()  # noqa: SIM115  closed when its process has ended
+            answer = os.fork()
+            if not answer:
+                _run(request, output)
+            said[answer] = output
+        pickle.dump(answer, sys.stdout.buffer)
+        sys.stdout.buffer.flush()
+    for pid in said:
+        os.kill(pid, signal.SIGKILL)
 
-    def wake_up() -> tuple[int, str]:
-        process.send_signal(signal.SIGCONT)
-        _, told = process.communicate()
-        return process.returncode, told.decode()
 
+def _state(pid: int, said: dict[int, IO[bytes]]) -> _State:
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if os.WIFSTOPPED(status):
+        return _State(None, "")
+    with said.pop(pid) as output:
+        output.seek(0)
+        return _State(os.waitstatus_to_exitcode(status), output.read().decode())
+
+
+def _run(batch: _Batch, output: IO[bytes]) -> NoReturn:
+    """In the new process, which ends here: its own standard streams, and nothing of the server's."""
+    code = _BROKEN
     try:
-        _, status = os.waitpid(process.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        yield wake_up
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdin, sys.stdout, sys.stderr = io.StringIO(), sys.__stderr__, sys.__stderr__
+        code = _batch_run(batch)
+    except BaseException:
+        traceback.print_exc()
     finally:
-        process.kill()
-        process.wait()
+        sys.stderr.flush()
+        os._exit(code)
 
 
-def main() -> int:
+def _batch_run(batch: _Batch) -> int:
+    import pyarrow as pa
+
     from cdc.kafka.publisher import TransactionalPublisher
     from jobs.executor import view_task
+    from jobs.executor.result import from_arrow
     from views.state import file
 
-    at, signal_at, file_bytes = map(int, sys.argv[1:])
     points = itertools.count(1)
 
     def point() -> None:
-        if next(points) == at:
-            os.kill(os.getpid(), signal_at)
+        if next(points) == batch.at:
+            os.kill(os.getpid(), batch.signal_at)
 
     def watched(call: Callable[..., Any], *, if_any: bool = False) -> Callable[..., Any]:
         def between(*arguments: Any, **more: Any) -> Any:
@@ -98,22 +212,16 @@ def main() -> int:
 
         return between
 
-    task = pickle.loads(sys.stdin.buffer.read())
-    if file_bytes:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+    if batch.file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (batch.file_bytes, batch.file_bytes))
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
     file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
     TransactionalPublisher.commit_events = watched(TransactionalPublisher.commit_events)  # type: ignore[method-assign]
-    sink = view_task.sink_for(task)
+    view_task.freeze_opened = lambda: None  # for the next task, which has a process of its own here
+    sink = view_task.sink_for(batch.task)
     sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
-    import pyarrow as pa
-
-    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
+    result = from_arrow(pa.Table.from_batches(list(view_task.deliver_view(batch.task, []))))
     for failure in result.failures:
         print(failure.error(), getattr(failure.error(), "hint", ""), file=sys.stderr)
     return FAILED if result.failures else ENDED
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -24,6 +24,11 @@ MESSAGES = "__messages"
 VIEWS = "__views"
 """Up to where the topics of views hold whole steps."""
 
+STREAM_QUERIES = "__stream_queries"
+
+MATCHES = "__matches"
+"""Which documents begin and cease to match the standing searches of all sinks of a pipeline."""
+
 _OUTBOX = "__outbox"
 
 
@@ -61,6 +66,11 @@ def view_topic(prefix: str, view: str, generation: int) -> str:
 def is_view_topic(prefix: str, topic: str) -> bool:
     """Whether it has the rows of some view's result."""
     return topic.startswith(f"{control_topic(prefix, VIEWS)}.")
+
+
+def stream_query_topic(prefix: str, query: str) -> str:
+    """``<prefix>.__stream_queries.<query>``: late events of its streams, and what else its result lacks."""
+    return f"{control_topic(prefix, STREAM_QUERIES)}.{_escaped(query)}"
 
 
 def is_outbox_topic(prefix: str, topic: str) -> bool:

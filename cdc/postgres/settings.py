@@ -285,11 +285,6 @@ class SourceSettings(Settings):
         return copied
 
     @property
-    def told(self) -> tuple[TableName, ...]:
-        """What capture tells others of: the captured tables, where patterns take some in, else nothing."""
-        return self.table_names if self.has_patterns else ()
-
-    @property
     def table_names(self) -> tuple[TableName, ...]:
         """The captured tables: first those that are named. Patterns must have been resolved."""
         if self._taken_in is None and self.has_patterns:

@@ -170,7 +170,9 @@ class CaptureState:
     ``first_snapshot`` is, while COPYING, the snapshot at whose end the stream begins: PostgreSQL's own text of it.
     ``first_copy_paused`` says, while COPYING, that somebody has paused the copy.
     ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
-    ``captured`` are the tables that the process captures: whoever reads only Kafka learns here what patterns take in.
+    ``captured`` are the tables that the process captures, and ``append_only`` those of them that have no key: whoever
+    reads only Kafka learns here which these are, whatever its own configuration says. A state of an earlier version may
+    lack them.
     """
 
     slot: str
@@ -196,6 +198,7 @@ class CaptureState:
     copying: Mapping[TableName, TableCopy] = field(default_factory=dict)
     first_copy_paused: bool = False
     captured: tuple[TableName, ...] = ()
+    append_only: tuple[TableName, ...] = ()
 
     @property
     def is_first_copy(self) -> bool:
@@ -378,7 +381,7 @@ class CaptureState:
 
     def to_bytes(self, texts: "TableTexts | None" = None) -> bytes:
         """``texts`` are those of the states before it, which make this one quicker. The bytes are the same."""
-        copied, memberships, topics, captured = (texts or TableTexts()).of(self)
+        copied, memberships, topics, captured, append_only = (texts or TableTexts()).of(self)
         return orjson.dumps(
             {
                 "format": FORMAT,
@@ -407,6 +410,7 @@ class CaptureState:
                     {"schema": name.schema, "name": name.name, **copy.to_json()} for name, copy in self.copying.items()
                 ],
                 **({"captured": captured} if self.captured else {}),
+                **({"append_only": append_only} if self.append_only else {}),
             }
         )
 
@@ -446,8 +450,13 @@ class CaptureState:
                 TableName(copy.text("schema"), copy.text("name")): TableCopy.from_fields(copy)
                 for copy in fields.objects("copying", [])
             },
-            captured=tuple(TableName(schema, table) for schema, table in fields.rows("captured", str, str, default=[])),
+            captured=_names(fields, "captured"),
+            append_only=_names(fields, "append_only"),
         )
+
+
+def _names(fields: RecordFields, name: str) -> tuple[TableName, ...]:
+    return tuple(TableName(schema, table) for schema, table in fields.rows(name, str, str, default=[]))
 
 
 class TableTexts:
@@ -466,13 +475,14 @@ class TableTexts:
             self._selection = state.captured, selection_of(state.captured)
         return self._selection[1]
 
-    def of(self, state: CaptureState) -> tuple[orjson.Fragment, orjson.Fragment, orjson.Fragment, orjson.Fragment]:
-        """Of ``copied``, ``memberships``, ``topics`` and ``captured``."""
+    def of(self, state: CaptureState) -> tuple[orjson.Fragment, ...]:
+        """Of ``copied``, ``memberships``, ``topics``, ``captured`` and ``append_only``."""
         return (
             self._text("copied", state.copied, lambda name, rows: [name.schema, name.name, rows]),
             self._text("memberships", state.memberships, lambda name, what: [name.schema, name.name, what]),
             self._text("topics", state.topics, lambda topic, identity: [topic, *identity]),
             self._text("captured", state.captured, lambda name, _: [name.schema, name.name]),
+            self._text("append_only", state.append_only, lambda name, _: [name.schema, name.name]),
         )
 
     def _text(

@@ -48,15 +48,13 @@ def computed_row(row: bytes, computed: bytes | str, columns: Collection[Column])
         return ComputedRow(None, f"expression: {', '.join(what)} can't be evaluated for this row")
     if not columns:
         return ComputedRow(row)
-    values = b",".join(
-        orjson.dumps(column.name) + b":" + orjson.dumps(_value((results[column.name] or {})["v"], column.value_type))
-        for column in columns
-    )
+    named = {column.name: typed_value((results[column.name] or {})["v"], column.value_type) for column in columns}
+    values = b",".join(orjson.dumps(name) + b":" + orjson.dumps(value) for name, value in named.items())
     return ComputedRow(row[:-1] + (b"," if len(row) > 2 else b"") + values + b"}")
 
 
-def _value(text: str | None, value_type: str) -> JsonValue:
-    """A result in the form that its type has in events."""
+def typed_value(text: str | None, value_type: str) -> JsonValue:
+    """A text of Spark's as a value in the form that its type has in events."""
     if text is None:
         return None
     if value_type == "bool":

@@ -176,7 +176,7 @@ class LogReader:
         """Leave the brokers."""
         close_consumer(self._consumer)
 
-    def read(self, wanted_ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted_ranges: Sequence[Range]) -> Generator[pa.RecordBatch]:
         """The records of these ranges, each in order; columns as in ``jobs.spark.source.read_topics``, with times.
 
         Raises PositionMismatch when the log no longer has what a range begins with, Unavailable when the brokers don't

@@ -23,7 +23,10 @@ REJECTIONS_MAX: Final = 10_000
 """Rejections of one batch. More of them mean a wrong mapping: the job stops, and the batch doesn't count as done."""
 
 VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How much of rejected events' values a task returns. The driver reads the others from the log, one at a time."""
+"""How much of rejected events' values a task returns. The driver reads the others from the log, one at a time.
+
+A row of a view isn't in the log: its task ends there, and the next one goes on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,8 @@ class Result:
     """Topic and key of earlier rejections that this batch has made void."""
     lacks_record: bool = False
     """Of a view: no progress record came that is newer than all that was read, so the newest events aren't taken in."""
+    has_more: bool = False
+    """Of a view: the task has ended for the size of its rejections alone, and is to go on once they are kept."""
     failures: list[Failure] = field(default_factory=list)
     view: ViewFigures | None = None
     """Of a view's task, as of its end."""
@@ -107,6 +112,7 @@ class Result:
         self.rejected += other.rejected
         self.resolved += other.resolved
         self.lacks_record = self.lacks_record or other.lacks_record
+        self.has_more = self.has_more or other.has_more
         self.failures += other.failures
         self.view = other.view or self.view
 
@@ -142,6 +148,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "commit_time_ms": result.commit_time_ms,
             "resolved": [[topic, key.decode()] for topic, key in result.resolved],
             "lacks_record": result.lacks_record,
+            "has_more": result.has_more,
             "failures": [
                 [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
             ],
@@ -191,6 +198,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     commit_time_ms=fact["commit_time_ms"],
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
                     lacks_record=fact["lacks_record"],
+                    has_more=fact["has_more"],
                     failures=[Failure(*failure) for failure in fact["failures"]],
                     view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
                 )

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from jobs.executor.decode import decode
 from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
 from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
+from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections, to_arrow
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
@@ -126,7 +127,7 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     while True:
         with _opened_state(task, task.view) as state:
             view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
-            topic = _topic_of(task)
+            topic = _topic_of(task, state)
             is_usable = (
                 view.log() == task.view.log
                 and _is_usable(view, task.run, progress.offsets)
@@ -208,11 +209,12 @@ class _SinkProgress:
             self.offsets |= self._not_stored.popleft()
 
 
-def _topic_of(task: Task) -> ViewTopic | None:
+def _topic_of(task: Task, state: FileState) -> ViewTopic | None:
     """The topic that the result goes to besides the sink, open for this run."""
     assert task.view is not None
     assert task.client is not None
-    return None if task.view.result_topic is None else view_topic_for(task.client, task.view.result_topic, task.run)
+    where = task.view.result_topic
+    return None if where is None else view_topic_for(task.client, where, task.run, state)
 
 
 def _fits(view: View, topic: ViewTopic) -> bool:
@@ -225,6 +227,18 @@ def _fits(view: View, topic: ViewTopic) -> bool:
     if last is None or not view.is_of(last.run):
         return False
     return all(last.offsets.get(at, 0) >= offset for at, offset in view.forgotten().items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Became:
+    """Keys of rows that the sink refuses for good, and of those whose earlier rejection is void.
+
+    Those that are ``held`` are refused as well, and the next batch tells so: this one's result has no room for them.
+    """
+
+    refused: list[_Key] = field(default_factory=list)
+    void: list[_Key] = field(default_factory=list)
+    held: list[_Key] = field(default_factory=list)
 
 
 class _Run:
@@ -278,7 +292,7 @@ class _Run:
         self._result.view = self._figures()
 
     def _follow_to_end(self) -> None:
-        if self._builds or self._view.is_whole:
+        if self._builds or self._view.is_new:
             self._building = BuildProgress()
         if not self._builds:
             if not self._view.is_of(self._task.run):
@@ -290,7 +304,8 @@ class _Run:
             void = self._view.settle(self._rejected_with)
             self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left
-            self._follow()
+            if not self._result.has_more:
+                self._follow()
             return
         self._view.begin_building(log=self._input.log)
         append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
@@ -486,24 +501,28 @@ class _Run:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
-        is_whole = self._view.is_whole
-        if is_whole:
+        is_new = self._view.is_new
+        if self._view.is_whole:
             self._arrange()
         table = self._input.table.name
         while (output := self._view.pending(_PORTION)) is not None:
             tags = [str(output.tag)] * len(output.keys)
             events = TableEvents.from_log(table, list(output.keys), tags, list(output.rows), lambda _: _NOWHERE)
-            refused, void = self._apply(events, offsets if output.is_last else {})
+            became = self._apply(events, offsets if output.is_last else {})
             if self._topic is not None:  # after the sink: who is told of a row finds it there
                 for key, row in zip(output.keys, output.rows, strict=True):
                     self._topic.write(key, row, output.tag)
                 self._commit(self._topic, is_complete=output.is_last)
-            self._view.acknowledge(output, refused=refused, void=void, reached=self._progress.offsets)
-            check_rejections(self._task.sink, self._result.rejected)
+            self._view.acknowledge(
+                output, refused=became.refused, void=became.void, held=became.held, reached=self._progress.offsets
+            )
+            if became.held:
+                self._result.has_more = True
+                return
             if self._building is not None:
                 self._building.add(len(events))
                 self._tell(time.monotonic())
-        if is_whole:
+        if is_new:
             self._view.compact()
         self._building = None
         if self._topic is not None and self._lacks_step(self._topic):
@@ -517,32 +536,34 @@ class _Run:
         at = (position.epoch, position.lsn)
         return last is None or not last.is_complete or (last.epoch, last.lsn) != at
 
-    def _apply(self, events: TableEvents, next_offsets: Offsets) -> tuple[list[_Key], list[_Key]]:
-        """Give these to the sink, and note what became of them.
-
-        Returns the keys of those that it refuses for good, and of those whose earlier rejection is void.
-        """
+    def _apply(self, events: TableEvents, next_offsets: Offsets) -> "_Became":
+        """Give these to the sink, and note what became of them. Raises LockstepError for too many rejections."""
         batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
         if not (outcome.rejections or self._task.rejected_before or self._result.rejected):
-            return [], []
+            return _Became()
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
         came = set(events.keys)
         # What became of the newest version counts.
         result.rejected = [event for event in result.rejected if event.key not in came]
-        refused, void = list[_Key](), list[_Key]()
+        size = sum(len(event.value or b"") for event in result.rejected)
+        became, held = _Became(), list[RejectedEvent]()
         for key, tag, row in zip(events.keys, events.tags, events.rows, strict=True):
             if key in reasons:
                 value = None if row is None else _rejected_value(tag, row, result.commit_time_ms)
-                result.rejected.append(RejectedEvent(Position(topic, 0, 0), key, value, tag, reasons[key]))
-                refused.append(orjson.loads(key))
+                event = RejectedEvent(Position(topic, 0, 0), key, value, tag, reasons[key])
+                size += len(value or b"")
+                is_held = bool(result.rejected) and size > VALUES_BYTES_MAX
+                (held if is_held else result.rejected).append(event)
+                (became.held if is_held else became.refused).append(orjson.loads(key))
             elif (topic, key) in self._task.rejected_before:
                 result.resolved.append((topic, key))
-                void.append(orjson.loads(key))
-        return refused, void
+                became.void.append(orjson.loads(key))
+        check_rejections(self._task.sink, [*result.rejected, *held])
+        return became
 
     def _rejected_with(self, key: _Key) -> str:
         """With which tag the driver has kept a rejection of this row; "" where it has none."""

@@ -8,7 +8,7 @@ What was written last names the run that wrote it. Another run's state goes on w
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -24,6 +24,7 @@ from cdc.protocol.view_steps import ViewStep, step_key
 from jobs.executor.log_reader import Client
 from jobs.executor.task_input import ViewTopicInput
 from jobs.offsets import Offsets
+from views.state.file import FileState
 
 _QUEUE_BYTES: Final = 32 * 1024 * 1024
 _STEP_BYTES_MAX: Final = 1024 * 1024
@@ -120,18 +121,32 @@ def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -
         publisher.close()
 
 
-_open: dict[str, tuple[str, ViewTopic]] = {}
-"""By topic: the run that has opened it, and the writer. A worker outlives batches, and opening takes time."""
+@dataclass(slots=True)
+class _Open:
+    """An open writer, the run that has opened it, and who had the view's state open when it was used last."""
+
+    topic: ViewTopic
+    run: str
+    state_writer: bytes
 
 
-def view_topic_for(client: Client, where: ViewTopicInput, run: str) -> ViewTopic:
-    """The writer of this run, open. Raises as ``ViewTopic``."""
+_open: dict[str, _Open] = {}
+"""By topic. A worker outlives batches, and opening takes time."""
+
+
+def view_topic_for(client: Client, where: ViewTopicInput, run: str, state: FileState) -> ViewTopic:
+    """The writer of this run for a view whose ``state`` was just opened. Raises as ``ViewTopic``.
+
+    Where another worker has had the state meanwhile, it has written the topic and fenced off this worker's writer.
+    """
     opened = _open.get(where.topic)
-    if opened is not None and opened[0] == run:
-        return opened[1]
+    if opened is not None and (opened.run, opened.state_writer) == (run, state.writer_before):
+        opened.state_writer = state.writer
+        return opened.topic
     close_view_topic(where)
-    _open[where.topic] = run, ViewTopic(client, where)
-    return _open[where.topic][1]
+    topic = ViewTopic(client, where)
+    _open[where.topic] = _Open(topic, run, state.writer)
+    return topic
 
 
 def close_view_topic(where: ViewTopicInput) -> None:
@@ -139,4 +154,4 @@ def close_view_topic(where: ViewTopicInput) -> None:
     opened = _open.pop(where.topic, None)
     if opened is not None:
         with suppress(Exception):  # it was given up; how it ends doesn't matter
-            opened[1].close()
+            opened.topic.close()

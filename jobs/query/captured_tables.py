@@ -1,4 +1,4 @@
-"""Which tables a sink has of those that are captured. Patterns of the source take tables in while jobs run."""
+"""Which tables a sink has of those that are captured. Others may be while a job runs: capture says so in Kafka."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ class Captured:
     """The tables that are captured as of a look.
 
     ``keyed`` have a key: a sink has all of them unless it names its own. ``append_only`` have none: a sink has those
-    that it names. ``selection`` is what progress records have of them, empty where nothing does. ``join_singly``: the
-    first copy is over, so each table that joins has a copy of its own, for which the others don't wait.
+    that it names. ``selection`` is what progress records have of them, empty before capture has told which they are.
+    ``join_singly``: the first copy is over, so each table that joins has a copy of its own, for which the others don't
+    wait.
     """
 
     keyed: Sequence[TableName]
@@ -65,6 +66,11 @@ class CapturedWatch:
         if not self._has_changed:
             self._known = now
         return self._has_changed
+
+    @property
+    def selection(self) -> str:
+        """Of the captured tables that were found last."""
+        return self._known.selection
 
     def holds(self, record: ProgressRecord) -> bool:
         """Whether what a record says of the sink's tables is true of all of them, once ``has_changed`` was asked.

@@ -1,5 +1,6 @@
 """Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop's file systems."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -10,6 +11,8 @@ from jobs.offsets import Offsets
 from jobs.query.start_position import StartPosition
 
 _VERSION = "v1"
+_NOTHING = "-"
+"""The line of a source of which nothing was planned yet."""
 
 
 def checkpoint_location(
@@ -23,19 +26,37 @@ def checkpoint_location(
     return f"{directory.rstrip('/')}/{pipeline}/{sink}/g{generation}{start.directory if start else ''}"
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """Where a batch ends, and the watermark of event time that it has, in milliseconds since 1970."""
+
+    ends: Offsets
+    watermark_ms: int
+
+
 def parse_offsets(text: str) -> Offsets:
-    """The content of ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError."""
+    """The content of ``offsets/<batch>`` of a query with one source. Raises LockstepError."""
+    return parse_planned(text, sources=1).ends
+
+
+def parse_planned(text: str, *, sources: int) -> PlannedBatch:
+    """The content of ``offsets/<batch>``: version, metadata, then one line per source. Raises LockstepError.
+
+    No two sources may have a topic in common.
+    """
     lines = text.splitlines()
-    if len(lines) != 3 or lines[0] != _VERSION:
+    if len(lines) != 2 + sources or lines[0] != _VERSION:
         raise LockstepError(
             "the checkpoint's offsets have a form that this version doesn't know",
             hint="delete the checkpoint directory: the log is read again, and rows applied already are skipped by tag",
         )
-    return {
+    ends = {
         (topic, int(partition)): offset
-        for topic, partitions in orjson.loads(lines[2]).items()
+        for line in lines[2:]
+        for topic, partitions in (orjson.loads(line) if line != _NOTHING else {}).items()
         for partition, offset in partitions.items()
     }
+    return PlannedBatch(ends, orjson.loads(lines[1])["batchWatermarkMs"])
 
 
 class Checkpoint:
@@ -57,6 +78,15 @@ class Checkpoint:
             raise LockstepError(f"the checkpoint {self.location} has no offsets of batch {batch_id}")
         return parse_offsets(text)
 
+    def planned(self, batch_id: int, *, sources: int) -> PlannedBatch | None:
+        """What Spark has planned of a batch of a query with so many sources, None where that isn't known."""
+        text = self._read(f"offsets/{batch_id}")
+        return None if text is None else parse_planned(text, sources=sources)
+
+    def newest_planned(self) -> int | None:
+        """The newest batch that was planned, be it complete or not; None when there is none."""
+        return self._newest("offsets")
+
     def committed(self) -> Offsets | None:
         """Where the last complete batch ends, None when there is none. Raises LockstepError when that isn't known."""
         batch_id = self._newest("commits")
@@ -67,7 +97,7 @@ class Checkpoint:
 
         Spark runs a batch again that it had planned, with these topics. Raises LockstepError when they aren't known.
         """
-        batch_id = self._newest("offsets")
+        batch_id = self.newest_planned()
         return None if batch_id is None else frozenset(topic for topic, _ in self.end_offsets(batch_id))
 
     def _newest(self, kind: str) -> int | None:

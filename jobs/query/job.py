@@ -56,7 +56,7 @@ from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
-from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
+from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_resume
@@ -93,6 +93,10 @@ NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
 
 class _SetAside(Exception):
     """Tables can't be applied: the next query goes on without them."""
+
+
+class _Unreadable(LockstepError):
+    """The job may not read what it can't go on without."""
 
 
 class SinkJob:
@@ -171,7 +175,7 @@ class SinkJob:
                     self._wait(put_back, backoff)
                 else:
                     raise
-            except ConfigurationError:
+            except (ConfigurationError, _Unreadable):
                 raise
             except PositionMismatch:
                 # A table that was resumed may be too late by now. The next start sets it aside, and it alone.
@@ -186,7 +190,7 @@ class SinkJob:
                 # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
                 self._look_at_claims()
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
-                if not self._have_shapes_changed():
+                if not self._have_shapes_changed() and not self._has_lost_rights():
                     raise
 
     def _look_at_claims(self) -> None:
@@ -230,6 +234,7 @@ class SinkJob:
     def _run_query_of(self, plan: SinkPlan, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
         """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
+        self._require_readable(opened, cluster, lease, orders)
         join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
@@ -269,6 +274,8 @@ class SinkJob:
             check_claim=lease.check,
             holds_watermark=bool(columns.lacking),
             asides=self._asides_by_topic(),
+            selection="" if self._captured is None else self._captured.selection,
+            result=None if view is None else view.table.name,
         )
         task = self._task(
             log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
@@ -388,7 +395,7 @@ class SinkJob:
 
     def _captured_watch(self) -> CapturedWatch | None:
         plan = self._plan
-        if plan.captured is None or self._captured is None or plan.settings.view is not None:
+        if plan.captured is None or self._captured is None:
             return None
         return CapturedWatch(plan.settings.tables, self._captured, plan.captured)
 
@@ -520,6 +527,23 @@ class SinkJob:
             start=start,
         )
         return Checkpoint(self._spark, location)
+
+    def _require_readable(
+        self, opened: OpenedSink, cluster: TopicAdmin, lease: GenerationLease, orders: Orders
+    ) -> None:
+        """Raises _SetAside where the job may not read the topics of some tables, and _Unreadable without any other."""
+        errors = unreadable(self._plan, cluster)
+        if not errors:
+            return
+        if self._sets_aside(errors) and opened.generations.load_progress() is not None:
+            self._set_aside(lease, errors, orders)
+        error = next(iter(errors.values()))
+        raise _Unreadable(error.message, hint=error.hint)
+
+    def _sets_aside(self, errors: Mapping[TableName, LockstepError]) -> bool:
+        """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
+        plan = self._plan
+        return 0 < len(errors) < len(plan.tables) and plan.go_live and plan.settings.view is None
 
     def _check_resuming(
         self,
@@ -701,10 +725,21 @@ class SinkJob:
     def _have_shapes_changed(self) -> bool:
         """Whether the log has a shape of a table that the sink wasn't prepared for. Waits until it can tell."""
         known, self._known_shapes = self._known_shapes, ()  # the next failure without a new preparation is final
+        return bool(known) and self._answered(partial(have_shapes_changed, self._plan, known))
+
+    def _has_lost_rights(self) -> bool:
+        """Whether the job may not read the topics of some tables any more, and goes on without them."""
+        plan = self._plan
+        return len(plan.tables) > 1 and self._answered(
+            lambda: self._sets_aside(unreadable(plan, TopicAdmin(plan.kafka.client())))
+        )
+
+    def _answered(self, question: Callable[[], bool]) -> bool:
+        """What the answer is, once a server gives it. False when told to stop before."""
         backoff = Backoff()
-        while known and not self._stop.is_set():
+        while not self._stop.is_set():
             try:
-                return have_shapes_changed(self._plan, known)
+                return question()
             except Unavailable as error:
                 self._wait(error, backoff)
         return False
@@ -771,21 +806,26 @@ def _keeper(
     check_claim: Callable[[], None],
     holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
+    selection: str = "",
+    result: TableName | None = None,
 ) -> ProgressKeeper:
-    # A watermark says that all of the tables are applied up to there, so it ends where one joins or comes back. It has
-    # waited for those that were paused.
+    """``result`` is what a view's rows are in."""
+    # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
+    # and isn't true of that one yet. It has waited for those that were paused.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
-    known = stored if stored is not None and _covers(stored, log, awaited=awaited, held=held) else None
     # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
-    topics = [*log.table_of, *(table_topic(plan.pipeline, name) for name in log.uncopied)]
+    uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
+    topics = [*log.table_of, *uncopied]
+    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, awaited=awaited)
     return ProgressKeeper(
         opened.generations,
         Watermark(
             topics,
-            epoch=0 if known is None else known.epoch,
-            lsn=0 if known is None else known.watermark_lsn,
-            commit_time_ms=0 if known is None else known.commit_time_ms,
+            epoch=0 if stored is None else stored.epoch,
+            lsn=0 if stored is None else stored.watermark_lsn,
+            commit_time_ms=0 if stored is None else stored.commit_time_ms,
+            joining=joining,
         ),
         stored=stored,
         topic_ids=log.topic_ids,
@@ -797,6 +837,8 @@ def _keeper(
         left_at_ms=_left_at_ms(stored, log.topics),
         holds_watermark=holds_watermark,
         is_paused=bool(held),
+        selection=selection or (stored.selection if stored is not None else ""),
+        tables={topic: result or name for topic, name in log.table_of.items()},
     )
 
 
@@ -810,7 +852,9 @@ def _as_of_start(
     if stored is None:
         return None
     reached = {**stored.next_offsets, **skipped}
-    if any(reached.get(at, 0) < end for at, end in ends.items()):
+    # A topic that was never read lacks nothing of before: it is read from its beginning from now on.
+    has_read = {topic for topic, _ in reached}
+    if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
         return stored
     left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
     if skipped:
@@ -818,14 +862,16 @@ def _as_of_start(
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
-def _covers(stored: Progress, log: LogFacts, *, awaited: Set[str], held: Set[str]) -> bool:
-    """Whether the stored watermark holds for what is read now, and for what is ``held``.
-
-    ``awaited`` are topics that are read again and for which it has waited.
+def _joining(stored: Progress, log: LogFacts, unread: Set[str], *, awaited: Set[str]) -> set[str]:
+    """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
+    it waits for. ``awaited`` are topics that are read again and for which it has waited.
     """
+    if not stored.watermark_lsn:
+        return set()
     came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
-    has_read = {topic for topic, _ in stored.next_offsets}
-    return stored.next_offsets.keys() >= set(log.partitions) and not came_back and has_read >= held
+    never_read = unread - {topic for topic, _ in stored.next_offsets}
+    new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
+    return new | came_back | never_read | (set(stored.joining) & {*log.topics, *unread})
 
 
 def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:

@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.resume_check import check_deletes_are_there
 from jobs.query.watermark import Watermark
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
+from sinks.stored_progress import behind_the_watermark
 
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
@@ -39,6 +41,8 @@ class ProgressKeeper:
         left_at_ms: Mapping[str, int] | None = None,
         holds_watermark: bool = False,
         is_paused: bool = False,
+        selection: str = "",
+        tables: Mapping[str, TableName] | None = None,
     ) -> None:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
@@ -47,6 +51,9 @@ class ProgressKeeper:
         ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
 
         ``is_paused``: it stays so for as long as this keeper is used, since a table of the sink isn't read.
+
+        ``selection`` tells which tables are captured as far as is known, as in Progress. ``tables`` are the sink's by
+        the topics that they are read from, of which those are told that are whole.
 
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
         topics that are read no longer, both as in Progress. Those among them that are read again are judged by that
@@ -73,11 +80,14 @@ class ProgressKeeper:
         self._beyond = Watermark(topic_ids) if self._skipped else None
         self._learned_any = False
         self._is_behind = False
-        self._held = (
-            (watermark.epoch, watermark.lsn, watermark.commit_time_ms) if holds_watermark or is_paused else None
-        )
+        self._held = _position(watermark) if holds_watermark or is_paused else None
+        self._selection = selection
+        self._tables = dict(tables or {})
         self._is_paused = is_paused
         self._resuming = frozenset(topic_ids) & self._left_at_ms.keys()
+        # What was never read is read from its beginning from now on, however long the others wait.
+        self._new = frozenset(topic_ids) - {topic for topic, _ in self._applied}
+        self._began_at_ms = self._saved_at_ms
         self._owes_watermark = False
 
     def release_watermark(self) -> None:
@@ -156,10 +166,15 @@ class ProgressKeeper:
                 self._reached[at] = max(end, self._reached.get(at, 0))
             return progress
 
-    def learn(self, records: Iterable[ProgressRecord]) -> Progress | None:
-        """Take new progress records; store and return the progress when the watermark rises, or after a long time."""
+    def learn(self, records: Iterable[ProgressRecord], *, selection: str = "") -> Progress | None:
+        """Take new progress records; store and return the progress when the watermark rises, or after a long time.
+
+        ``selection`` is of the tables that are captured as of these records. The sink has the same of them as before.
+        """
         with self._lock:
             now_ms = self._now_ms()
+            is_other = selection not in ("", self._selection)
+            self._selection = selection or self._selection
             for record in records:
                 # The first covers all that was published while this sink was away.
                 at_ms = now_ms if self._learned_any else self._complete_at_ms
@@ -179,7 +194,7 @@ class ProgressKeeper:
                 self._left_at_ms = {at: ms for at, ms in self._left_at_ms.items() if at not in self._resuming}
                 self._resuming = frozenset()
                 raised = True
-            if raised or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
+            if raised or is_other or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
                 return self._save()
             return None
 
@@ -191,16 +206,16 @@ class ProgressKeeper:
         topics = {at[0] for at, end in ends.items() if self._skipped.get(at, self._applied.get(at, 0)) < end}
         complete_at_ms = self._complete_at_ms if self._beyond is None else self._read_at_ms
         now_ms = self._now_ms()
-        for topic in sorted(topics & self._resuming):
-            left_at_ms = min(complete_at_ms, self._left_at_ms[topic])
-            check_deletes_are_there(self._sink, {topic}, self._retention_ms, complete_at_ms=left_at_ms, now_ms=now_ms)
-        check_deletes_are_there(
-            self._sink, topics - self._resuming, self._retention_ms, complete_at_ms=complete_at_ms, now_ms=now_ms
-        )
+        for topic in sorted(topics):
+            at_ms = complete_at_ms
+            if topic in self._resuming:
+                at_ms = min(at_ms, self._left_at_ms[topic])
+            elif topic in self._new:
+                at_ms = max(at_ms, self._began_at_ms)
+            check_deletes_are_there(self._sink, {topic}, self._retention_ms, complete_at_ms=at_ms, now_ms=now_ms)
 
     def _save(self) -> Progress:
-        mark = self._watermark
-        epoch, lsn, commit_time_ms = self._held or (mark.epoch, mark.lsn, mark.commit_time_ms)
+        epoch, lsn, commit_time_ms, joining = self._held or _position(self._watermark)
         progress = Progress(
             next_offsets=dict(self._applied),
             watermark_lsn=lsn,
@@ -212,12 +227,20 @@ class ProgressKeeper:
             left_at_ms=self._left_at_ms,
             epoch=epoch,
             read_at_ms=0 if self._beyond is None else self._read_at_ms,
+            joining=joining,
+            selection=self._selection,
         )
         self._check_claim()
-        self._generations.save_progress(progress, written=self._written)
+        behind = behind_the_watermark(progress)
+        whole = set(self._tables.values()) - {self._tables[topic] for topic in behind if topic in self._tables}
+        self._generations.save_progress(progress, written=self._written, whole=whole)
         self._owes_watermark = False
         self._saved_at_ms = self._now_ms()
         return progress
+
+
+def _position(mark: Watermark) -> tuple[int, int, int, tuple[str, ...]]:
+    return mark.epoch, mark.lsn, mark.commit_time_ms, mark.joining
 
 
 def _ids_of_read(progress: Progress | None) -> dict[str, str]:

@@ -437,13 +437,20 @@ class SinkQuery:
         topics = self._task.tables.keys()
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
+        result = Result()
         try:
-            told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
-            result = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+            while True:
+                told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
+                part = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+                self._keep_rejections(part)
+                # There may be many parts, and these values are kept now.
+                part.rejected = [replace(event, value=None) for event in part.rejected]
+                result.add(part)
+                if not part.has_more or self._is_over():
+                    break
         finally:
             if is_long:
                 SLOTS.give_back()
-        self._keep_rejections(result)
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
@@ -582,7 +589,9 @@ class SinkQuery:
         bounded = {topic for record in records for topic in record.bounds}
         self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())
         self._unlearned = []
-        progress = self._keeper.learn(map(self._of_captured, records))
+        known = records[-1].selection if records else ""
+        selection = known if self._captured is None else self._captured.selection
+        progress = self._keeper.learn(map(self._of_captured, records), selection=selection)
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)

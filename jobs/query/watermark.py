@@ -32,14 +32,26 @@ class Watermark:
 
     A record that doesn't hold for one of the sink's tables, which waits for its copy, raises nothing.
 
+    ``joining`` are the topics of which it isn't true yet. It stays where it is until it is true of all, and says then
+    that none is left: also where nothing was committed meanwhile.
+
     ``topics`` are those that the sink reads; bounds of others don't concern it. The first added record must bound all
     of them, as ``ProgressReader``'s does: what was published before it is known by its bounds alone.
     """
 
-    def __init__(self, topics: Iterable[str], *, epoch: int = 0, lsn: int = 0, commit_time_ms: int = 0) -> None:
+    def __init__(
+        self,
+        topics: Iterable[str],
+        *,
+        epoch: int = 0,
+        lsn: int = 0,
+        commit_time_ms: int = 0,
+        joining: Iterable[str] = (),
+    ) -> None:
         self.epoch = epoch
         self.lsn = lsn
         self.commit_time_ms = commit_time_ms
+        self.joining = tuple(sorted(joining))
         self._topics = frozenset(topics)
         self._pending: list[_Pending] = []
 
@@ -80,14 +92,14 @@ class Watermark:
                 break  # bounds only grow, so no later record is covered either
             covered += 1
         done, self._pending = self._pending[:covered], self._pending[covered:]
-        before = self.epoch, self.lsn
+        before = self.epoch, self.lsn, self.joining
         for record in done:
             if record.epoch > self.epoch:
                 # What was published in the epochs before may be undone by now: nothing is known until it was copied.
                 self.epoch, self.lsn, self.commit_time_ms = record.epoch, 0, 0
-            if record.is_complete and record.lsn > self.lsn:
-                self.lsn, self.commit_time_ms = record.lsn, record.commit_time_ms
-        return (self.epoch, self.lsn) != before
+            if record.is_complete and (record.lsn > self.lsn or (self.joining and record.lsn == self.lsn)):
+                self.lsn, self.commit_time_ms, self.joining = record.lsn, record.commit_time_ms, ()
+        return (self.epoch, self.lsn, self.joining) != before
 
     def _newest_epoch(self) -> int:
         return self._pending[-1].epoch if self._pending else self.epoch

@@ -310,7 +310,10 @@ class _Session:
                 " published: going on"
             )
         # Also when we are the owner already: what an earlier session owed of progress is made good for all topics.
-        state = replace(state, owner=self._ownership.name, captured=pipeline.source.told)
+        source = pipeline.source
+        state = replace(
+            state, owner=self._ownership.name, captured=source.table_names, append_only=source.append_only_names
+        )
         # Nobody follows a table that isn't configured: if it comes back, it has to be copied.
         state = state.never_copied((state.memberships.keys() | state.copying.keys()) - pipeline.topics().keys())
         require_empty_topics(pipeline, state)

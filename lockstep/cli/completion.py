@@ -23,6 +23,12 @@ def view_names(context: typer.Context, incomplete: str) -> list[str]:
     return _beginning(views if isinstance(views, dict) else (), incomplete)
 
 
+def stream_query_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The stream queries of the configuration whose names begin so."""
+    queries = _document(context).get("stream_queries")
+    return _beginning(queries if isinstance(queries, dict) else (), incomplete)
+
+
 def table_names(context: typer.Context, incomplete: str) -> list[str]:
     """The captured tables whose names begin so, of those that the file names."""
     from cdc.model.table_pattern import is_pattern

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from lockstep.cli import alerts, operate, rejections, run, servers, setup, views
+from lockstep.cli import alerts, operate, rejections, run, searches, servers, setup, streams, tables, views
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, SUPERVISOR_VARIABLE, exit_code_of, say
 
 PROGRAM = "lockstep"
@@ -102,6 +102,21 @@ def _views(context: typer.Context) -> None:
     _help_without_a_command(context)
 
 
+def _streams(context: typer.Context) -> None:
+    """Queries over Kafka topics with JSON, in event time."""
+    _help_without_a_command(context)
+
+
+def _tables(context: typer.Context) -> None:
+    """Tables that capture has."""
+    _help_without_a_command(context)
+
+
+def _searches(context: typer.Context) -> None:
+    """Standing searches: who is told of documents that match a query."""
+    _help_without_a_command(context)
+
+
 def _help_without_a_command(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         say(context.get_help())
@@ -151,6 +166,19 @@ def _app() -> typer.Typer:
     kept.command()(views.explain)
     kept.command()(views.check)
     root.add_typer(kept, name="views", rich_help_panel="Operate")
+    streamed = _group(_streams)
+    streamed.command("list")(streams.list_all)
+    streamed.command()(streams.rebuild)
+    root.add_typer(streamed, name="streams", rich_help_panel="Operate")
+    captured = _group(_tables)
+    captured.command()(tables.remove)
+    root.add_typer(captured, name="tables", rich_help_panel="Operate")
+    standing = _group(_searches)
+    standing.command()(searches.add)
+    standing.command("list")(searches.list_all)
+    standing.command()(searches.remove)
+    standing.command()(searches.watch)
+    root.add_typer(standing, name="searches", rich_help_panel="Operate")
     return root
 
 

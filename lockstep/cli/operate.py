@@ -60,9 +60,11 @@ def lag(
     With --watch, what isn't a terminal gets a line for each change of state, and one each minute.
 
     The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
-    is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy.
+    is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy. Without --watch,
+    stream queries are shown too.
     """
     from lockstep.config import read, resolved
+    from lockstep.stream_queries import stream_queries_now, stream_queries_table
     from lockstep.terminal import out
     from monitor.collector import LagCollector
     from monitor.settled import settled_report
@@ -75,11 +77,16 @@ def lag(
             _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
         report = settled_report(collector)
+        queries = list(stream_queries_now(loaded))
         if as_json:
-            print_json(report.to_json())
+            told = {"stream_queries": [query.to_json() for query in queries]} if queries else {}
+            print_json(report.to_json() | told)
         else:
             out.print(lag_table(report))
-        raise typer.Exit(1 if report.needs_somebody else 0)
+            if queries:
+                out.print(stream_queries_table(queries))
+        is_well = not report.needs_somebody and not any(query.needs_somebody for query in queries)
+        raise typer.Exit(0 if is_well else 1)
 
 
 def _watch(

@@ -1,6 +1,7 @@
 """Options and arguments that several commands share, and how each prints JSON."""
 
 import json
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -57,3 +58,15 @@ def milliseconds_of(moment: datetime) -> int:
     if moment > datetime.now(UTC):
         raise typer.BadParameter("nothing can be published in the future yet", param_hint="'--from-time'")
     return int(moment.timestamp() * 1000)
+
+
+def text_of(file: Path) -> str:
+    """The text of ``--file``; ``-`` is standard input. Raises ConfigurationError for a file that can't be read."""
+    from cdc.model.errors import ConfigurationError
+
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise ConfigurationError(f"--file {file} can't be read: {error.strerror}", hint="check its path") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"--file {file} is not UTF-8", hint="save it as UTF-8") from error

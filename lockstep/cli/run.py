@@ -22,7 +22,8 @@ from lockstep.cli.options import (
 def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     """Run capture, all sinks and the web page, supervised.
 
-    Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place.
+    Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place. Where a sink
+    has searches = true, `lockstep searches watch` runs as well.
     """
     from lockstep.config import read
     from lockstep.console import StopOnSignals, log_to_stderr
@@ -34,7 +35,8 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
     if loaded.dashboard.enabled:
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
-    raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled))
+    with_searches = bool(loaded.sinks_with_searches)
+    raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, with_searches=with_searches))
 
 
 def capture(

@@ -1,19 +1,18 @@
 """Commands of views: ``list``, ``explain`` and ``check``."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from lockstep.cli.completion import view_names
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, text_of
 
 
 def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the views: the state of each, its rows, and what its state takes.
 
-    Asks the stores, and reads nothing of the source or Kafka. Exit code 1 when a view isn't kept.
+    Asks the stores. Exit code 1 when a view isn't kept.
     """
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say
@@ -97,7 +96,7 @@ def check(
     given = (top_per, top_order, top_n)
     if any(part is not None for part in given) and None in given:
         raise typer.BadParameter("--top-per, --top-order and --top-n belong together")
-    text = sql if sql is not None else _text_of(file or Path("-"))
+    text = sql if sql is not None else text_of(file or Path("-"))
     top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
     question = Question(text, _names(key), top)
     application = "lockstep views check"
@@ -121,15 +120,3 @@ def check(
 
 def _names(text: str | None) -> tuple[str, ...]:
     return tuple(name for part in (text or "").split(",") if (name := part.strip()))
-
-
-def _text_of(file: Path) -> str:
-    """Raises ConfigurationError for a file that can't be read."""
-    from cdc.model.errors import ConfigurationError
-
-    try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigurationError(f"--file {file} can't be read: {error.strerror}", hint="check its path") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--file {file} is not UTF-8", hint="save it as UTF-8") from error

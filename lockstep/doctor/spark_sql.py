@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.settings import SparkSettings
+from jobs.streams.plan import StreamQueryPlan
 from sinks.table_settings import Expressions
 
 if TYPE_CHECKING:
@@ -27,16 +28,27 @@ class SparkSql:
         if not wanted:
             return []
         # Imported when needed: to load PySpark takes as long as all that doctor does without it.
-        from jobs.spark.computed_columns import TablePlan, expression_problems, session_here
-        from lockstep.apply import with_java
-        from stack.errors import StackError
+        from jobs.spark.computed_columns import TablePlan, expression_problems
 
+        return expression_problems(
+            self._opened(), {table.name: TablePlan(table, expressions[table.name]) for table in wanted}
+        )
+
+    def stream_query_problems(self, plan: StreamQueryPlan) -> list[str]:
+        """What is wrong in a stream query, a sentence each. Raises LockstepError when Spark doesn't start."""
+        from jobs.streams.frames import query_problems
+
+        return query_problems(self._opened().newSession(), plan.name, plan.query, plan.streams)
+
+    def _opened(self) -> "SparkSession":
         if self._session is None:
+            from jobs.spark.computed_columns import session_here
+            from lockstep.apply import with_java
+            from stack.errors import StackError
+
             try:
                 settings = with_java(self._settings)
             except StackError as error:
                 raise LockstepError(error.message, hint=error.hint) from error
             self._session = self._closing.enter_context(session_here(settings, bulk=False))
-        return expression_problems(
-            self._session, {table.name: TablePlan(table, expressions[table.name]) for table in wanted}
-        )
+        return self._session

@@ -5,13 +5,14 @@ a build that was interrupted goes on when the command is run again.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Final
 
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.table import TableName
 from jobs.generations.record import (
     Phase,
     Record,
@@ -156,10 +157,16 @@ class _Generation:
 
     def _watch_inputs(self) -> InputsWatch | InputsChanged:
         """See what is to be read, before anything is. Raises LockstepError where topics lack rows."""
-        context = self._context
         begun = load_inputs(self._opened.records, self._number)
-        if begun is not None and begun.topic_ids.keys() != set(context.tables):
-            return InputsChanged("it was begun with other tables")
+        if begun is not None:
+            left = sorted(begun.topic_ids.keys() - set(self._context.tables))
+            if left:
+                return InputsChanged(f"it was begun with {_listed(left)}, which the sink hasn't any more")
+            joined = sorted(set(self._context.tables) - begun.topic_ids.keys())
+            if joined:
+                self._context.observer.say(f"{_listed(joined)} joined since: read once the others are loaded")
+                self._context = self._context.of_tables(begun.topic_ids)
+        context = self._context
         now = read_inputs(context.config, context.tables)
         inputs = begun
         if inputs is None:
@@ -266,3 +273,7 @@ class _Generation:
     @property
     def _drop_command(self) -> str:
         return f"lockstep generations {self._context.name} --drop {self._number}"
+
+
+def _listed(tables: Iterable[TableName]) -> str:
+    return ", ".join(map(str, tables))

@@ -2,10 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -51,6 +51,19 @@ class RebuildContext:
     @property
     def tables(self) -> list[TableName]:
         return self.source.tables_of(self.settings)
+
+    def of_tables(self, tables: Collection[TableName]) -> Self:
+        """The same, as if these were all that is captured. A job takes up the others once it has loaded these."""
+        source, known = self.source, self.config.source
+        return replace(
+            self,
+            config=self.config.capturing(known.resolved(name for name in known.table_names if name in tables)),
+            source=replace(
+                source,
+                tables=[name for name in source.tables if name in tables],
+                append_only=[name for name in source.append_only if name in tables],
+            ),
+        )
 
 
 class Build:

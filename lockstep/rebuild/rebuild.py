@@ -59,7 +59,7 @@ def rebuild(
             config.source.keyed_names,
             spark_settings(config),
             config.source.append_only_names,
-            partial(captured_now, config.as_pipeline()) if config.source.has_patterns else None,
+            partial(captured_now, config.as_pipeline()),
         )
         begin = begin_in_place if in_place else begin_beside
         number, record = begin(config, name, settings, observer.say)

@@ -76,6 +76,8 @@ class SyncPoint:
             return False
         if self.lsn is not None and progress.epoch > self.epoch:
             raise LockstepError("capture was recovered in the meantime", hint="start again")
+        if self.lsn is not None and progress.joining:
+            return False  # its watermark isn't true of all tables yet
         if self.lsn is not None and (progress.epoch, progress.watermark_lsn) < (self.epoch, self.lsn):
             return False
         return all(progress.next_offsets.get(partition, 0) >= end for partition, end in self.offsets.items())

@@ -53,6 +53,10 @@ def _view(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
     return Definition(f"lockstep_view_{name}", kind, Part.APPLY, unit, meaning, _SINK)
 
 
+def _stream_query(name: str, kind: Kind, unit: str, meaning: str) -> Definition:
+    return Definition(f"lockstep_stream_query_{name}", kind, Part.APPLY, unit, meaning, _SINK)
+
+
 def _dashboard(name: str, unit: str, meaning: str, labels: Sequence[str] = ()) -> Definition:
     return Definition(f"lockstep_{name}", Kind.GAUGE, Part.DASHBOARD, unit, meaning, tuple(labels))
 
@@ -93,6 +97,12 @@ _ALL: Final = (
     _view("building", Kind.GAUGE, "", "1 while the view's state is being built, else 0."),
     _view("built_ratio", Kind.GAUGE, "1", "How much of what the building does now is done, of 1."),
     _view("building_left_seconds", Kind.GAUGE, "s", "Time left of what the building does now."),
+    _stream_query("results_total", Kind.COUNTER, "1", "Rows that the query's batches have written."),
+    _stream_query("late_total", Kind.COUNTER, "1", "Late events that went to the side topic."),
+    _stream_query("malformed_total", Kind.COUNTER, "1", "Records that are no events and went to the side topic."),
+    _stream_query("refused_total", Kind.COUNTER, "1", "Rows that the result can't have."),
+    _stream_query("state_rows", Kind.GAUGE, "1", "Rows that Spark keeps for the query."),
+    _stream_query("watermark_timestamp_seconds", Kind.GAUGE, "s", "Results are final up to it."),
     _dashboard("stage_behind_bytes", "By", "WAL between the stage and the WAL's end.", _STAGE),
     _dashboard("stage_behind_seconds", "s", "The stage has all that was committed longer ago.", _STAGE),
     _dashboard("stage_behind_events", "1", "Records that the sink hasn't read.", _STAGE),

@@ -153,14 +153,25 @@ def shaping(table: TableName) -> Iterator[None]:
     try:
         yield
     except LockstepError as error:
-        cause: Any = error.__cause__
-        if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
+        reason = refusal_of(error)
+        if reason is None:
             raise
         raise LockstepError(
-            f"opensearch refuses the index of table {table}: {_innermost_reason(cause.info) or cause.error}",
+            f"opensearch refuses the index of table {table}: {reason}",
             hint="mend fields or index_settings of this sink; an index that exists keeps what it was created with, "
             "so that another field type needs a new generation",
-        ) from cause
+        ) from error.__cause__
+
+
+def refusal_of(error: LockstepError) -> str | None:
+    """What the server has against a request, in its own words; None where it has said nothing against this one.
+
+    Only for requests that hold no rows: the sentence may quote them.
+    """
+    cause: Any = error.__cause__
+    if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
+        return None
+    return _innermost_reason(cause.info) or str(cause.error)
 
 
 def _innermost_reason(info: Any) -> str | None:

@@ -10,6 +10,7 @@ from cdc.model.table import TableName
 
 PREFIX: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
 BOOKKEEPING: Final = "lockstep_bookkeeping"
+PERCOLATOR: Final = "lockstep_searches"
 
 _INDEX_NAME_BYTES_MAX: Final = 255
 _GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")

@@ -47,6 +47,8 @@ class OpenSearchSettings(TableSettings):
     ``fields`` says how a column is indexed (``sinks.opensearch.mapping``), ``index_settings`` what an index is created
     with besides what is set here; both are OpenSearch's own words. Columns are named as they are called here
     (``rename``).
+
+    With ``searches`` those who are to be told of its standing searches are, by ``lockstep run``.
     """
 
     PLACING: ClassVar[frozenset[str]] = frozenset({"names", "ids", "routing"})
@@ -59,7 +61,8 @@ class OpenSearchSettings(TableSettings):
         "shards",
         "deletes",
     }
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields"}
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields", "searches"}
+    NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"searches"}
 
     type: Literal["opensearch"] = "opensearch"
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)
@@ -77,6 +80,7 @@ class OpenSearchSettings(TableSettings):
     deletes: Literal["versioned", "marker"] = "versioned"
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
+    searches: bool = False
 
     @property
     def libraries(self) -> tuple[str, ...]:

@@ -4,15 +4,11 @@ The tag is the document's external version (``cdc.model.tag``): the server refus
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
-import orjson
-
-from cdc.model.errors import Unavailable
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow
-from sinks.opensearch.answers import RETRY_AFTER_S, unreadable
 from sinks.opensearch.bulk_writer import BulkWriter
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.documents import Target
@@ -20,12 +16,9 @@ from sinks.opensearch.erasing import OpenSearchErasing
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
+from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.page_size import PageSize
-
-_SCAN_IDS: Final = 2000
-_SCAN_KEEP_ALIVE: Final = "5m"
-_DOCUMENTS_MAX: Final = 1000
 
 
 def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) -> OpenedSink:
@@ -86,18 +79,9 @@ class OpenSearchSink:
         index = self._indexes.index(table.name)
         target = self._indexes.look_at(table.name)
         self._indexes.refresh(index)
-        # Ids alone: a page of documents may have any size.
-        query = {"size": _SCAN_IDS, "sort": ["_doc"], "query": LIVE, "_source": False}
-        page = self._client.call("POST", f"/{index}/_search", query, {"scroll": _SCAN_KEEP_ALIVE})
-        try:
-            while _is_whole(page)["hits"]["hits"]:
-                found = [_identity(hit) for hit in page["hits"]["hits"]]
-                for source in self._sources(index, table, found, target):
-                    yield target.stored(source, table)
-                again = {"scroll": _SCAN_KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
-                page = self._client.call("POST", "/_search/scroll", again)
-        finally:
-            self._client.call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
+        for documents in found(self._client, index, LIVE):
+            for source in self._sources(index, table, documents, target):
+                yield target.stored(source, table)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         self._bookkeeping.check_format()
@@ -122,37 +106,8 @@ class OpenSearchSink:
     def _sources(
         self, index: str, table: Table, documents: Sequence[Mapping[str, str]], target: Target
     ) -> Iterator[Mapping[str, Any]]:
-        """What is stored of these documents, but for those that are gone; a bounded number of bytes at a time.
-
-        By id, hence as of now: the server looks into what it hasn't refreshed yet.
-        """
-        page_size = self._page_sizes.setdefault(table.name, PageSize(_DOCUMENTS_MAX))
-        begin = 0
-        while portion := documents[begin : begin + page_size.rows]:
-            begin += len(portion)
-            wanted = {"docs": portion} if target.routing else {"ids": [document["_id"] for document in portion]}
-            answer = self._client.call("POST", f"/{index}/_mget", wanted)
-            size = 0
-            for document in answer["docs"]:
-                if "error" in document:
-                    raise unreadable(document["error"])
-                if document["found"]:
-                    size += len(orjson.dumps(document["_source"]))
-                    if not document["_source"].get(DELETED_FIELD):
-                        yield document["_source"]
-            page_size.learn(len(portion), size)
-
-
-def _identity(hit: Mapping[str, Any]) -> Mapping[str, str]:
-    """Where a document is found again."""
-    return {"_id": hit["_id"], **({"routing": hit["_routing"]} if "_routing" in hit else {})}
-
-
-def _is_whole(page: Any) -> Any:
-    """A page of results. Raises Unavailable where a shard couldn't say what it has.
-
-    OpenSearch answers without it all the same.
-    """
-    if page["_shards"]["failed"] or page.get("timed_out"):
-        raise Unavailable("opensearch can't read all shards of an index now", retry_after_s=RETRY_AFTER_S)
-    return page
+        """What is stored of these documents, but for those that are gone, as ``looked_up``."""
+        page_size = self._page_sizes.setdefault(table.name, PageSize(DOCUMENTS_MAX))
+        for _, source in looked_up(self._client, index, documents, page_size, is_routed=bool(target.routing)):
+            if not source.get(DELETED_FIELD):
+                yield source

@@ -231,7 +231,12 @@ def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str
     assert opened.generations.load_progress() is None
     opened.generations.save_progress(progress(1))
     whole = progress(
-        0xFFFF_FFFF_FFFF_FFFF, skipped={("shop.public.a", 3): 9}, left_at_ms={"shop.public.b": 7}, read_at_ms=8
+        0xFFFF_FFFF_FFFF_FFFF,
+        skipped={("shop.public.a", 3): 9},
+        left_at_ms={"shop.public.b": 7},
+        read_at_ms=8,
+        joining=("shop.public.b",),
+        selection="0123456789abcdef",
     )
     opened.generations.save_progress(whole)
     assert destination.opened(name, 1).generations.load_progress() == whole

@@ -1,27 +1,17 @@
 """Kill a view's task at every point of its work, and lose its state: the sink ends as the query in PostgreSQL does."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import orjson
-import psycopg
-import pyarrow as pa
 import pytest
 import redis
 
-from jobs.executor.open_sinks import close_sink
-from jobs.executor.result import Result, from_arrow
-from jobs.executor.task_input import Task
-from jobs.executor.view_task import deliver_view
-from stack.stack import Endpoints
-from tests.databases import Database
 from tests.events import Delete, Put
-from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, hits, traffic
-from tests.view_task_process import ENDED, KILLED, run_batch, stopped_batch
-from views.state.file import FileState
-from views.view import View, ViewPosition, identity
+from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, delivered, hits, traffic
+from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -30,43 +20,42 @@ STEP_POINTS = 6
 
 
 @pytest.fixture
-def pipeline(endpoints: Endpoints, tmp_path: Path, shared_database: Database) -> Iterator[ViewPipeline]:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
-        made = ViewPipeline(endpoints, tmp_path, judge)
-        yield made
-        made.close()
+def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
+    return view_pipelines()
 
 
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])
-def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, kind: str) -> None:
+def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str) -> None:
     settings = pipeline.settings(kind)
     task = pipeline.task(settings)
     lsn = traffic(pipeline, 30)
-    assert run_batch(task) == ENDED
+    assert view_tasks.run(task) == ENDED
     for point in range(1, STEP_POINTS + 1):
         before = lsn
         lsn = traffic(pipeline, 3, seed=point)
-        assert run_batch(task, kill_at=point) == KILLED
+        assert view_tasks.run(task, kill_at=point) == KILLED
         if kind == "warehouse":  # where a step appears at once
             assert pipeline.rows(settings) in (pipeline.states[before], pipeline.states[lsn])
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])
-def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(pipeline: ViewPipeline, kind: str) -> None:
+def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str
+) -> None:
     settings = pipeline.settings(kind)
     task = pipeline.task(settings)
     kills = 0
     before = pipeline.log.lsn
     for point in range(1, BUILDING_POINTS + 1):
         lsn = traffic(pipeline, 5, seed=point)
-        kills += run_batch(task, kill_at=point) == KILLED
+        kills += view_tasks.run(task, kill_at=point) == KILLED
         if kind == "warehouse":  # where what differs from an earlier state appears at once
             assert pipeline.rows(settings) in (pipeline.states[before], pipeline.states[lsn]), point
         if point % 3 == 0:
             lsn = traffic(pipeline, 2, seed=-point)
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn], point
         before = lsn
         shutil.rmtree(pipeline.directory / "state")
@@ -74,68 +63,72 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(pipeline: Vie
 
 
 def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
-    endpoints: Endpoints, tmp_path: Path, shared_database: Database
+    view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
 ) -> None:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
-        pipeline = ViewPipeline(endpoints, tmp_path, judge, view=VISITORS, query=VISITORS.sql, tables=(USERS, HITS))
-        settings = pipeline.settings("redis")
-        task = pipeline.task(settings)
-        kills = 0
-        for point in range(1, BUILDING_POINTS + 1):
-            lsn = hits(pipeline, 12, seed=point)
-            kills += run_batch(task, kill_at=point) == KILLED
-            lsn = hits(pipeline, 2, seed=-point)
-            assert run_batch(task) == ENDED
-            assert pipeline.rows(settings) == pipeline.states[lsn], point
-            if point % 2 == 0:
-                shutil.rmtree(pipeline.directory / "state")
-        assert kills >= BUILDING_POINTS // 2
-        pipeline.close()
+    pipeline = view_pipelines(view=VISITORS, query=VISITORS.sql, tables=(USERS, HITS))
+    settings = pipeline.settings("redis")
+    task = pipeline.task(settings)
+    kills = 0
+    for point in range(1, BUILDING_POINTS + 1):
+        lsn = hits(pipeline, 12, seed=point)
+        kills += view_tasks.run(task, kill_at=point) == KILLED
+        lsn = hits(pipeline, 2, seed=-point)
+        assert view_tasks.run(task) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+        if point % 2 == 0:
+            shutil.rmtree(pipeline.directory / "state")
+    assert kills >= BUILDING_POINTS // 2
 
 
-def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(pipeline: ViewPipeline) -> None:
+def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     settings = pipeline.settings("redis")
     task = pipeline.task(settings)
     lsn = traffic(pipeline, 20)
     for _ in range(3):
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn]
         shutil.rmtree(pipeline.directory / "state")
 
 
-def test_a_state_from_before_what_the_sink_has_is_built_anew(pipeline: ViewPipeline, tmp_path: Path) -> None:
+def test_a_state_from_before_what_the_sink_has_is_built_anew(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
+) -> None:
     """A row that went and came back since then isn't changed, as that state sees it, and the sink lacks it."""
     settings = pipeline.settings("redis")
     tweet = {"id": 1, "user_id": 1, "body": "b"}
     pipeline.write(
         Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}), Put(TWEETS, tweet)
     )
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     shutil.copytree(tmp_path / "state", tmp_path / "earlier")
     pipeline.write(Delete(TWEETS, {"id": 1}))
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == {}
     reached = {(pipeline.log.topic(TWEETS), partition): 0 for partition in range(4)}
     ends = pipeline.ends()
     lsn = pipeline.write(Put(TWEETS, tweet))
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "earlier").rename(tmp_path / "state")
-    assert run_batch(pipeline.task(settings, reached=reached | ends)) == ENDED
+    assert view_tasks.run(pipeline.task(settings, reached=reached | ends)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
-def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(pipeline: ViewPipeline) -> None:
+def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     """The state has forgotten what it has delivered, and nothing of it changes any more."""
     settings = pipeline.settings("redis")
     lsn = traffic(pipeline, 20)
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
         store.delete(*store.scan_iter(f"{pipeline.sink}:*"))
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
-def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipeline) -> None:
+def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     """Nothing was delivered of it, so neither the sink nor an offset tells that it is of other topics."""
     from tests.events import Put
     from tests.view_jobs import FOLLOWS, TWEETS, USERS
@@ -143,7 +136,7 @@ def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipe
     settings = pipeline.settings("redis")
     for number in range(8):
         pipeline.write(Put(USERS, {"id": number, "name": "before"}))
-    assert run_batch(pipeline.task(settings, log="before")) == ENDED
+    assert view_tasks.run(pipeline.task(settings, log="before")) == ENDED
     pipeline.log.recreate_topic(USERS)
     pipeline.write(*(Put(USERS, {"id": number, "name": "after"}) for number in range(8)))
     for number in range(8, 40):
@@ -152,82 +145,77 @@ def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipe
         *(Put(FOLLOWS, {"follower_id": 1, "followee_id": number}) for number in range(8)),
         *(Put(TWEETS, {"id": number, "user_id": number, "body": "b"}) for number in range(8)),
     )
-    assert run_batch(pipeline.task(settings, log="after")) == ENDED
+    assert view_tasks.run(pipeline.task(settings, log="after")) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
 @pytest.mark.parametrize("is_put_back", [True, False])
 def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_output(
-    pipeline: ViewPipeline, is_put_back: bool
+    pipeline: ViewPipeline, view_tasks: ViewTasks, is_put_back: bool
 ) -> None:
     settings = pipeline.settings("redis")
     traffic(pipeline, 20)
-    assert run_batch(pipeline.task(settings)) == ENDED
-    told = _position(pipeline).offsets
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
+    told = pipeline.position().offsets
     with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
         held = {key: store.dump(key) for key in store.scan_iter(f"{pipeline.sink}:*")}
         lsn = traffic(pipeline, 5, seed=2)
-        assert run_batch(pipeline.task(settings, reached=told)) == ENDED
+        assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn]
         if is_put_back:  # to where it was when it was told last
             store.delete(*store.scan_iter(f"{pipeline.sink}:*"))
             for key, content in held.items():
                 store.restore(key, 0, content)
             assert pipeline.rows(settings) != pipeline.states[lsn]
-    steps = _position(pipeline).counters.steps
+    steps = pipeline.position().counters.steps
     lsn = traffic(pipeline, 1, seed=3)
-    assert run_batch(pipeline.task(settings, reached=told)) == ENDED
+    assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
-    assert _position(pipeline).counters.steps == steps + 1  # those of a new state are counted anew
-
-
-def _position(pipeline: ViewPipeline) -> ViewPosition:
-    shapes = {table.name: table for table in pipeline.tables}
-    state = FileState(pipeline.directory / "state", identity=identity(pipeline.plan, shapes))
-    try:
-        return View(pipeline.plan, shapes, state).position()
-    finally:
-        state.close()
+    assert pipeline.position().counters.steps == steps + 1  # those of a new state are counted anew
 
 
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])
-def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(pipeline: ViewPipeline, kind: str) -> None:
+def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str
+) -> None:
     settings = pipeline.settings(kind)
     lsn = traffic(pipeline, 20)
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     for point in range(1, 10):
-        told = _position(pipeline).offsets
+        told = pipeline.position().offsets
         traffic(pipeline, 3, seed=point)
-        with stopped_batch(pipeline.task(settings, reached=told), stop_at=point) as wake_up:
+        with view_tasks.stopped(pipeline.task(settings, reached=told), stop_at=point) as wake_up:
             lsn = traffic(pipeline, 3, seed=-point)
             task = pipeline.task(settings, reached=told)
-            assert run_batch(task) == ENDED
+            assert view_tasks.run(task) == ENDED
             assert pipeline.rows(settings) == pipeline.states[lsn], point
             code, said = wake_up()
             # Its last transaction was over, or it learns that it isn't the one any more.
             assert code == ENDED or "another" in said, said
             assert pipeline.rows(settings) == pipeline.states[lsn], point
         lsn = traffic(pipeline, 1, seed=100 + point)
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn], point
 
 
 @pytest.mark.parametrize("is_built", [True, False], ids=["step", "building"])
-def test_kill_9_loses_no_row_that_the_sink_refuses(pipeline: ViewPipeline, *, is_built: bool) -> None:
+def test_kill_9_loses_no_row_that_the_sink_refuses(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, *, is_built: bool
+) -> None:
     """What the driver hasn't kept yet is refused again; what it has kept isn't told again."""
     settings = pipeline.settings("redis", max_value_bytes=200)
     task = pipeline.task(settings)
     assert task.view is not None
     pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
     if is_built:
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
     kept: dict[tuple[str, bytes], str] = {}
     for point in range(1, (STEP_POINTS if is_built else BUILDING_POINTS - 3) + 1):
         long, short = ({"id": 2 * point + more, "user_id": 1, "body": "b" * size} for more, size in ((0, 300), (1, 3)))
         lsn = pipeline.write(Put(TWEETS, long), Put(TWEETS, short))
         if not is_built:
             shutil.rmtree(pipeline.directory / "state", ignore_errors=True)
-        assert run_batch(replace(task, rejected_before=dict(kept)), kill_at=point) == KILLED
+        assert view_tasks.run(replace(task, rejected_before=dict(kept)), kill_at=point) == KILLED
         result = delivered(replace(task, rejected_before=dict(kept)))
         told = {orjson.loads(event.key)["tweet_id"]: event for event in result.rejected}
         large = {row["tweet_id"] for row in pipeline.states[lsn].values() if len(str(row["body"])) == 300}
@@ -244,6 +232,37 @@ def test_kill_9_loses_no_row_that_the_sink_refuses(pipeline: ViewPipeline, *, is
         if not is_built:
             shutil.rmtree(pipeline.directory / "state")
     assert kept
+
+
+def test_a_result_takes_so_much_of_refused_rows_and_the_next_one_the_others(
+    pipeline: ViewPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.executor.view_task.VALUES_BYTES_MAX", 1000)
+    settings = pipeline.settings("redis", max_value_bytes=200)
+    task = pipeline.task(settings)
+    lsn = pipeline.write(
+        Put(USERS, {"id": 1, "name": "n"}),
+        Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}),
+        *(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 300}) for number in (1, 3, 4, 5)),
+        Put(TWEETS, {"id": 2, "user_id": 1, "body": "short"}),
+    )
+    kept: dict[tuple[str, bytes], str] = {}
+    told = []
+    while not told or told[-1].has_more:
+        assert len(told) < 5
+        told.append(delivered(replace(task, rejected_before=dict(kept))))
+        assert sum(len(event.value or b"") for event in told[-1].rejected) <= 1000
+        new = {(event.position.topic, event.key): event.tag for event in told[-1].rejected}
+        assert not new.keys() & kept.keys()
+        kept |= new
+    assert [bool(result.next_offsets) for result in told] == [False] * (len(told) - 1) + [True]
+    assert len(told) > 1
+    assert sorted(orjson.loads(key)["tweet_id"] for _, key in kept) == [1, 3, 4, 5]
+    assert {row["tweet_id"] for row in pipeline.rows(settings).values()} == {2}
+    assert told[-1].view is not None
+    assert told[-1].view.lsn == lsn
+    after = delivered(replace(task, rejected_before=kept))
+    assert (after.rejected, after.resolved, after.has_more) == ([], [], False)
 
 
 def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPipeline) -> None:
@@ -272,11 +291,3 @@ def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPip
     assert [(event.key, event.tag) for event in third.rejected] == [(again.key, again.tag)]
     assert third.view is not None
     assert third.view.lsn == lsn
-
-
-def delivered(task: Task) -> Result:
-    """One batch in this process."""
-    result = from_arrow(pa.Table.from_batches(list(deliver_view(task, []))))
-    close_sink(task)
-    assert not result.failures, result.failures
-    return result

@@ -18,9 +18,11 @@ from pydantic import BaseModel, SecretStr
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
+from jobs.streams.settings import StreamSettings
 from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
+from lockstep.stream_sections import StreamQuerySection
 from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -59,6 +61,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
     "docs/metrics.md": (MetricsSettings,),
+    "docs/stream-queries.md": (StreamSettings, StreamQuerySection),
     "docs/sinks/README.md": (Tls,),
     "docs/sinks/opensearch.md": (OpenSearchSettings,),
     "docs/sinks/redis.md": (RedisSettings,),
@@ -74,6 +77,7 @@ COMPLETE = {
     "docs/dashboard.md": DashboardSettings,
     "docs/events.md": TopicSettings,
     "docs/spark-cluster.md": SparkSettings,
+    "docs/stream-queries.md": StreamSettings,
     "docs/sinks/opensearch.md": OpenSearchSettings,
     "docs/sinks/redis.md": RedisSettings,
     "docs/sinks/warehouse.md": WarehouseSettings,
@@ -243,6 +247,14 @@ def test_every_piece_of_configuration_is_toml_with_settings_that_exist(page: Pat
                 kinds = (OpenSearchSettings, RedisSettings, WarehouseSettings, DeltaSettings)
                 names = {name for view in value.values() for name in view}
                 wrong += sorted(names - fields(kinds).keys() - {"sink", *ViewSettings.model_fields})
+            elif section == "streams":
+                wrong += sorted(
+                    {name for stream in value.values() for name in stream} - StreamSettings.model_fields.keys()
+                )
+            elif section == "stream_queries":
+                wrong += sorted(
+                    {name for query in value.values() for name in query} - StreamQuerySection.model_fields.keys()
+                )
             elif section in SECTIONS:
                 wrong += sorted(value.keys() - SECTIONS[section].model_fields.keys())
             elif section not in fields((OpenSearchSettings, RedisSettings, WarehouseSettings, DeltaSettings)):

@@ -3,12 +3,13 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from pyspark.sql import SparkSession
 
@@ -16,15 +17,19 @@ from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState, load_asides
+from jobs.query.view_plan import planned_view
 from lockstep.apply import apply_sinks
-from lockstep.config import load
+from lockstep.config import Config, load
+from lockstep.rebuild.beside import begin_beside
+from lockstep.rebuild.build_inputs import read_inputs, save_inputs
+from lockstep.views.kept import ViewState, view_now
 from monitor.waits import Waits
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 from tests.pipeline import Process
-from tests.spark_here import Job
+from tests.spark_here import Job, Rebuild
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -45,6 +50,7 @@ class Shop:
         *,
         trigger: str = "auto",
         has_view: bool = False,
+        tables: Sequence[str] = ("public.*",),
     ) -> None:
         number = f"{os.getpid()}_{next(_numbers)}"  # the sinks' servers are shared with other tests
         self.all, self.some, self.one = f"all{number}", f"some{number}", f"one{number}"
@@ -54,6 +60,7 @@ class Shop:
             "insert into t values (1, 'first')",
             "create publication whole for tables in schema public with (publish_via_partition_root = true)",
         )
+        some = ["public.t", *(["public.late1"] if "public.*" in tables else [])]
         sections = f"""
 [sinks.{self.all}]
 type = "redis"
@@ -61,7 +68,7 @@ url = "{endpoints.redis_url}"
 [sinks.{self.some}]
 type = "warehouse"
 url = "{endpoints.warehouse_url}"
-tables = ["public.late1", "public.t"]
+tables = {orjson.dumps(some).decode()}
 [sinks.{self.one}]
 type = "redis"
 url = "{endpoints.redis_url}"
@@ -76,14 +83,14 @@ driver_memory = "512m"
             sections += f"""
 [views.{self.view}]
 sink = "{self.some}"
-sql = "select v, count(*) as n from t group by v"
+sql = "select v, count(*) as n from t where v is not null group by v"
 key = ["v"]
 """
         self.captured = Captured(
             database,
             endpoints.kafka_bootstrap,
             directory,
-            ["public.*"],
+            tables,
             source="publication = 'whole'",
             sections=sections,
         )
@@ -105,16 +112,17 @@ key = ["v"]
             self.database.execute(*statements)
         return int(self.database.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
 
-    def wait(self, lsn: int, *sinks: str) -> None:
-        """Until somebody who waits for it is told that these sinks have it."""
-        config = load(self.path)
+    def wait(self, lsn: int, *sinks: str, config: Config | None = None) -> None:
+        """Until somebody who waits for it, with this configuration, is told that these sinks have it."""
+        config = config or load(self.path)
         with Waits(config.as_pipeline(), config.sinks) as waits:
             waited = waits.wait(lsn, sinks, timeout_s=_PATIENCE_S)
         assert waited.is_reached, waited.late
 
     def rows(self, sink: str, table: str, *, generation: int = 1) -> Rows | None:
         """None where the sink has nothing of it."""
-        shape = read_tables(self.captured.client, self.captured.name).get(TableName("public", table))
+        name = TableName.parse(table if "." in table else f"public.{table}")
+        shape = read_tables(self.captured.client, self.captured.name).get(name)
         if shape is None:
             return None
         opened = open_sink(sink, self.captured.config.sinks[sink], generation)
@@ -123,6 +131,15 @@ key = ["v"]
                 return {stored.key["id"]: stored.row["v"] for stored in opened.sink.scan(shape)}
             except LockstepError:
                 return None
+
+    def counts(self) -> dict[str, int]:
+        """What the view has."""
+        settings = self.captured.config.sinks[self.view]
+        assert settings.view is not None
+        result = planned_view(settings.view, read_tables(self.captured.client, self.captured.name)).table
+        opened = open_sink(self.view, settings, 1)
+        with closing(opened.sink):
+            return {stored.key["v"]: stored.row["n"] for stored in opened.sink.scan(result)}
 
     def aside(self, sink: str, table: str) -> Aside | None:
         opened = open_sink(sink, self.captured.config.sinks[sink], 1)
@@ -238,6 +255,89 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
         lsn = shop.write("insert into late1 values (3, 'c')")
         shop.wait(lsn)
         assert shop.rows(shop.all, "late1") == shop.rows(shop.some, "late1") == {2: "b", 3: "c"}
+        assert job.stop() == 0
+    job.close()
+
+
+@pytest.mark.parametrize("tables", [("public.*",), ("public.t",)])
+def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_older_one(
+    tables: Sequence[str], start_shop: StartShop, spark: SparkSession
+) -> None:
+    """Capture alone was started again. The rows were written before, while it passed over them."""
+    shop = start_shop(tables=tables)
+    captured = shop.captured
+    with shop.job(spark, shop.all, shop.one) as job:
+        until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
+        lsn = shop.write(
+            "create schema sales",
+            "create table sales.late (id int primary key, v text)",
+            "alter publication whole add tables in schema sales",
+            "insert into sales.late values (1, 'a')",
+            "insert into t values (2, 'second')",
+        )
+        shop.wait(lsn, shop.all)
+        captured.stop()
+        captured.configure(tables=("public.t", "sales.late"))
+        with Waits(captured.config.as_pipeline(), captured.config.sinks) as waits:
+            assert not waits.wait(lsn, (shop.one,), timeout_s=3).is_reached, "nobody captures it"
+        captured.start()
+        shop.wait(lsn, shop.all, config=captured.config)
+        assert shop.rows(shop.all, "sales.late") == {1: "a"}
+        lsn = shop.write("update sales.late set v = 'b'", "insert into t values (3, 'third')")
+        shop.wait(lsn, shop.all, shop.one, config=captured.config)
+        assert (shop.rows(shop.all, "sales.late"), shop.rows(shop.one, "sales.late")) == ({1: "b"}, None)
+        assert job.wait_for("TablesChanged", sink=shop.all)["joined"] == ["sales.late"]
+        assert not [report for report in job.reports if report["report"] == "TablesChanged" and report["left"]]
+        assert job.stop() == 0
+    job.close()
+
+
+def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
+    start_shop: StartShop, spark: SparkSession
+) -> None:
+    shop = start_shop()
+    with shop.job(spark, shop.all) as job:
+        until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
+        before = load(shop.path)
+        number, _ = begin_beside(before, shop.all, before.sinks[shop.all], print)
+        opened = open_sink(shop.all, before.sinks[shop.all], number)
+        with closing(opened.sink):
+            save_inputs(opened.records, number, read_inputs(before, [TableName("public", "t")]))
+        shop.wait(
+            shop.write("create table late1 (id int primary key, v text)", "insert into late1 values (1, 'a')"), shop.all
+        )
+        with Rebuild(spark, load(shop.path), shop.all, switch_over=True) as rebuild:
+            rebuilt = rebuild.finish()
+        assert (rebuilt.generation, rebuilt.is_live) == (number, True)
+        assert "public.late1 joined since: read once the others are loaded" in rebuild.said
+        shop.wait(shop.write("insert into t values (2, 'second')"), shop.all)
+        assert shop.rows(shop.all, "t", generation=number) == {1: "first", 2: "second"}
+        assert shop.rows(shop.all, "late1", generation=number) == {1: "a"}
+        assert job.stop() == 0
+    job.close()
+
+
+def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
+    start_shop: StartShop, spark: SparkSession
+) -> None:
+    shop = start_shop(has_view=True)
+    captured = shop.captured
+    shop.write("create table late1 (id int primary key, v text)")
+    with shop.job(spark, shop.view) as job:
+        shop.wait(shop.write("insert into t values (2, 'first'), (3, 'gone')"), shop.view)
+        assert shop.counts() == {"first": 2, "gone": 1}
+        captured.stop()
+        captured.configure(exclude_tables=("public.t",))
+        captured.start()
+        until(lambda: any("the view reads public.t" in str(report) for report in job.reports), seconds=180)
+        (status,) = view_now(load(shop.path), shop.view)
+        assert (status.state, "public.t, which isn't captured" in (status.reason or "")) == (ViewState.WAITING, True)
+        lsn = shop.write("delete from t where id = 3", "insert into t values (4, 'meanwhile')")
+        captured.stop()
+        captured.configure(exclude_tables=())
+        captured.start()
+        shop.wait(lsn, shop.view)
+        assert shop.counts() == {"first": 2, "meanwhile": 1}
         assert job.stop() == 0
     job.close()
 

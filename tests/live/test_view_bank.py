@@ -3,9 +3,8 @@
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,12 +12,11 @@ from psycopg import errors, sql
 from pyspark.sql import SparkSession
 
 from sinks.view_settings import ViewSettings
-from stack.stack import Endpoints
-from tests.databases import Database, until
+from tests.databases import until
 from tests.events import Change, Delete, Put
 from tests.view_jobs import ViewPipeline
 from tests.view_queries import column, shape
-from tests.view_task_process import ENDED, KILLED, run_batch
+from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -132,11 +130,8 @@ class Reader:
 
 
 @pytest.fixture
-def pipeline(endpoints: Endpoints, tmp_path: Path, shared_database: Database) -> Iterator[ViewPipeline]:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
-        made = ViewPipeline(endpoints, tmp_path, judge, view=ACCOUNTS, query=ACCOUNTS.sql, tables=(CHECKING, SAVINGS))
-        yield made
-        made.close()
+def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
+    return view_pipelines(view=ACCOUNTS, query=ACCOUNTS.sql, tables=(CHECKING, SAVINGS))
 
 
 @pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
@@ -157,20 +152,22 @@ def test_a_reader_sees_whole_transactions_of_a_running_job(
 
 
 @pytest.mark.crash
-def test_a_reader_sees_whole_transactions_of_tasks_that_are_killed_and_lose_their_state(pipeline: ViewPipeline) -> None:
+def test_a_reader_sees_whole_transactions_of_tasks_that_are_killed_and_lose_their_state(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     settings = pipeline.settings("warehouse")
     bank, reader = Bank(pipeline, seed=2), Reader(pipeline)
     task = pipeline.task(settings)
     kills = 0
     with reader.polling():
-        assert run_batch(task) == ENDED
+        assert view_tasks.run(task) == ENDED
         for kill_at, is_lost in ((3, False), (5, False), (9, True), (12, True)):
             bank.work(4)
             if is_lost:
                 shutil.rmtree(pipeline.directory / "state")
-            kills += run_batch(task, kill_at=kill_at) == KILLED
+            kills += view_tasks.run(task, kill_at=kill_at) == KILLED
             bank.work(2)
-            assert run_batch(task) == ENDED
+            assert view_tasks.run(task) == ENDED
             until(lambda: reader.seen[-1] == bank.states[-1])
     reader.check(bank.states)
     assert kills == 4

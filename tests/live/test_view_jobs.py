@@ -4,11 +4,10 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import orjson
-import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -16,18 +15,20 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import VIEWS, control_topic, table_topic, view_topic
+from cdc.model.errors import Unavailable
 from cdc.protocol.view_steps import step_key
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.long_batch import LongBatch, Told
-from jobs.executor.result import Result, from_arrow
+from jobs.executor.result import VALUES_BYTES_MAX, Result, from_arrow
 from jobs.executor.view_task import deliver_view
 from jobs.generations.view_state import remove_kept
-from stack.stack import Endpoints
-from tests.databases import Database, until
+from tests.databases import until
 from tests.events import Put
 from tests.job_process import spark_settings
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
 from views.figures import Doing, ViewFigures
+from views.state.file import FileState
+from views.view import View, identity
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -35,32 +36,11 @@ TRIGGERS = ("micro-batch", "continuous")
 KINDS = ("redis", "warehouse")
 
 
-@pytest.fixture(scope="module")
-def judge(shared_database: Database) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as connection:
-        yield connection
-
-
-@pytest.fixture
-def pipelines(
-    endpoints: Endpoints, tmp_path: Path, judge: psycopg.Connection[Any]
-) -> Iterator[Callable[..., ViewPipeline]]:
-    made: list[ViewPipeline] = []
-
-    def make(**more: Any) -> ViewPipeline:
-        made.append(ViewPipeline(endpoints, tmp_path, judge, **more))
-        return made[-1]
-
-    yield make
-    for pipeline in made:
-        pipeline.close()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_view_is_built_and_kept_by_one_job_after_the_other(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings(kind)
     for seed in range(3):
         lsn = traffic(pipeline, 20, seed=seed)
@@ -71,9 +51,9 @@ def test_a_view_is_built_and_kept_by_one_job_after_the_other(
 
 
 def test_who_applies_once_says_that_no_progress_record_came(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis")
     pipeline.write(Put(USERS, {"id": 1, "name": "a"}), progress=False)
     unbuilt = pipeline.apply_once(spark, settings)
@@ -91,9 +71,9 @@ def test_who_applies_once_says_that_no_progress_record_came(
 @pytest.mark.parametrize("trigger", TRIGGERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_running_job_keeps_a_view(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings(kind)
     traffic(pipeline, 10)
     with pipeline.job(spark, settings, trigger=trigger) as job:
@@ -107,9 +87,9 @@ def test_a_running_job_keeps_a_view(
 
 
 def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis", max_value_bytes=200, max_open_rejections=2)
     tweets = [{"id": number, "user_id": 1, "body": "b" * (300 if number < 4 else 3)} for number in range(1, 6)]
     lsn = pipeline.write(
@@ -132,14 +112,34 @@ def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
     assert sorted(orjson.loads(key)["tweet_id"] for _, key in dead_letters.read([topic])) == [1, 2, 3]
 
 
+def test_large_refused_rows_are_kept_by_one_batch_that_takes_several_results(
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = view_pipelines()
+    settings = pipeline.settings("redis", max_value_bytes=200)
+    count = 2 * VALUES_BYTES_MAX // 1_000_000 + 1
+    pipeline.write(
+        Put(USERS, {"id": 1, "name": "n"}),
+        *(Put(FOLLOWS, {"follower_id": number, "followee_id": 1}) for number in range(count)),
+    )
+    lsn = pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b" * 1_000_000}))
+    job = pipeline.apply_once(spark, settings)
+    assert job.poll() == 0, job.told()
+    assert pipeline.rows(settings) == {}
+    assert pipeline.progress(settings).watermark_lsn == lsn
+    dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink=pipeline.sink, generation=1)
+    topic = table_topic(pipeline.name, pipeline.view.table)
+    assert len(dead_letters.read([topic])) == count
+
+
 def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
-    pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A driver that hears nothing for long ends the batch, and the building would begin again for ever."""
     monkeypatch.setattr("jobs.executor.view_task._FED_ROWS", 3)
     monkeypatch.setattr("jobs.executor.view_task._PORTION", 2)
     monkeypatch.setattr("jobs.executor.view_task.TELL_S", 0.0)
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     lsn = traffic(pipeline, 40)
     with Driver(tmp_path / "line") as driver:
         result = delivered(deliver_view(pipeline.task(pipeline.settings("redis")), [], batch=driver.batch))
@@ -163,6 +163,36 @@ def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
     assert stepped.view is not None
     assert (stepped.view.lsn, stepped.view.rows) == (last, len(pipeline.states[last]))
     assert stepped.view.counters.transactions == 8
+
+
+def test_a_whole_result_that_was_interrupted_goes_on_as_a_building_and_gives_back_its_space(
+    view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("jobs.executor.view_task._PORTION", 2)
+    monkeypatch.setattr("jobs.executor.view_task.TELL_S", 0.0)
+    pipeline = view_pipelines()
+    lsn = traffic(pipeline, 40)
+    task = pipeline.task(pipeline.settings("redis"))
+
+    def lost(*_: object, **__: object) -> None:
+        raise Unavailable("the answer got lost")
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(View, "acknowledge", lost)
+        (failure,) = from_arrow(pa.Table.from_batches(list(deliver_view(task, [])))).failures
+    assert failure.message == "the answer got lost"
+    with Driver(tmp_path / "line") as driver:
+        result = delivered(deliver_view(task, [], batch=driver.batch))
+    told = [figures.building for figures in driver.told if figures.building is not None]
+    assert {building.doing for building in told} == {Doing.WRITING}
+    assert told[-1].done == told[-1].total == len(pipeline.states[lsn])
+    assert result.view is not None
+    assert result.view.building is None
+    shapes = {table.name: table for table in pipeline.tables}
+    with closing(FileState(pipeline.directory / "state", identity=identity(pipeline.plan, shapes))) as state:
+        size = state.size()
+        state.compact()
+        assert state.size() == size
 
 
 def delivered(batches: Iterator[pa.RecordBatch]) -> Result:
@@ -201,9 +231,9 @@ class Driver:
 
 
 def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
-    pipelines: Callable[..., ViewPipeline], spark: SparkSession
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
-    pipeline = pipelines()
+    pipeline = view_pipelines()
     settings = pipeline.settings("redis", topic=True)
     traffic(pipeline, 10)
     with pipeline.job(spark, settings) as job:

@@ -1,29 +1,22 @@
 """What a view can't do: it says so, keeps nothing half, and its rows stay readable as they were."""
 
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import lmdb
-import psycopg
 import pytest
 
-from stack.stack import Endpoints
-from tests.databases import Database
 from tests.events import Put
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
-from tests.view_task_process import ENDED, failed_batch, run_batch
+from tests.view_task_process import ENDED, ViewTasks
 from views.state.file import FILE_NAME
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
 @pytest.fixture
-def pipeline(endpoints: Endpoints, tmp_path: Path, shared_database: Database) -> Iterator[ViewPipeline]:
-    with psycopg.connect(shared_database.dsn, autocommit=True) as judge:
-        made = ViewPipeline(endpoints, tmp_path, judge)
-        yield made
-        made.close()
+def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
+    return view_pipelines()
 
 
 def celebrity(pipeline: ViewPipeline, followers: int) -> int:
@@ -33,37 +26,43 @@ def celebrity(pipeline: ViewPipeline, followers: int) -> int:
     )
 
 
-def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_may_is(pipeline: ViewPipeline) -> None:
+def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_may_is(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     tight, wide = pipeline.settings("warehouse", changes_max=60), pipeline.settings("warehouse")
     before = celebrity(pipeline, 20)
-    assert run_batch(pipeline.task(tight)) == ENDED
+    assert view_tasks.run(pipeline.task(tight)) == ENDED
     stored = pipeline.ends()  # without it the state would be built again, which has no limit
     lsn = pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}) for number in range(5)))
     for _ in range(2):
-        told = failed_batch(pipeline.task(tight, reached=stored))
+        told = view_tasks.failed(pipeline.task(tight, reached=stored))
         assert "changes more than 60 rows" in told
         assert "changes_max" in told
         assert pipeline.rows(tight) == pipeline.states[before]
-    assert run_batch(pipeline.task(wide, reached=stored)) == ENDED
+    assert view_tasks.run(pipeline.task(wide, reached=stored)) == ENDED
     assert pipeline.rows(wide) == pipeline.states[lsn] != pipeline.states[before]
 
 
-def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(pipeline: ViewPipeline) -> None:
+def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     settings = pipeline.settings("warehouse", changes_max=60)
     celebrity(pipeline, 20)
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     stored = pipeline.ends()
     for number in range(5):
         lsn = pipeline.write(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}))
-    assert run_batch(pipeline.task(settings, reached=stored)) == ENDED
+    assert view_tasks.run(pipeline.task(settings, reached=stored)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
-def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(pipeline: ViewPipeline) -> None:
+def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(
+    pipeline: ViewPipeline, view_tasks: ViewTasks
+) -> None:
     settings = pipeline.settings("redis")
     celebrity(pipeline, 3)
     before = pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}))
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[before] != {}
     stored = pipeline.ends()
     state = pipeline.directory / "state"
@@ -72,23 +71,23 @@ def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(pipeline: Vie
         size = (state / FILE_NAME).stat().st_size
         if is_lost:
             shutil.rmtree(state)
-        told = failed_batch(pipeline.task(settings, reached=stored), file_bytes=size)
+        told = view_tasks.failed(pipeline.task(settings, reached=stored), file_bytes=size)
         assert str(state) in told
         assert "full disk" in told
         assert pipeline.rows(settings) == pipeline.states[before]
-    assert run_batch(pipeline.task(settings, reached=stored)) == ENDED
+    assert view_tasks.run(pipeline.task(settings, reached=stored)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
-def test_a_state_of_another_version_is_built_again(pipeline: ViewPipeline) -> None:
+def test_a_state_of_another_version_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     settings = pipeline.settings("redis")
     traffic(pipeline, 20)
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     with (
         lmdb.open(str(pipeline.directory / "state" / FILE_NAME), subdir=False) as file,
         file.begin(write=True) as change,
     ):
         change.put(b"sformat", b"0")
     lsn = traffic(pipeline, 5, seed=2)
-    assert run_batch(pipeline.task(settings)) == ENDED
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]

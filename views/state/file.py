@@ -54,6 +54,7 @@ class FileState:
         self._map_bytes = map_bytes
         self._identity = identity.encode()
         self._writer = os.urandom(16)
+        self._writer_before: bytes | None = None
         self._environment: lmdb.Environment | None = None
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,12 +81,23 @@ class FileState:
                 self._foreign("was written by another version of Lockstep")
             if on_disk is not None and transaction.get(_IS_IDENTITY) != identity:
                 self._foreign("belongs to another query, or to columns of other types")
+            self._writer_before = transaction.get(_IS_WRITER)
             self._mark(transaction)
 
     def _mark(self, transaction: "lmdb.Transaction[bytes]") -> None:
         transaction.put(_IS_FORMAT, FORMAT)
         transaction.put(_IS_IDENTITY, self._identity)
         transaction.put(_IS_WRITER, self._writer)
+
+    @property
+    def writer(self) -> bytes:
+        """Who has the file open: another value each time that it is opened."""
+        return self._writer
+
+    @property
+    def writer_before(self) -> bytes | None:
+        """The ``writer`` of the time before; None for a new file."""
+        return self._writer_before
 
     def update(self, work: Callable[[Step], T]) -> T:
         return self._changed(lambda transaction: work(_Transaction(transaction)))

@@ -96,4 +96,6 @@ class ProgressOfTables:
         columns = load_columns(self._records, self._generation)
         if columns is not None and columns.lacking.keys() & self._tables:
             return replace(progress, watermark_lsn=0, commit_time_ms=0)
-        return replace(progress, epoch=mark.epoch, watermark_lsn=mark.lsn, commit_time_ms=mark.commit_time_ms)
+        return replace(
+            progress, epoch=mark.epoch, watermark_lsn=mark.lsn, commit_time_ms=mark.commit_time_ms, joining=()
+        )

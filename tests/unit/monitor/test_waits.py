@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from monitor.line import Captures
 from monitor.waits import _CLOSE_S, Waits
 from sinks.contract import Progress
 from tests.databases import until
@@ -19,6 +20,7 @@ class _Line:
     """A source whose WAL ends at 1000."""
 
     epoch: int = 1
+    selection: str = ""
     error: LockstepError | None = None
     heartbeats: int = 0
 
@@ -27,10 +29,10 @@ class _Line:
         self.heartbeats += 1
         return 1000
 
-    def check(self) -> int:
+    def check(self) -> Captures:
         if self.error is not None:
             raise self.error
-        return self.epoch
+        return Captures(self.epoch, self.selection)
 
     def close(self) -> None: ...
 
@@ -43,6 +45,8 @@ class _Store:
     live_now: int | None = 1
     watermark: int = 0
     epoch: int = 1
+    selection: str = ""
+    joining: tuple[str, ...] = ()
     error: LockstepError | None = None
     looks: int = 0
     refreshed_at: list[int] = field(default_factory=list)
@@ -57,7 +61,7 @@ class _Store:
             self.released.wait(30)
         if self.error is not None:
             raise self.error
-        return Progress({}, self.watermark, 0, 0, {}, epoch=self.epoch)
+        return Progress({}, self.watermark, 0, 0, {}, epoch=self.epoch, joining=self.joining, selection=self.selection)
 
     def refresh(self) -> None:
         self.refreshed_at.append(self.watermark)
@@ -144,6 +148,30 @@ def test_a_watermark_of_another_epoch_lets_nobody_go(world: _World) -> None:
     _looked_again(store)
     assert results == []
     store.watermark, store.epoch = 10, 2
+    thread.join(30)
+    assert results[0].is_reached
+
+
+def test_a_watermark_of_before_other_tables_were_captured_lets_nobody_go(world: _World) -> None:
+    """The sink may have a table that came since: its job may not even know of it."""
+    store = world.stores["cache"]
+    store.watermark, store.selection, world.line.selection = 500, "before", "after"
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    assert results == []
+    store.selection = "after"
+    thread.join(30)
+    assert results[0].is_reached
+
+
+def test_a_watermark_that_is_not_true_of_a_table_that_joined_lets_nobody_go(world: _World) -> None:
+    store = world.stores["cache"]
+    store.watermark, store.joining = 500, ("shop.public.late",)
+    thread, results = _waiting(world, 10, "cache")
+    _looked_again(store)
+    assert results == []
+    until(lambda: "shop.public.late" in world.waits.wait(10, ["cache"], timeout_s=0.2).late["cache"])
+    store.joining = ()
     thread.join(30)
     assert results[0].is_reached
 

@@ -71,6 +71,7 @@ def test_results_survive_the_way_to_the_driver() -> None:
         ],
         resolved=[(TOPIC, b'{"id":1}')],
         lacks_record=True,
+        has_more=True,
         failures=[Failure("Unavailable", "away", None, 1.5)],
     )
     assert from_arrow(pa.Table.from_batches([to_arrow(sent)])) == sent

@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.model.errors import LockstepError
-from jobs.query.checkpoint import Checkpoint, checkpoint_location, parse_offsets
+from jobs.query.checkpoint import Checkpoint, checkpoint_location, parse_offsets, parse_planned
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1700000000000,"conf":{}}'
 
@@ -59,3 +59,25 @@ def test_the_topics_of_a_batch_that_was_planned_are_known_before_it_is_complete(
         ("shop.public.orders", 0): 17,
         ("shop.public.items", 0): 0,
     }
+
+
+def test_a_query_of_several_sources_has_a_line_for_each_and_one_watermark() -> None:
+    metadata = '{"batchWatermarkMs":1700000000123,"batchTimestampMs":1700000000000,"conf":{}}'
+    text = f'v1\n{metadata}\n{{"web.searches":{{"0":17}}}}\n{{"web.clicks":{{"0":4,"1":2}}}}'
+    planned = parse_planned(text, sources=2)
+    assert planned.watermark_ms == 1700000000123
+    assert planned.ends == {("web.searches", 0): 17, ("web.clicks", 0): 4, ("web.clicks", 1): 2}
+    assert parse_planned(f'v1\n{metadata}\n-\n{{"web.clicks":{{"0":4}}}}', sources=2).ends == {("web.clicks", 0): 4}
+    with pytest.raises(LockstepError, match="a form that this version doesn't know"):
+        parse_planned(text, sources=1)
+
+
+def test_a_batch_is_planned_before_it_is_committed() -> None:
+    files = {"offsets/0": f'v1\n{METADATA}\n{{"web.searches":{{"0":17}}}}'}
+    killed = _Files(files)
+    assert killed.newest_planned() == 0
+    planned = killed.planned(0, sources=1)
+    assert planned is not None
+    assert planned.ends == {("web.searches", 0): 17}
+    assert killed.planned(1, sources=1) is None
+    assert _Files({}).newest_planned() is None

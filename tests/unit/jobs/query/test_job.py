@@ -2,11 +2,13 @@
 
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import (
@@ -24,6 +26,7 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others
 from jobs.query.log_facts import LogFacts
+from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition
@@ -97,6 +100,27 @@ def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailab
     looks += [_AWAY, False]
     with pytest.raises(LockstepError, match="no room"):
         _Job(LockstepError("no room")).run()
+
+
+@pytest.mark.parametrize(("denied", "queries"), [(["a"], 2), ([], 1), (["a", "b"], 1)])
+def test_a_job_that_may_not_read_some_tables_any_more_begins_again_without_them(
+    denied: list[str], queries: int, looks: list[bool | Unavailable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may read none, nothing is gained by that."""
+    error = LockstepError("the log can't be read: not authorized")
+    monkeypatch.setattr("jobs.query.job.unreadable", lambda *_: {TableName("public", name): error for name in denied})
+    looks.append(False)
+    job = _Job(error)
+    settings = RedisSettings(type="redis", url=SecretStr("redis://cache"))
+    tables = [TableName("public", "a"), TableName("public", "b")]
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    job._plan = replace(job._plan, settings=settings, tables=tables, kafka=kafka)
+    if queries == 2:
+        job.run()
+    else:
+        with pytest.raises(LockstepError, match="not authorized"):
+            job.run()
+    assert job.queries == queries
 
 
 def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:
@@ -263,22 +287,33 @@ def test_a_job_that_waits_for_a_server_shows_that_it_runs(looks: list[bool | Una
     assert not orjson.loads(store.records["g1.heartbeat"])["jobs"]
 
 
-def test_a_watermark_that_does_not_cover_a_table_that_joined_counts_for_nothing() -> None:
+def test_a_watermark_stays_where_a_table_joins_and_names_it_until_it_is_true_of_that_too() -> None:
     """A sink's watermark says that all of its tables are applied up to there."""
     stored = Progress({("p.public.a", 0): 5}, 100, 7, 0, {})
     plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
 
-    def watermark(*topics: str) -> int:
+    def keeper(stored: Progress, *topics: str, uncopied: Sequence[TableName] = ()) -> ProgressKeeper:
         opened = open_memory(MemoryStore())
         opened.sink.prepare([table()])
         opened.sink.claim()
-        facts = {topic: TopicFacts("id", 1, 10**12) for topic in topics}
-        log = LogFacts({}, [], facts, {topic: table().name for topic in topics})
-        keeper = _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None)
-        return keeper.batch_applied({("p.public.a", 0): 5}, rejected=0).watermark_lsn
+        facts = {topic: TopicFacts("id", 1, 10**15) for topic in topics}
+        log = LogFacts({}, [], facts, {topic: table().name for topic in topics}, uncopied=uncopied)
+        return _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, selection="after")
 
-    assert watermark("p.public.a") == 100
-    assert watermark("p.public.a", "p.public.b") == 0
+    a, b = ("p.public.a", 0), ("p.public.b", 0)
+    alone = keeper(stored, "p.public.a").batch_applied({a: 5}, rejected=0)
+    assert (alone.watermark_lsn, alone.joining, alone.selection) == (100, (), "after")
+    waiting = keeper(stored, "p.public.a", uncopied=[TableName("public", "b")]).batch_applied({a: 5}, rejected=0)
+    assert (waiting.watermark_lsn, waiting.joining) == (100, ("p.public.b",)), "its copy hasn't begun"
+    begun = keeper(stored, "p.public.a", "p.public.b").batch_applied({a: 5, b: 1}, rejected=0)
+    assert (begun.watermark_lsn, begun.commit_time_ms, begun.joining) == (100, 7, ("p.public.b",))
+    again = keeper(begun, "p.public.a", "p.public.b")
+    again.learn([ProgressRecord(100, 7, {a[0]: (5,), b[0]: (3,)})])
+    assert again.batch_applied({b: 2}, rejected=0).joining == ("p.public.b",), "also after a restart in the middle"
+    whole = again.batch_applied({b: 3}, rejected=0)
+    assert (whole.watermark_lsn, whole.joining) == (100, ()), "also where nothing was committed meanwhile"
+    left = keeper(begun, "p.public.a").batch_applied({a: 5}, rejected=0)
+    assert (left.watermark_lsn, left.joining) == (100, ()), "it was true of the others all the time"
 
 
 def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:
@@ -300,6 +335,16 @@ def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:
         assert keeper.batch_applied({(topic, 0): 5}, rejected=0).watermark_lsn == 0
 
 
+def test_a_table_that_joins_is_read_from_now_on_however_long_the_sink_was_away() -> None:
+    """Nothing of it is older than the first look at it: no delete can be missing."""
+    at, late = ("p.public.a", 0), ("p.public.late", 0)
+    stored = Progress({at: 5}, 100, 7, 1_000, {})
+    quiet = _as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    assert quiet is not None
+    assert quiet.updated_at_ms == 900_000
+    assert _as_of_start(stored, {at: 6, late: 9}, 900_000, {}) is stored, "a table that it had has gone on"
+
+
 def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:
     """Its first batch may come before the thread that follows the watermark has looked once."""
     at, other = ("p.public.a", 0), ("p.public.b", 0)
@@ -317,7 +362,7 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
 
 
 def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> None:
-    """When it is read again it is a table that joins: the watermark starts over."""
+    """When it is read again it is a table that joins: the watermark isn't true of it yet."""
     stored = Progress({("p.public.a", 0): 5, ("p.public.b", 0): 3}, 100, 7, 1_000, {})
     plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
 
@@ -336,7 +381,8 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> Non
     later = replace(without, updated_at_ms=9_000)
     assert after(later, "p.public.a").left_at_ms == {"p.public.b": 1_000}
     back = after(later, "p.public.a", "p.public.b")
-    assert (back.left_at_ms, back.watermark_lsn) == ({"p.public.b": 1_000}, 0), "it lacks deletes from that time on"
+    assert (back.left_at_ms, back.watermark_lsn) == ({"p.public.b": 1_000}, 100), "it lacks deletes from that time on"
+    assert (without.joining, back.joining) == ((), ("p.public.b",))
 
 
 @pytest.mark.parametrize(
@@ -374,9 +420,9 @@ def test_a_job_that_is_to_stop_does_not_wait_for_the_brokers(looks: list[bool | 
         (AsideState.FAILED, True, False, 100),
         (AsideState.RESUMING, True, True, 100),
         (AsideState.OUT, False, False, 200),
-        (AsideState.RESUMING, False, True, 0),
+        (AsideState.RESUMING, False, True, 100),
         (AsideState.FAILED, False, False, 200),
-        (None, False, True, 0),
+        (None, False, True, 100),
     ],
 )
 def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
@@ -396,5 +442,6 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
     progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
     assert progress.watermark_lsn == expected
+    assert progress.joining == ((aside,) if reads and not awaited else ()), "it isn't true of one that was out"
     assert progress.next_offsets[aside, 0] == 3
     assert progress.left_at_ms == {aside: 4}

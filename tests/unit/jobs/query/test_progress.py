@@ -1,12 +1,13 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cdc.model.errors import Fenced, PositionMismatch
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
@@ -322,3 +323,62 @@ def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all()
     caught_up = kept.learn([])
     assert caught_up is not None
     assert (caught_up.left_at_ms, caught_up.watermark_lsn, kept.resuming) == ({}, 200, frozenset())
+
+
+def test_a_topic_that_was_never_read_is_judged_by_when_that_began() -> None:
+    """However long the sink was away, or has waited for others: a delete of it can't be missing so far."""
+    clock = Clock()
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    kept = ProgressKeeper(
+        opened.generations,
+        Watermark([TOPIC, "late"], lsn=100, joining=["late"]),
+        stored=Progress({(TOPIC, 0): 5}, 100, 7, 400_000, {}),
+        topic_ids={TOPIC: "id", "late": "id"},
+        now_ms=clock,
+        **{**KEPT, "retention_ms": {TOPIC: 500_000, "late": 500_000}},
+    )
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (9,), "late": (9,)})])
+    assert kept.batch_applied({("late", 0): 8}, rejected=0).joining == ("late",)
+    with pytest.raises(PositionMismatch, match=f"topic {TOPIC} keeps tombstones"):
+        kept.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    clock.now_ms += 500_001
+    with pytest.raises(PositionMismatch, match="topic late keeps tombstones"):
+        kept.batch_applied({("late", 0): 9}, rejected=0)
+
+
+def test_other_tables_that_are_captured_are_told_of_though_the_watermark_stays() -> None:
+    """Who waits for the sink must not take an older watermark for one of the tables of now."""
+    kept, generations = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}), holds_watermark=True)
+    assert kept.learn([], selection="first") == generations.load_progress()
+    assert kept.learn([record(200, 9)], selection="first") is None
+    told = kept.learn([], selection="second")
+    assert told is not None
+    assert (told.selection, told.watermark_lsn) == ("second", 100)
+    assert kept.learn([]) is None, "nobody knows of others"
+    assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).selection == "second"
+
+
+def test_the_destination_is_told_which_tables_it_has_all_of() -> None:
+    told: list[Collection[TableName] | None] = []
+
+    class Told:
+        def save_progress(self, _: Progress, *, written: object, whole: Collection[TableName] | None) -> None:
+            told.append(whole)
+
+    orders, items, gone = TableName("public", "orders"), TableName("public", "items"), "shop.public.gone"
+    kept = ProgressKeeper(
+        cast("Any", Told()),
+        Watermark([TOPIC, "items"], lsn=100, joining=["items"]),
+        stored=Progress({(TOPIC, 0): 5, (gone, 0): 5}, 100, 7, 1_000_000, {}),
+        topic_ids={TOPIC: "id", "items": "id"},
+        now_ms=Clock(),
+        left_at_ms={gone: 400_000},
+        tables={TOPIC: orders, "items": items},
+        **KEPT,
+    )
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
+    kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
+    kept.batch_applied({("items", 0): 3}, rejected=0)
+    assert told == [{orders}, {orders, items}]

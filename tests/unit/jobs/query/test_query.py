@@ -90,7 +90,7 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
     class Keeper:
         learned: ClassVar[list[ProgressRecord]] = []
 
-        def learn(self, records: list[ProgressRecord]) -> None:
+        def learn(self, records: list[ProgressRecord], *, selection: str) -> None:
             self.learned += records
 
     class Reading(SinkQuery):

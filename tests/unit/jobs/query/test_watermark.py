@@ -182,3 +182,14 @@ def test_a_new_epoch_begins_with_nothing_known_though_its_lsns_are_smaller() -> 
     mark.add(replace(record(300, orders=(7,)), epoch=1), learned_at_ms=2)
     assert mark.advance({(ORDERS, 0): 7})
     assert (mark.epoch, mark.lsn) == (1, 300)
+
+
+def test_what_joins_is_named_until_a_record_of_all_is_covered_also_of_the_same_lsn() -> None:
+    mark = Watermark([ORDERS, ITEMS], lsn=100, commit_time_ms=1000, joining=[ITEMS])
+    mark.add(replace(record(100, orders=(5,), items=(0,)), uncopied=(ITEMS,)), learned_at_ms=0)
+    assert not mark.advance({(ORDERS, 0): 5})
+    mark.add(record(100, items=(3,)), learned_at_ms=0)
+    assert not mark.advance({(ORDERS, 0): 5, (ITEMS, 0): 2})
+    assert (mark.lsn, mark.joining) == (100, (ITEMS,))
+    assert mark.advance({(ORDERS, 0): 5, (ITEMS, 0): 3})
+    assert (mark.lsn, mark.joining) == (100, ())

@@ -21,7 +21,7 @@ GROUPS = {
     "Operate": [
         *("lag", "wait", "tail", "state", "bundle", "verify", "erase", "rebuild", "switch", "generations"),
         *("pause", "resume", "take-out", "recover"),
-        *("snapshot", "rejections", "alerts", "views"),
+        *("snapshot", "rejections", "alerts", "views", "streams", "tables", "searches"),
     ],
 }
 
@@ -236,6 +236,16 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
         except OSError:
             time.sleep(0.02)  # nobody reads it yet
     raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("modules", ["monitor.collector, monitor.settled, monitor.table", "monitor.waits"])
+def test_what_is_asked_again_and_again_loads_nothing_of_what_writes(modules: str) -> None:
+    """``lockstep lag`` and ``lockstep wait`` are in scripts: what they load is most of the time that they take."""
+    code = f"import sys; import lockstep.config, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    loaded = set(done.stdout.split())
+    heavy = {"pyspark", "pyarrow", "sqlalchemy", "opensearchpy", "deltalake", "redis", "jobs.executor", "views.view"}
+    assert loaded & heavy == set()
 
 
 def test_help_imports_nothing_that_commands_need_only_when_they_run() -> None:

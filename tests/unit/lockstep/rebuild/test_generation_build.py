@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from cdc.model.table import TableName
+from jobs.driver import Source
 from jobs.offsets import Offsets
 from lockstep.config import Config, read
 from lockstep.rebuild import generation_build
@@ -39,6 +40,17 @@ def test_a_build_is_compared_in_those_of_its_tables_that_are_captured_still(conf
     begun, now = _capturing(config, ITEMS), _capturing(config, LOG)
     assert without_those_that_left(begun, now).source.table_names == (ORDERS,)
     assert without_those_that_left(begun, _capturing(config, ITEMS, LOG)).source.table_names == (ORDERS, ITEMS)
+
+
+def test_a_build_that_goes_on_reads_what_it_was_begun_with_and_no_table_that_joined_since(config: Config) -> None:
+    now = _capturing(config, ITEMS, LOG)
+    source = Source("shop", now.kafka, [ORDERS, ITEMS], now.spark, [LOG])
+    unused = cast("Any", None)
+    context = RebuildContext(now, source, "cache", now.sinks["cache"], unused, unused, unused, trimmed=False)
+    assert context.tables == [ORDERS, ITEMS]
+    begun = context.of_tables([ORDERS])
+    assert (begun.tables, begun.config.source.table_names) == ([ORDERS], (ORDERS,))
+    assert list(begun.source.append_only) == []
 
 
 class _Job:

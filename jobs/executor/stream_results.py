@@ -1,0 +1,137 @@
+"""Rows of a stream query -> sink, inside Spark's tasks. A row is final, and no other one may have its key."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Table
+from cdc.model.tag import Tag
+from jobs.executor.computed_row import typed_value
+from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
+from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow, without_large_values
+from jobs.executor.task_input import Task
+from sinks.contract import Batch
+
+_ROWS_AT_ONCE: Final = 1_000
+"""As many as a sink is asked for at once."""
+
+_LSN_STEP: Final = 8
+"""OpenSearch keeps commit LSNs as multiples of this."""
+
+REPEATED: Final = "an earlier row has this key, and rows of a stream query are final"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A row of the result. ``text`` orders rows of one key: the same comes first, in whatever order they arrive."""
+
+    key: Mapping[str, JsonValue]
+    values: Mapping[str, JsonValue]
+    text: bytes
+
+
+def batch_tag(batch_id: int) -> str:
+    """The tag of all rows of a batch: written again they change nothing."""
+    return str(Tag(0, (batch_id + 1) * _LSN_STEP, 0))
+
+
+def read_row(text: str, table: Table) -> _Row:
+    """A row as Spark tells it: JSON in which each value is a text."""
+    texts: Mapping[str, str | None] = orjson.loads(text)
+    values = {column.name: typed_value(texts[column.name], column.value_type) for column in table.columns}
+    return _Row({name: values[name] for name in table.key}, values, orjson.dumps(values))
+
+
+def distinct(rows: Iterable[_Row], *, key: Sequence[str]) -> tuple[list[_Row], list[tuple[_Row, str]]]:
+    """The rows to be kept, one of each key, and the others with the reason: a key that has a null, or is another's."""
+    kept: dict[bytes, _Row] = {}
+    refused = list[tuple[_Row, str]]()
+    for row in rows:
+        nulls = [name for name in key if row.key[name] is None]
+        if nulls:
+            refused.append((row, f"its key has no {nulls[0]}"))
+            continue
+        identity = orjson.dumps(row.key)
+        other = kept.get(identity)
+        if other is None:
+            kept[identity] = row
+        else:
+            kept[identity], second = sorted((row, other), key=lambda one: one.text)
+            refused.append((second, REPEATED))
+    return list(kept.values()), refused
+
+
+def apply_results(
+    task: Task, table: Table, batch_id: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Apply one task's rows and yield its result, for ``mapInArrow``. All rows of a key are in one task."""
+    result = Result()
+    remaining = iter(batches)
+    try:
+        rows = [read_row(text, table) for batch in remaining for text in batch.column("row").to_pylist()]
+        _apply(task, table, batch_id, rows, result)
+        freeze_opened()
+    except Exception as error:
+        close_sink(task)  # the next attempt starts with a new connection
+        result.failures.append(Failure.of(error))
+        for _ in remaining:  # a worker whose input isn't read to its end is thrown away
+            pass
+    yield to_arrow(result)
+
+
+def _apply(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], result: Result) -> None:
+    result.rows = len(rows)
+    tag = batch_tag(batch_id)
+    kept, refused = distinct(rows, key=table.key)
+    for start in range(0, len(kept), _ROWS_AT_ONCE):
+        portion = kept[start : start + _ROWS_AT_ONCE]
+        stored = _stored_tags(task, table, portion)
+        new = list[RowEvent]()
+        for place, row in enumerate(portion, start):
+            known = stored.get(orjson.dumps(row.key), "")
+            if known > tag:
+                raise LockstepError(
+                    f"the result of stream query {task.sink!r} has rows of a later batch than its checkpoint",
+                    hint=f"build the result again: lockstep streams rebuild {task.sink}",
+                )
+            if known and known < tag:
+                refused.append((row, REPEATED))
+            else:
+                position = Position(str(table.name), 0, place)
+                new.append(RowEvent(table.name, row.key, tag, row.values, position))
+        outcome = sink_for(task).apply(Batch(new, fence=task.fence))
+        result.applied += outcome.applied
+        result.stale += outcome.stale
+        by_position = {event.position: event for event in new}
+        for rejection in outcome.rejections:
+            event = by_position[rejection.event.position]
+            values: Any = event.row
+            refused.append((_Row(event.key, values, orjson.dumps(values)), rejection.reason))
+    result.rejected = list(
+        without_large_values(
+            RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)
+            for index, (row, reason) in enumerate(sorted(refused, key=lambda one: (one[0].text, one[1])))
+        )
+    )
+    check_rejections(task.sink, result.rejected)
+
+
+def _stored_tags(task: Task, table: Table, rows: Sequence[_Row]) -> dict[bytes, str]:
+    """The tags of those of these rows' keys that the sink has, by the key's JSON."""
+    wanted = {orjson.dumps(row.key) for row in rows}
+    names = table.key
+    stored = {
+        orjson.dumps({name: row.key[name] for name in names}): row.tag
+        for row in sink_for(task).rows(table, [row.key for row in rows])
+    }
+    if unknown := stored.keys() - wanted:
+        raise LockstepError(
+            f"sink {task.sink!r} shows {len(unknown)} keys of {table.name} in another form than they were written in",
+            hint="choose key columns of type text, integer or timestamptz",
+        )
+    return stored

@@ -1,0 +1,309 @@
+"""Records of a stream -> its events as typed columns, or why a record is none; and what a query may be.
+
+An event that is late isn't dropped by chance: the first stateful operator over every stream is Spark's de-duplication
+within the watermark, which drops an event exactly where its time isn't later than the watermark of the batch before.
+All operators behind it only see what is later. ``side_frame`` asks the same question of the same records.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from cdc.model.table import ReplicaIdentity, Table
+from jobs.spark.source import clock_frame
+from jobs.streams.settings import (
+    CLOCK_OFFSET,
+    RECEIVED,
+    TYPES,
+    StreamQuerySettings,
+    StreamSettings,
+    column_of,
+    duration_ms,
+    result_name,
+    spark_type,
+)
+
+LATE: Final = "late"
+MALFORMED: Final = "malformed"
+
+_PRIVATE: Final = "__lockstep_"
+_EVENT: Final = _PRIVATE + "event"
+_RECORD: Final = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
+_CORRUPT: Final = _PRIVATE + "corrupt"
+_PROBLEM: Final = _PRIVATE + "problem"
+_TIME: Final = _PRIVATE + "time"
+_POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
+
+_SOME_TIME_MS: Final = 1_000_000_000_000
+"""Any time for which the bridge makes a long of Java's."""
+
+_LATE_ENOUGH: Final = "1970-01-01 00:00:00"
+"""Spark's watermark begins here, and drops what isn't later."""
+
+
+def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
+    """A frame of Kafka's source -> the stream's columns, and ``_PROBLEM``: why a record is no event, else null.
+
+    With ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent.
+    """
+    members = ", ".join(f"`{name}` {spark_type(kind)}" for name, kind in stream.columns.items())
+    text = f.try_validate_utf8(f.col("value").cast("string"))
+    event = f.from_json(
+        text, f"{members}, `{_CORRUPT}` string", {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    )
+    frame = records.select(
+        *[f.col(name).alias(_PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        f.col("timestamp").alias(RECEIVED),
+        event.alias(_EVENT),
+    )
+    own, row = {name: f.col(_EVENT).getField(name) for name in stream.columns}, f.col(_EVENT)
+    added: dict[str, Column] = {}
+    if stream.sent is not None:
+        offset = f.unix_micros(f.col(RECEIVED)) - f.unix_micros(own[stream.sent])
+        time = f.timestamp_micros(f.unix_micros(own[stream.time]) + offset)
+        added[CLOCK_OFFSET] = f.expr(f"unix_micros({RECEIVED}) div 1000") - f.unix_millis(own[stream.sent])
+        own[stream.time] = time
+    else:
+        time = own[stream.time]
+    ahead = f.make_dt_interval(secs=f.lit(duration_ms(stream.ahead) / 1000))
+    missing = {
+        name: f"it has no {name}" for name in dict.fromkeys((stream.time, *(filter(None, [stream.sent])), *stream.id))
+    }
+    problem = f.when(f.col(_PRIVATE + "value").isNull(), f.lit("the record has no value"))
+    problem = problem.when(
+        row.isNull() | row.getField(_CORRUPT).isNotNull(), f.lit("it isn't a JSON object whose members fit the columns")
+    )
+    for name, reason in missing.items():
+        problem = problem.when(row.getField(name).isNull(), f.lit(reason))
+    problem = problem.when(time <= f.lit(_LATE_ENOUGH).cast("timestamp"), f.lit("it happened before 1970"))
+    problem = problem.when(
+        time > f.col(RECEIVED) + ahead, f.lit(f"it happened later than {stream.ahead} after it was received")
+    )
+    columns = [value.alias(name) for name, value in (own | added).items()]
+    return frame.select(
+        *[f.col(_PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        *columns,
+        f.col(RECEIVED),
+        time.alias(_TIME),
+        problem.alias(_PROBLEM),
+    )
+
+
+def events(records: DataFrame, stream: StreamSettings) -> DataFrame:
+    """A streaming frame of Kafka's source -> the stream's events in time, each once."""
+    frame = parsed(records, stream)
+    names = [name for name in frame.columns if not name.startswith(_PRIVATE)]
+    frame = frame.where(f.col(_PROBLEM).isNull()).withWatermark(stream.time, stream.late)
+    return frame.dropDuplicatesWithinWatermark(list(stream.id or _POSITION)).select(*names)
+
+
+def side_frame(records: DataFrame, name: str, stream: StreamSettings, *, watermark_ms: int | None) -> DataFrame:
+    """Records that don't take part in a batch, as ``key``, ``value`` and ``kind`` for the side topic.
+
+    These are records that are no events, and events that aren't later than the watermark.
+    """
+    frame = parsed(records, stream)
+    watermark = f.timestamp_millis(f.lit(watermark_ms or 0))
+    is_late = f.col(_PROBLEM).isNull() & (f.col(_TIME) <= watermark)
+    kind = f.when(f.col(_PROBLEM).isNotNull(), f.lit(MALFORMED)).when(is_late, f.lit(LATE))
+    late = f.when(f.col("kind") == f.lit(LATE), f.lit(True))
+    topic, partition, offset = map(f.col, _POSITION)
+    value = f.col(_PRIVATE + "value")
+    text = f.try_validate_utf8(value.cast("string"))
+    facts = f.struct(
+        f.col("kind"),
+        f.lit(name).alias("stream"),
+        f.coalesce(f.col(_PROBLEM), f.lit("it came after the watermark had passed its time")).alias("reason"),
+        topic.alias("topic"),
+        partition.alias("partition"),
+        offset.alias("offset"),
+        _iso(f.col(RECEIVED)).alias("received_at"),
+        f.when(late, _iso(f.col(_TIME))).alias("event_time"),
+        f.when(late, _iso(watermark)).alias("watermark"),
+        f.when(late, f.lit(watermark_ms or 0) - f.unix_millis(_TIME)).alias("late_ms"),
+        f.try_validate_utf8(f.col(_PRIVATE + "key").cast("string")).alias("key"),
+        text.alias("value"),
+        f.when(text.isNull(), f.base64(value)).alias("value_base64"),
+    )
+    return (
+        frame.withColumn("kind", kind)
+        .where(f.col("kind").isNotNull())
+        .select(
+            f.to_json(f.struct(topic.alias("topic"), partition.alias("partition"), offset.alias("offset")))
+            .cast("binary")
+            .alias("key"),
+            f.to_json(facts, {"ignoreNullFields": "true"}).cast("binary").alias("value"),
+            "kind",
+        )
+    )
+
+
+def union(frames: Sequence[DataFrame]) -> DataFrame:
+    """All rows of these frames, of which there is one at least."""
+    return reduce(DataFrame.union, frames)
+
+
+def _iso(time: Column) -> Column:
+    """A time in the form that a timestamptz has in events."""
+    return f.concat(f.regexp_replace(time.cast("string"), " ", "T"), f.lit("Z"))
+
+
+def result_texts(result: DataFrame) -> DataFrame:
+    """A query's rows as JSON in the one column ``row``: every value as text, in the form that its type has in events.
+
+    All rows of a key are in one partition.
+    """
+    texts = []
+    for field in result.schema.fields:
+        value, kind = f.col(_quoted(field.name)), field.dataType.simpleString()
+        text = _iso(value) if kind == "timestamp" else value.cast("string")
+        if kind == "timestamp_ntz":
+            text = f.regexp_replace(text, " ", "T")
+        texts.append(text.alias(field.name))
+    return result.select(f.to_json(f.struct(*texts), {"ignoreNullFields": "false"}).alias("row"))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+class QueryRefused(Exception):
+    """A query that Spark can't run, or whose result can't be kept: every reason, a sentence each."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+
+def planned(
+    spark: SparkSession, name: str, query: StreamQuerySettings, sources: Mapping[str, tuple[DataFrame, StreamSettings]]
+) -> tuple[DataFrame, Table, list[str]]:
+    """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
+
+    ``sources`` has a streaming frame of Kafka's source for each stream. ``spark`` is a session of this query's own:
+    the streams are views in it. Raises QueryRefused.
+    """
+    for stream, (records, settings) in sources.items():
+        events(records, settings).createOrReplaceTempView(stream)
+    try:
+        _check_is_query(spark, query.sql)
+        frame = spark.sql(query.sql)
+        classic: Any = frame
+        if not frame.isStreaming:
+            raise QueryRefused("sql: it reads no stream; name streams of [streams.NAME] in its from")
+        logical = classic._jdf.queryExecution().analyzed()
+        streams, problems = _read_by(logical, sources)
+        problems += _growing_joins(spark, logical)
+        jvm: Any = spark._jvm
+        if not logical.deterministic():
+            problems.append("sql: its values must follow from the events alone; it has a function such as rand()")
+        checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+        checker.checkForStreaming(logical, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
+    except (PySparkException, Py4JError) as error:
+        raise QueryRefused(f"sql: {_first_line(error)}") from None
+    if problems:
+        raise QueryRefused(*problems)
+    return frame, _table(name, query, frame), streams
+
+
+def _check_is_query(spark: SparkSession, sql: str) -> None:
+    """Raise QueryRefused for a statement that does something: Spark would do it at once."""
+    session: Any = spark
+    parsed = session._jsparkSession.sessionState().sqlParser().parsePlan(sql)
+    plans = session._jvm.org.apache.spark.util.Utils
+    for kind in ("Command", "ParsedStatement"):
+        if plans.classForName(f"org.apache.spark.sql.catalyst.plans.logical.{kind}", True, False).isInstance(parsed):
+            raise QueryRefused("sql: it is a statement and no query: begin it with select or with")
+
+
+def query_problems(
+    spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
+) -> list[str]:
+    """What is wrong with a query, a sentence each. Nothing is read, and Spark needs no Kafka for it."""
+    records = clock_frame(spark).select(
+        *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],
+        f.col("timestamp"),
+    )
+    try:
+        planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
+    except QueryRefused as refused:
+        return list(refused.problems)
+    return []
+
+
+def _table(name: str, query: StreamQuerySettings, frame: DataFrame) -> Table:
+    """Raises QueryRefused."""
+    problems, columns = [], []
+    for field in frame.schema.fields:
+        kind = field.dataType.simpleString()
+        column = column_of(field.name, kind)
+        if column is None:
+            problems.append(
+                f"sql: column {field.name!r} has the type {kind}, and a result has {TYPES}: cast it, or select a member"
+            )
+        else:
+            columns.append(column)
+    names = [column.name for column in columns]
+    problems += [f"sql: two columns are called {each!r}: name one `as`" for each in {*names} if names.count(each) > 1]
+    if not problems:
+        problems += [f"key: the result has no column {each!r}" for each in query.key if each not in names]
+    if problems:
+        raise QueryRefused(*problems)
+    return Table(result_name(name), tuple(columns), query.key, ReplicaIdentity.DEFAULT)
+
+
+def _nodes(logical: Any) -> list[Any]:
+    """All operators of a plan, the root first."""
+    found = [logical]
+    for node in found:
+        children = node.children()
+        found += [children.apply(index) for index in range(children.size())]
+    return found
+
+
+def _kind(node: Any) -> str:
+    return str(node.getClass().getSimpleName())
+
+
+def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    """The streams that a plan reads, and what is wrong with what it reads."""
+    nodes = _nodes(logical)
+    streams = [str(node.alias()) for node in nodes if _kind(node) == "SubqueryAlias" and str(node.alias()) in sources]
+    leaves = [_kind(node) for node in nodes if node.children().size() == 0]
+    problems = []
+    if others := sorted({kind for kind in leaves if not kind.startswith("StreamingRelation")}):
+        problems.append(f"sql: it reads something that is no stream ({', '.join(others)})")
+    if len(leaves) > len(set(streams)):
+        problems.append("sql: it reads a stream twice; Spark would read each at its own pace")
+    return sorted(set(streams)), problems
+
+
+def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:
+    """Joins of which no time ends what they keep. Spark refuses outer ones, and runs inner ones until memory ends."""
+    jvm: Any = spark._jvm
+    helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
+    some_time = jvm.scala.Some(_SOME_TIME_MS)
+    problems = []
+    for node in _nodes(logical):
+        if _kind(node) != "Join" or helper.isWatermarkInJoinKeys(node):
+            continue
+        left, right = node.left().outputSet(), node.right().outputSet()
+        bounds = [
+            helper.getStateValueWatermark(kept, other, node.condition(), some_time)
+            for kept, other in ((left, right), (right, left))
+        ]
+        if any(bound.isEmpty() for bound in bounds):
+            problems.append(
+                "sql: a join has no bounds in time for both sides, so its state would grow without end; add one, as"
+                " `and c.at between s.at and s.at + interval '10 minutes'`"
+            )
+    return problems
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:300]

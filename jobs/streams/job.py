@@ -1,0 +1,453 @@
+"""The job of one stream query: Spark runs it, and each batch's final rows go to a sink before Spark commits the batch.
+
+A batch in order: what takes no part in it goes to the side topic, the rows go to the sink, the figures are stored,
+Spark commits. A job that is killed anywhere runs the batch again, with the same offsets and the same watermark. Records
+of the side topic then have the same keys and values, and rows the same tag.
+"""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StreamingQuery
+
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, Unavailable
+from cdc.model.table import Table
+from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, from_arrow
+from jobs.executor.stream_results import apply_results
+from jobs.executor.task_input import Task
+from jobs.generations.lease import GenerationLease
+from jobs.generations.prepared import preparing
+from jobs.generations.record import (
+    Phase,
+    Record,
+    begin_generation,
+    check_owner,
+    list_generations,
+    require_in_use,
+    set_phase,
+)
+from jobs.offsets import Offsets
+from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
+from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
+from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
+from jobs.spark.arrow_map import ArrowMap
+from jobs.spark.batch_call import BatchCall
+from jobs.spark.source import kafka_options, starting_offsets
+from jobs.streams.frames import LATE, MALFORMED, QueryRefused, planned, result_texts, side_frame, union
+from jobs.streams.plan import StreamQueryPlan
+from jobs.streams.records import begun_name, figures_name
+from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
+from jobs.streams.settings import StreamSettings
+from sinks.contract import OpenedSink
+
+_CONF: Final[Mapping[str, str]] = {
+    # What is kept may be more than fits into memory, and the JVM's own would be written anew for each batch.
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # What a batch has dropped is compared with what it has set aside.
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
+}
+
+_LOOK_S: Final = 2.0
+"""How often a running job looks whether a newer build of the result has begun."""
+
+_TICK_S: Final = 0.2
+
+
+class _Stopping(Exception):
+    """The batch isn't to be done any more."""
+
+
+class StreamJob:
+    """Runs one stream query until it is stopped, done (``once``) or failed. ``run`` is its thread."""
+
+    def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, stop: threading.Event, report: Reporter) -> None:
+        self._plan = plan
+        self._spark = spark
+        self._stop = stop
+        self._report = report
+
+    def run(self) -> None:
+        """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
+        backoff = Backoff()
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                if not self._run_once():
+                    return
+            except (Unavailable, Overtaken) as error:
+                if time.monotonic() - began > BACKOFF_MAX_S:
+                    backoff = Backoff()  # it had worked for a while
+                retry_in_s = backoff.next_s(Unavailable(error.message))
+                self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
+                self._stop.wait(retry_in_s)
+
+    def _run_once(self) -> bool:
+        """Run the query into the newest generation to the end of the query. Whether another one is due."""
+        opened = self._plan.opened(1)
+        try:
+            opened.generations.migrate()
+            number = self._newest(opened)
+            if number is None:
+                record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())
+                number = begin_generation(opened, record)
+        finally:
+            opened.sink.close()
+        opened, leased = self._plan.opened(number), self._plan.opened(number)
+        lease = GenerationLease(leased, number, once=self._plan.once)
+        try:
+            lease.begin()
+            return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
+        finally:
+            with suppress(LockstepError):
+                lease.end()
+            leased.sink.close()
+            opened.sink.close()
+
+    def _newest(self, opened: OpenedSink) -> int | None:
+        return newest_generation(self._plan, opened)
+
+
+def newest_generation(plan: StreamQueryPlan, opened: OpenedSink) -> int | None:
+    """The newest build of a query's result, None where there is none. Raises LockstepError for another pipeline's."""
+    generations = [each for each in list_generations(opened) if each.phase is not Phase.RETIRED]
+    for each in generations:
+        if each.record is not None:
+            check_owner(plan.name, each.number, each.record, plan.pipeline)
+    return generations[-1].number if generations else None
+
+
+class _Run:
+    """One run of the query, into one generation."""
+
+    def __init__(
+        self,
+        plan: StreamQueryPlan,
+        spark: SparkSession,
+        opened: OpenedSink,
+        lease: GenerationLease,
+        generation: int,
+        *,
+        stop: threading.Event,
+        report: Reporter,
+    ) -> None:
+        self._plan = plan
+        self._session = spark.newSession()
+        for name, value in _CONF.items():
+            self._session.conf.set(name, value)
+        self._opened = opened
+        self._lease = lease
+        self._generation = generation
+        self._stop = stop
+        self._report = report
+        self._cluster = TopicAdmin(plan.kafka.client())
+        self._failure: Exception | None = None
+        self._gate = threading.Lock()
+        self._is_closed = False
+        self._query: StreamingQuery | None = None
+        self._late_of: tuple[int, int] = (-1, 0)
+        """A batch, and how many late events it has set aside."""
+
+    def run(self) -> bool:
+        """Whether another run is due: a newer build of the result has begun."""
+        plan, name = self._plan, self._plan.name
+        streams = self._read_streams()
+        begun = self._begun(streams)
+        frame, table, _ = self._planned(streams, begun.start)
+        self._streams, self._start = streams, begun.start
+        self._cluster.create(self._cluster.missing([plan.side_topic]))
+        require_in_use(self._opened.records, name, self._generation)
+        location = checkpoint_location(
+            plan.spark.checkpoint_directory, pipeline=plan.pipeline, sink=name, generation=self._generation
+        )
+        self._checkpoint = Checkpoint(self._session, location)
+        self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
+        self._check_checkpoint()
+        with preparing(self._opened.records, self._generation, {table.name: table}):
+            self._opened.sink.prepare([table])
+        self._is_live = self._opened.generations.live() == self._generation
+        self._ends = self._cluster.committed_ends(list(begun.start))
+        fence = self._lease.claim(self._opened.sink.claim)
+        self._table = table
+        self._task = Task(
+            name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
+            uuid.uuid4().hex, open=plan.open,
+        )  # fmt: skip
+        call = BatchCall(self._batch)
+        rows = result_texts(frame.repartition(2, *[f.col(f"`{column}`") for column in table.key]))
+        trigger: dict[str, Any] = (
+            {"availableNow": True} if plan.once else {"processingTime": f"{plan.spark.trigger_ms} milliseconds"}
+        )
+        try:
+            writer = rows.writeStream.foreachBatch(call).outputMode("append").option("checkpointLocation", location)
+            self._query = (
+                writer.queryName(f"{name}-g{self._generation}-{time.monotonic_ns()}").trigger(**trigger).start()
+            )
+            self._report(SinkStarted(name, self._generation, location))
+            is_due = self._wait(self._query)
+        except (PySparkException, Py4JError) as error:
+            raise spark_error(name, str(error)) from error
+        finally:
+            self._end()
+            call.close()
+        self._raise_failure(self._query)
+        self._go_live()
+        return is_due
+
+    def _read_streams(self) -> dict[str, StreamSettings]:
+        """The streams that the query reads. Raises ConfigurationError for a query that can't be kept."""
+        _, _, names = self._planned(self._plan.streams, {})
+        return {name: self._plan.streams[name] for name in names}
+
+    def _planned(self, streams: Mapping[str, StreamSettings], start: Offsets) -> tuple[DataFrame, Table, list[str]]:
+        sources = {name: (self._records(stream, start), stream) for name, stream in streams.items()}
+        try:
+            return planned(self._session, self._plan.name, self._plan.query, sources)
+        except QueryRefused as refused:
+            raise ConfigurationError(
+                f"stream query {self._plan.name!r} can't be kept",
+                problems=refused.problems,
+                hint=f"mend [stream_queries.{self._plan.name}]; docs/stream-queries.md says what a query may be",
+            ) from None
+
+    def _records(self, stream: StreamSettings, start: Offsets) -> DataFrame:
+        of_topic = {at: offset for at, offset in start.items() if at[0] == stream.topic}
+        options = {
+            **kafka_options(self._plan.kafka),
+            "subscribe": stream.topic,
+            "startingOffsets": starting_offsets(of_topic) if of_topic else "earliest",
+            "maxOffsetsPerTrigger": str(self._plan.spark.max_offsets_per_trigger),
+            # A gap in the topic means lost events, and that must stop the job.
+            "failOnDataLoss": "true",
+        }
+        return self._session.readStream.format("kafka").options(**options).load()
+
+    def _begun(self, streams: Mapping[str, StreamSettings]) -> Begun:
+        """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
+        records, name = self._opened.records, begun_name(self._generation)
+        topics = sorted(stream.topic for stream in streams.values())
+        counts = self._cluster.partition_counts(topics)
+        if missing := [topic for topic in topics if topic not in counts]:
+            raise Unavailable(f"topic {missing[0]}, which stream query {self._plan.name!r} reads, doesn't exist yet")
+        topic_ids, definition = self._cluster.topic_ids(topics), self._plan.definition(streams)
+        text = records.load(name)
+        if text is None:
+            begun = Begun(definition, topic_ids, self._cluster.begin_offsets(partitions_of(topics, counts)))
+            records.save(name, begun.text())
+            return begun
+        begun = Begun.parse(text)
+        check_definition(self._plan.name, begun, definition)
+        check_topics(self._plan.name, begun, topic_ids)
+        return begun
+
+    def _check_checkpoint(self) -> None:
+        newest, batch = self._checkpoint.newest_planned(), self._figures.batch
+        known = None if batch < 0 else self._planned_batch(batch)
+        check_checkpoint(self._plan.name, self._figures, planned=newest, ends=None if known is None else known.ends)
+
+    def _planned_batch(self, batch_id: int) -> PlannedBatch | None:
+        return self._checkpoint.planned(batch_id, sources=len(self._streams))
+
+    def _wait(self, query: StreamingQuery) -> bool:
+        look_at = time.monotonic() + _LOOK_S
+        while query.isActive and self._failure is None and not self._stop.wait(_TICK_S):
+            self._lease.heartbeat()
+            self._go_live()
+            if time.monotonic() >= look_at:
+                newest = newest_generation(self._plan, self._opened)
+                if newest is not None and newest > self._generation:
+                    return True
+                look_at = time.monotonic() + _LOOK_S
+        return False
+
+    def _end(self) -> None:
+        """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
+        self._is_closed = True
+        is_free = self._gate.acquire(timeout=self._plan.spark.stop_timeout_s)
+        try:
+            if self._query is not None:
+                self._query.stop()
+        except PySparkException:
+            pass  # it ends with the process
+        finally:
+            if is_free:
+                self._gate.release()
+
+    def _raise_failure(self, query: StreamingQuery) -> None:
+        if isinstance(self._failure, LockstepError):
+            raise self._failure
+        if self._stop.is_set():
+            return  # a batch that was interrupted is run again
+        if isinstance(self._failure, PySparkException | Py4JError):
+            raise spark_error(self._plan.name, str(self._failure)) from self._failure
+        if self._failure is not None:
+            raise self._failure
+        error = query.exception()
+        if error is not None:
+            raise spark_error(self._plan.name, str(error))
+
+    def _batch(self, frame: DataFrame, batch_id: int) -> None:
+        """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
+        with self._gate:
+            if self._is_closed:
+                raise _Stopping
+            try:
+                self._run_batch(frame, batch_id)
+            except Exception as error:
+                self._failure = self._failure or error
+                raise _Stopping from None
+
+    def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
+        self._lease.check()
+        state_rows = self._compare_dropped()
+        this = self._planned_batch(batch_id)
+        before = self._planned_batch(batch_id - 1) if batch_id else None
+        if this is None or (batch_id and before is None):
+            raise LockstepError(f"the checkpoint {self._checkpoint.location} has no offsets of batch {batch_id}")
+        starts = self._start if before is None else before.ends
+        counts = self._set_aside(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
+        work = ArrowMap(partial(apply_results, self._task, self._table, batch_id), RESULT_SCHEMA)
+        result = from_arrow(work(frame).toArrow())
+        if result.failures:
+            errors = [failure.error() for failure in result.failures]
+            raise min(errors, key=lambda error: isinstance(error, Unavailable))
+        self._keep_refused(frame.sparkSession, batch_id, result)
+        self._late_of = batch_id, counts[LATE]
+        done = Figures(
+            batch=batch_id,
+            watermark_ms=this.watermark_ms or None,
+            at_ms=_now_ms(),
+            results=result.rows - len(result.rejected),
+            late=counts[LATE],
+            malformed=counts[MALFORMED],
+            refused=len(result.rejected),
+            state_rows=state_rows,
+            offsets=this.ends,
+        )
+        self._figures = self._figures.after(done)
+        self._lease.save_record(figures_name(self._generation), self._figures.text())
+        self._report(
+            StreamReport(
+                sink=self._plan.name,
+                generation=self._generation,
+                batch_id=batch_id,
+                results=done.results,
+                late=done.late,
+                malformed=done.malformed,
+                refused=done.refused,
+                state_rows=done.state_rows,
+                watermark_ms=done.watermark_ms,
+            )
+        )
+
+    def _set_aside(
+        self, session: SparkSession, starts: Offsets, ends: Offsets, watermark_ms: int | None
+    ) -> dict[str, int]:
+        """Write what takes no part in this batch to the side topic, and count it by kind."""
+        frames = []
+        for name, stream in self._streams.items():
+            own = {at: end for at, end in ends.items() if at[0] == stream.topic}
+            first = {at: starts.get(at, 0) for at in own}
+            if first == own:
+                continue
+            options = {
+                **kafka_options(self._plan.kafka),
+                "subscribe": stream.topic,
+                "startingOffsets": starting_offsets(first),
+                "endingOffsets": starting_offsets(own),
+                "failOnDataLoss": "true",
+            }
+            records = session.read.format("kafka").options(**options).load()
+            frames.append(side_frame(records, name, stream, watermark_ms=watermark_ms))
+        if not frames:
+            return {LATE: 0, MALFORMED: 0}
+        aside = union(frames)
+        counted: dict[str, int] = {row["kind"]: row["count"] for row in aside.groupBy("kind").count().collect()}
+        if counted:
+            self._write_aside(aside)
+        return {kind: counted.get(kind, 0) for kind in (LATE, MALFORMED)}
+
+    def _write_aside(self, frame: DataFrame) -> None:
+        options = {
+            **kafka_options(self._plan.kafka),
+            "topic": self._plan.side_topic.name,
+            "kafka.acks": "all",
+            "kafka.max.request.size": str(4 * self._plan.kafka.topics.max_message_bytes),
+        }
+        frame.select("key", "value").write.format("kafka").options(**options).save()
+
+    def _keep_refused(self, session: SparkSession, batch_id: int, result: Result) -> None:
+        """Write rows that the result can't have to the side topic."""
+        if result.rejected:
+            rows = [_refused_record(batch_id, row) for row in result.rejected]
+            self._write_aside(session.createDataFrame(rows, "key string, value string"))
+
+    def _compare_dropped(self) -> int:
+        """How many rows Spark keeps, as of the last batch. Raises LockstepError where it has dropped others than we.
+
+        What Spark drops has to be on the side topic, to the last event.
+        """
+        batch_id, late = self._late_of
+        assert self._query is not None or batch_id < 0
+        kept = self._figures.state_rows
+        if self._query is None:
+            return kept
+        dropped = 0
+        for progress in self._query.recentProgress:
+            if progress.batchId == batch_id:
+                operators = progress.stateOperators
+                dropped = max(dropped, sum(operator.numRowsDroppedByWatermark for operator in operators))
+                kept = sum(operator.numRowsTotal for operator in operators)
+        if batch_id >= 0 and dropped != late:
+            raise LockstepError(
+                f"Spark has dropped {dropped} late events of stream query {self._plan.name!r} in batch {batch_id}, and"
+                f" {late} went to the side topic",
+                hint="this is a bug of Lockstep's; report it with the query",
+            )
+        return kept
+
+    def _go_live(self) -> None:
+        """Show readers a new build once it has what the topics held when it began, and drop the one before."""
+        ends = self._figures.offsets
+        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()):
+            return
+        self._opened.generations.switch()
+        self._is_live = True
+        for earlier in list_generations(self._opened):
+            if earlier.number < self._generation:
+                set_phase(self._opened.records, earlier.number, Phase.RETIRED)
+                dropped = self._plan.opened(earlier.number)
+                try:
+                    dropped.generations.drop()
+                finally:
+                    dropped.sink.close()
+
+
+def _refused_record(batch_id: int, row: RejectedEvent) -> tuple[str, str]:
+    """Key and value of a row that the result can't have, for the side topic. Pure."""
+    key = {"batch": batch_id, "row": row.position.offset, "key": json.loads(row.key)}
+    value = {
+        "kind": "refused",
+        "reason": row.reason,
+        "batch": batch_id,
+        "key": json.loads(row.key),
+        "row": None if row.value is None else json.loads(row.value),
+    }
+    return json.dumps(key), json.dumps(value)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

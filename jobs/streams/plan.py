@@ -1,0 +1,53 @@
+"""What the job of one stream query is about."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
+from cdc.kafka.topic_names import stream_query_topic
+from cdc.model.event import JsonValue
+from jobs.executor.task_input import OpenSink
+from jobs.settings import SparkSettings
+from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from sinks.contract import OpenedSink
+from sinks.registry import SinkSettings, definition, open_sink
+
+
+@dataclass(frozen=True)
+class StreamQueryPlan:
+    """What the job of one stream query is about. Everything here is configuration; nothing is opened.
+
+    ``streams`` are all that are configured, by name. ``settings`` say where the result is. ``once``: the job ends where
+    the topics end as of now.
+    """
+
+    name: str
+    query: StreamQuerySettings
+    settings: SinkSettings
+    streams: Mapping[str, StreamSettings]
+    pipeline: str
+    kafka: KafkaSettings
+    spark: SparkSettings
+    once: bool
+    open: OpenSink = open_sink
+
+    def opened(self, generation: int) -> OpenedSink:
+        """Open the result's sink for this generation. Raises what opening it raises."""
+        return self.open(self.name, self.settings, generation)
+
+    def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
+        """What the result depends on, where these are the streams that the query reads."""
+        return {
+            "sql": self.query.sql,
+            "key": list(self.query.key),
+            **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
+            **definition(self.settings),
+        }
+
+    @property
+    def side_topic(self) -> TopicPlan:
+        """The topic of records and rows that the result lacks. Each has one key, so compaction keeps all."""
+        topic = table_topic_plan(stream_query_topic(self.pipeline, self.name), self.kafka.topics)
+        size = {"max.message.bytes": str(4 * self.kafka.topics.max_message_bytes)}
+        return TopicPlan(topic.name, 1, topic.replication_factor, {**topic.config, **size})

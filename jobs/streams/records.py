@@ -1,0 +1,11 @@
+"""The names of a stream query's coordination records, which lie beside its result."""
+
+
+def begun_name(generation: int) -> str:
+    """What a build of the result was begun with: ``Begun``."""
+    return f"g{generation}.stream_begun"
+
+
+def figures_name(generation: int) -> str:
+    """What has been done for it: ``Figures``."""
+    return f"g{generation}.stream_figures"

@@ -1,0 +1,137 @@
+"""Whether a query may go on: its checkpoint, its result and the topics must be those that belong together. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import orjson
+
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
+from cdc.model.event import JsonValue
+from jobs.offsets import Offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a query has done, as of the end of ``batch``. Kept with the result, and told by ``lag``.
+
+    ``watermark_ms`` is that of the batch, in milliseconds since 1970; None before there is one. ``results`` counts
+    rows that were written, ``late`` and the others records that went to the side topic, all over the result's life.
+    ``state_rows`` is how many rows Spark keeps. ``offsets`` are the next ones to be read.
+    """
+
+    batch: int = -1
+    watermark_ms: int | None = None
+    at_ms: int = 0
+    results: int = 0
+    late: int = 0
+    malformed: int = 0
+    refused: int = 0
+    state_rows: int = 0
+    offsets: Offsets = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {
+            "batch": self.batch,
+            "watermark_ms": self.watermark_ms,
+            "at_ms": self.at_ms,
+            "results": self.results,
+            "late": self.late,
+            "malformed": self.malformed,
+            "refused": self.refused,
+            "state_rows": self.state_rows,
+            "offsets": [[topic, partition, offset] for (topic, partition), offset in sorted(self.offsets.items())],
+        }
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """Those of a coordination record; all zero where there is none."""
+        if text is None:
+            return cls()
+        known = orjson.loads(text)
+        offsets = {(topic, partition): offset for topic, partition, offset in known.pop("offsets")}
+        return cls(**known, offsets=offsets)
+
+    def text(self) -> str:
+        return orjson.dumps(self.to_json()).decode()
+
+    def after(self, done: "Figures") -> "Figures":
+        """With a batch more. One that is counted already is a repetition after a kill, and counts once."""
+        if done.batch <= self.batch:
+            return self
+        return replace(
+            done,
+            results=self.results + done.results,
+            late=self.late + done.late,
+            malformed=self.malformed + done.malformed,
+            refused=self.refused + done.refused,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read."""
+
+    definition: Mapping[str, JsonValue]
+    topic_ids: Mapping[str, str]
+    start: Offsets
+
+    def text(self) -> str:
+        start = [[topic, partition, offset] for (topic, partition), offset in sorted(self.start.items())]
+        return orjson.dumps(
+            {"definition": dict(self.definition), "topic_ids": dict(self.topic_ids), "start": start}
+        ).decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        known = orjson.loads(text)
+        return cls(
+            known["definition"],
+            known["topic_ids"],
+            {(topic, partition): offset for topic, partition, offset in known["start"]},
+        )
+
+
+def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValue]) -> None:
+    """Raise ConfigurationError where the configuration has another query than the one whose state Spark keeps."""
+    changed = sorted(name for name in definition if definition[name] != begun.definition.get(name))
+    if changed:
+        raise ConfigurationError(
+            f"stream query {query!r} was begun with other settings: {', '.join(changed)}",
+            hint=f"put them back, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def check_topics(query: str, begun: Begun, topic_ids: Mapping[str, str]) -> None:
+    """Raise PositionMismatch where a topic was recreated: offsets mean other records now."""
+    changed = sorted(topic for topic, known in begun.topic_ids.items() if topic_ids.get(topic, known) != known)
+    if changed:
+        raise PositionMismatch(
+            f"topic {changed[0]}, which stream query {query!r} reads, was removed and created again",
+            hint=f"build the result again from what the topics hold: lockstep streams rebuild {query}",
+        )
+
+
+def check_checkpoint(query: str, figures: Figures, *, planned: int | None, ends: Offsets | None) -> None:
+    """Raise LockstepError where the checkpoint isn't the one that the result was written from.
+
+    ``planned`` is the newest batch of the checkpoint, None where it has none. ``ends`` are its offsets of the batch
+    that the result has last; None where it doesn't know it. Batches that are cut anew may give other results: the
+    watermark moves from batch to batch.
+    """
+    reason = None
+    if figures.batch < 0:
+        if planned is not None and planned > 0:
+            reason = "its result has lost what was written, and its checkpoint is ahead of it"
+    elif planned is None:
+        reason = "its checkpoint is gone, and with it the events that it had kept"
+    elif planned < figures.batch or ends != figures.offsets:
+        reason = "its checkpoint is an earlier one than its result, or another one's"
+    elif planned > figures.batch + 1:
+        reason = "its result has lost what was written last, and its checkpoint is ahead of it"
+    if reason is not None:
+        raise LockstepError(
+            f"stream query {query!r} can't go on: {reason}",
+            hint="put both back to the same moment, or build the result again from what the topics still hold:"
+            f" lockstep streams rebuild {query}",
+        )

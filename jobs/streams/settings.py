@@ -1,0 +1,146 @@
+"""What is configured of streams and of the queries over them. Pure data."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from cdc.model.table import Column, TableName
+from cdc.settings import Settings
+
+STREAM_QUERIES_SCHEMA: Final = "stream_queries"
+"""A query's result is a table of this schema, under the query's name."""
+
+RECEIVED: Final = "received_at"
+"""The column of every stream with the time of the record in Kafka."""
+
+CLOCK_OFFSET: Final = "clock_offset_ms"
+"""The column with what was added to the time of a stream that has ``sent``, in milliseconds."""
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_DURATION: Final = re.compile(r"(?P<count>\d{1,6}) (?P<unit>millisecond|second|minute|hour|day)s?")
+_UNIT_MS: Final = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+
+_SPARK_TYPES: Final[Mapping[str, str]] = {
+    "bool": "boolean",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "float8": "double",
+    "text": "string",
+    "date": "date",
+    "timestamp": "timestamp_ntz",
+    "timestamptz": "timestamp",
+}
+_OIDS: Final = {
+    "bool": 16, "int2": 21, "int4": 23, "int8": 20, "float8": 701, "text": 25, "date": 1082, "timestamp": 1114,
+    "timestamptz": 1184, "numeric": 1700,
+}  # fmt: skip
+_NUMERIC: Final = re.compile(r"numeric\((?P<precision>\d+),\s*(?P<scale>\d+)\)")
+_DECIMAL: Final = re.compile(r"decimal\((?P<precision>\d+),(?P<scale>\d+)\)")
+_PRECISION_MAX: Final = 38
+
+TYPES: Final = f"{', '.join(_SPARK_TYPES)} and numeric(precision,scale)"
+"""The types that columns of streams and of results may have, for messages."""
+
+
+def duration_ms(text: str) -> int:
+    """``10 minutes`` in milliseconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError("must be a number and a unit, as '10 minutes'; units are milliseconds to days")
+    return int(match["count"]) * _UNIT_MS[match["unit"]]
+
+
+def spark_type(type_name: str) -> str | None:
+    """Spark's name of a column's type, None for one that streams don't have."""
+    if (match := _NUMERIC.fullmatch(type_name)) is not None:
+        precision, scale = int(match["precision"]), int(match["scale"])
+        return f"decimal({precision},{scale})" if 0 < precision <= _PRECISION_MAX and scale <= precision else None
+    return _SPARK_TYPES.get(type_name)
+
+
+def column_of(name: str, spark_name: str) -> Column | None:
+    """A result's column of this type of Spark's, as sinks know it; None for a type that they don't get."""
+    if (match := _DECIMAL.fullmatch(spark_name)) is not None:
+        precision, scale = int(match["precision"]), int(match["scale"])
+        type_name, modifier = f"numeric({precision},{scale})", (precision << 16 | scale) + 4
+        return Column(name, type_name, "numeric", False, _OIDS["numeric"], modifier)
+    for type_name, known in _SPARK_TYPES.items():
+        if known == spark_name:
+            return Column(name, type_name, type_name, False, _OIDS[type_name], -1)
+    return None
+
+
+class StreamSettings(Settings):
+    """A Kafka topic whose records are events: JSON objects, each with the time at which it happened."""
+
+    topic: Annotated[str, Field(min_length=1, description="the Kafka topic, whoever writes it")]
+    columns: Annotated[
+        Mapping[str, str], Field(min_length=1, description=f"the members to be read, each with its type: {TYPES}")
+    ]
+    time: str = Field(description="the column with the event's time, a timestamptz")
+    late: str = Field(description="how much later than the newest event one may come, as '10 minutes'")
+    id: tuple[str, ...] = Field(
+        default=(), description="columns that an event and its repetition have in common; none: every record is one"
+    )
+    sent: str | None = Field(
+        default=None,
+        description="the column with the time of sending by the device's clock; corrects the event's time by that"
+        " clock's offset",
+    )
+    ahead: str = Field(
+        default="1 hour",
+        description="how much later than it was received an event may have happened; else it is refused",
+    )
+
+    @field_validator("late", "ahead")
+    @classmethod
+    def _is_duration(cls, text: str) -> str:
+        duration_ms(text)
+        return text
+
+    @model_validator(mode="after")
+    def _columns_fit(self) -> Self:
+        problems = [
+            f"columns.{name}: {kind!r} is none of {TYPES}"
+            for name, kind in self.columns.items()
+            if spark_type(kind) is None
+        ]
+        problems += [
+            f"columns.{name}: the stream has this column already" for name in self._added if name in self.columns
+        ]
+        for setting, name in (("time", self.time), ("sent", self.sent)):
+            if name is not None and self.columns.get(name) != "timestamptz":
+                problems.append(f"{setting}: {name!r} is no column of type timestamptz")
+        problems += [f"id: {name!r} is no column of the stream" for name in self.id if name not in self.columns]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def _added(self) -> Sequence[str]:
+        return (RECEIVED,) if self.sent is None else (RECEIVED, CLOCK_OFFSET)
+
+
+class StreamQuerySettings(Settings):
+    """A query in Spark SQL over streams. Its rows are final: none changes, and none goes."""
+
+    sql: Annotated[str, Field(min_length=1)]
+    key: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+def result_name(query: str) -> TableName:
+    """What the result of a query is called in its store."""
+    return TableName(STREAM_QUERIES_SCHEMA, query)
+
+
+def name_problems(section: str, names: Sequence[str]) -> list[str]:
+    """What is wrong with the names of sections. They are names in SQL and in topics."""
+    return [
+        f"{section}.{name}: a name is a lower-case letter followed by up to 40 lower-case letters, digits or"
+        " underscores"
+        for name in names
+        if not _NAME.fullmatch(name)
+    ]

@@ -1,0 +1,47 @@
+"""Whether stream queries can be kept, as their jobs would ask Spark at their start, and whether their topics exist."""
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.model.errors import LockstepError
+from cdc.postgres.preflight.finding import Finding, error, ok
+from jobs.generations.record import check_owner, list_generations
+from lockstep.config import Config
+from lockstep.doctor.spark_sql import SparkSql
+from lockstep.stream_queries import stream_query_plan
+
+_JOB_STOPS = "its job would stop there"
+
+
+def check_stream_query(config: Config, *, name: str, sql: SparkSql) -> list[Finding]:
+    """Whether Spark takes the query and its store answers. Raises LockstepError when the store doesn't."""
+    subject, plan = f"stream query {name}", stream_query_plan(config, name)
+    opened = plan.opened(1)
+    try:
+        for each in list_generations(opened):
+            if each.record is not None:
+                check_owner(name, each.number, each.record, config.pipeline.name)
+    except LockstepError as foreign:
+        return [error(subject, foreign.message, _JOB_STOPS, foreign.hint or "")]
+    finally:
+        opened.sink.close()
+    problems = sql.stream_query_problems(plan)
+    remedy = f"mend [stream_queries.{name}]; docs/stream-queries.md says what a query may be"
+    return [error(subject, problem, _JOB_STOPS, remedy) for problem in problems] or [
+        ok(subject, "its store answers, and Spark takes the query")
+    ]
+
+
+def check_stream_topics(config: Config) -> list[Finding]:
+    """Whether the topics of streams are there. Raises Unavailable when Kafka doesn't answer."""
+    topics = {stream.topic: name for name, stream in config.streams.items()}
+    counts = TopicAdmin(config.kafka.client()).partition_counts(list(topics))
+    return [
+        ok(f"stream {name}", f"topic {topic} has {counts[topic]} partitions")
+        if topic in counts
+        else error(
+            f"stream {name}",
+            f"topic {topic} doesn't exist",
+            "queries over it wait for it",
+            f"create it, or mend streams.{name}.topic",
+        )
+        for topic, name in topics.items()
+    ]

@@ -1,0 +1,272 @@
+"""``lockstep searches``: add, list and remove standing searches of a sink, and watch them."""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import orjson
+from rich.table import Table
+
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from cdc.model.table import TableName
+from cdc.model.times import time_text
+from cdc.model.visible import visible
+from lockstep.config import Config
+from lockstep.generations import find, settings_of, settings_of_generation
+from lockstep.searches.follower import Follower
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.percolator import Percolator
+from sinks.opensearch.search_queries import query_problems
+from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
+from sinks.opensearch.settings import OpenSearchSettings
+
+logger = logging.getLogger("lockstep.searches")
+
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+_WAIT_S: Final = 0.25
+_AGAIN_MAX_S: Final = 30.0
+_SILENT_MS: Final = 60_000
+
+
+class Stopping(Protocol):
+    """What says when to stop, as ``lockstep.console.StopOnSignals``."""
+
+    def __call__(self) -> bool: ...
+
+    def wait(self, seconds: float) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSearch:
+    """A search as it is now. ``matching`` is how many documents matched it when that was told last; None before that.
+
+    ``problem`` says why nobody is told of it, None where somebody is.
+    """
+
+    sink: str
+    search: Search
+    matching: int | None
+    problem: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sink": self.sink,
+            "search": self.search.name,
+            "table": str(self.search.table),
+            "query": self.search.query,
+            "matching": self.matching,
+            "problem": self.problem,
+        }
+
+
+def parse_search(name: str, table: str, query: str) -> Search:
+    """A search as it was given. Raises ConfigurationError with all that is wrong with it."""
+    problems = []
+    if not _NAME.fullmatch(name):
+        problems.append("its name is made of lower-case letters, digits, '_', '.' and '-', letter or digit first")
+    parsed: Any = None
+    try:
+        parsed = orjson.loads(query)
+    except orjson.JSONDecodeError as error:
+        problems.append(f"its query isn't JSON: {error.msg}")
+    else:
+        problems += query_problems(parsed)
+    try:
+        of = TableName.parse(table)
+    except ValueError as error:
+        problems.append(str(error))
+    if problems:
+        raise ConfigurationError(
+            f"the search {visible(name)!r} can't stand",
+            problems=problems,
+            hint="docs/searches.md says which queries can",
+        )
+    return Search(name, of, parsed)
+
+
+def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]) -> None:
+    """Have somebody told of the documents that match, from those that do now on.
+
+    Raises LockstepError with the reason where the table's index can't take the query, and where there is another
+    search of this name.
+    """
+    with _open(config, sink) as (indexes, settings):
+        number = indexes.live()
+        if number is None:
+            raise LockstepError(
+                f"sink {sink!r} has nothing to be searched yet",
+                hint=f"let `lockstep run` or `lockstep apply {sink}` build it first",
+            )
+        built_with = settings_of_generation(config, sink, find(config, sink, number))
+        assert isinstance(built_with, OpenSearchSettings)
+        live = OpenSearchIndexes(sink, built_with, number)
+        try:
+            if live.held(live.index(search.table)) is None:
+                raise LockstepError(
+                    f"sink {sink!r} has no table {search.table}", hint="name one of its tables, as schema.table"
+                )
+            stored = StoredSearches(indexes.bookkeeping)
+            before = stored.load().get(search.name)
+            if before is None:
+                # What is in the way of a query is known only where it is stored. Whoever watches stores it once more.
+                percolator = Percolator(live, search.table)
+                percolator.ensure()
+                percolator.store(search.name, search.query)
+        finally:
+            live.client.close()
+        is_new = stored.add(search)
+        say(f"{sink} has a search {search.name} over {search.table}" + ("" if is_new else " already"))
+        if not settings.searches and not _is_watched(stored.load_status()):
+            say(
+                f"nobody is told of it: set searches = true in [sinks.{sink}] for `lockstep run`, or start"
+                f" `lockstep searches watch {sink}`"
+            )
+
+
+def remove(config: Config, sink: str, name: str) -> None:
+    """Have nobody told of this search any more: every document ceases to match it. Raises LockstepError without it."""
+    with _open(config, sink) as (indexes, _):
+        if not StoredSearches(indexes.bookkeeping).remove(name):
+            raise LockstepError(
+                f"sink {sink!r} has no search {visible(name)!r}", hint="`lockstep searches list` shows those there are"
+            )
+
+
+def listed(config: Config, sinks: Sequence[str]) -> Iterator[ListedSearch]:
+    """The searches of these sinks, of all that are in OpenSearch where none is named, by name."""
+    for sink in sinks or _opensearch_sinks(config):
+        with _open(config, sink) as (indexes, _):
+            stored = StoredSearches(indexes.bookkeeping)
+            status = stored.load_status()
+            for name, search in sorted(stored.load().items()):
+                yield ListedSearch(sink, search, status.matching.get(name), _problem(status, name))
+
+
+def searches_table(searches: Sequence[ListedSearch]) -> Table:
+    """For people."""
+    table = Table()
+    for heading in ("sink", "search", "table", "matching", "query", ""):
+        table.add_column(heading, overflow="fold")
+    for each in searches:
+        matching = "-" if each.matching is None else f"{each.matching:,}"
+        query = visible(orjson.dumps(each.search.query).decode())
+        table.add_row(each.sink, each.search.name, str(each.search.table), matching, query, each.problem or "")
+    return table
+
+
+def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
+    """Tell which documents begin and cease to match the searches of these sinks until told to stop.
+
+    Without names, of those that have ``searches = true``. A sink that can't be told of now is tried again, and no other
+    one waits for it. Raises ConfigurationError where there is none, and Fenced once others tell of all of them.
+    """
+    names = tuple(sinks) or config.sinks_with_searches
+    if not names:
+        raise ConfigurationError(
+            "no sink has searches = true", hint="set it in the section of an OpenSearch sink, or name a sink here"
+        )
+    for name in names:
+        _settings(config, name)
+    watched = [_Watched(config, name, stopping) for name in names]
+    try:
+        while not stopping():
+            if (fenced := watched[0].fenced) is not None and all(each.fenced for each in watched):
+                raise fenced
+            looked = [each.step() for each in watched]
+            if not any(looked):
+                stopping.wait(_WAIT_S)
+    finally:
+        for each in watched:
+            each.close()
+
+
+class _Watched:
+    """One sink, and its follower while that goes on."""
+
+    def __init__(self, config: Config, name: str, stopping: Stopping) -> None:
+        self._config = config
+        self._name = name
+        self._stopping = stopping
+        self._follower: Follower | None = None
+        self._again_at = 0.0
+        self._again_s = 1.0
+        self.fenced: Fenced | None = None
+        """Set once another process tells of this sink."""
+
+    def step(self) -> bool:
+        if self.fenced is not None or time.monotonic() < self._again_at:
+            return False
+        try:
+            if self._follower is None:
+                self._follower = Follower(self._config, self._name, stopping=self._stopping)
+            looked = self._follower.step()
+        except LockstepError as error:
+            self._note_whether_fenced()
+            self.close()
+            if self.fenced is not None:
+                logger.error("%s", self.fenced)  # noqa: TRY400  our own sentence, which needs no trace
+                return False
+            level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR
+            logger.log(level, "the searches of sink %s wait %.0f s: %s", self._name, self._again_s, error)
+            self._again_at = time.monotonic() + self._again_s
+            self._again_s = min(2 * self._again_s, _AGAIN_MAX_S)
+            return False
+        self._again_s = 1.0
+        return looked
+
+    def _note_whether_fenced(self) -> None:
+        try:
+            if self._follower is not None:
+                self._follower.check_claim()
+        except Fenced as error:
+            self.fenced = error
+        except LockstepError:
+            return  # nobody can say now: whoever begins again fences, or is
+
+    def close(self) -> None:
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+
+
+def _problem(status: SearchStatus, name: str) -> str | None:
+    if not _is_watched(status):
+        since = "" if not status.at_ms else f" since {time_text(status.at_ms)}"
+        return f"nobody is told of it{since}: `lockstep searches watch` tells"
+    return status.refused.get(name)
+
+
+def _is_watched(status: SearchStatus) -> bool:
+    return time.time_ns() // 1_000_000 - status.at_ms < _SILENT_MS
+
+
+@contextmanager
+def _open(config: Config, sink: str) -> Iterator[tuple[OpenSearchIndexes, OpenSearchSettings]]:
+    settings = _settings(config, sink)
+    indexes = OpenSearchIndexes(sink, settings, 1)
+    try:
+        yield indexes, settings
+    finally:
+        indexes.client.close()
+
+
+def _settings(config: Config, sink: str) -> OpenSearchSettings:
+    """Raises ConfigurationError for a sink that can't have searches."""
+    settings = settings_of(config, sink)
+    if not isinstance(settings, OpenSearchSettings) or settings.view is not None:
+        what = "a view" if settings.view is not None else "no sink of tables in OpenSearch"
+        names = ", ".join(_opensearch_sinks(config)) or "none"
+        raise ConfigurationError(f"{sink} is {what}, and can't have searches", hint=f"sinks that can: {names}")
+    return settings
+
+
+def _opensearch_sinks(config: Config) -> list[str]:
+    return [
+        name
+        for name, settings in config.sinks.items()
+        if isinstance(settings, OpenSearchSettings) and settings.view is None
+    ]

@@ -1,0 +1,453 @@
+"""Goes along behind an OpenSearch sink and tells which documents begin and cease to match its standing searches.
+
+It tells of what the sink's live generation holds, and not of what the log says. The log only says which documents may
+have changed. So it reads the log up to where the sink has applied it, looks each of these documents up, asks which
+searches it matches now, and tells what differs from what was told last. A rejected event tells nothing, since the
+document is as before; and what a sink leaves out, masks or computes is no different.
+
+Whenever something else may have changed documents or searches, it *compares*: it has the index itself find the
+documents that match, and looks at those of which something else was told. So nothing between is lost. It compares each
+search that is new. It compares all of them at its start, when another generation goes live, when a sink was put back,
+when the log no longer has what comes next, and every ten minutes: a rejection that was retried has no new event.
+"""
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from uuid import uuid4
+
+import orjson
+import pyarrow as pa
+
+from cdc.kafka.topic_names import table_topic
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.event import parse_key
+from cdc.model.log_message import LogMessage
+from cdc.model.table import TableName
+from cdc.protocol.envelope import TAG_END, TAG_START
+from cdc.spilling import SpillingMap
+from jobs.executor.log_reader import LogReader, ranges
+from jobs.generations.record import Generation, load_record
+from lockstep.config import Config
+from lockstep.generations import settings_of_generation
+from lockstep.searches.matches import Told, changes, tag_of_absence
+from lockstep.searches.topic import Match, MatchTopic
+from sinks.contract import Progress, TopicPartition
+from sinks.opensearch.coordination import OpenSearchCoordination
+from sinks.opensearch.generations import OpenSearchGenerations
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.percolator import Percolator, remove_others
+from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.wrappers.column_names import load_names
+from sinks.wrappers.renaming import Renaming
+
+logger = logging.getLogger("lockstep.searches")
+
+_DOCUMENTS: Final = 500
+"""How many documents are asked about at once."""
+
+_RECORDS_IN_TRANSACTION: Final = 5000
+_COMPARE_EVERY_S: Final = 600.0
+_STATUS_EVERY_S: Final = 10.0
+_REFUSED_AGAIN_S: Final = 10.0
+"""How often a search is tried again that can't be told of, as where its table isn't in the sink yet."""
+
+_Item = TypeVar("_Item")
+
+
+class Follower:
+    """One sink. ``step`` again and again; ``close`` at the end.
+
+    What it raises leaves nothing half told: close it, and go on with a new one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        *,
+        stopping: Callable[[], bool] = lambda: False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Fences whoever tells of this sink, and reads what was told. Raises as ``MatchTopic``."""
+        self._config = config
+        self._name = name
+        self._stopping = stopping
+        self._monotonic = monotonic
+        settings = config.sinks[name]
+        assert isinstance(settings, OpenSearchSettings)
+        self._settings = settings
+        self._closing = ExitStack()
+        self._live: _LiveGeneration | None = None
+        self._any = OpenSearchIndexes(name, settings, 1)
+        self._closing.callback(self._any.client.close)
+        self._stored = StoredSearches(self._any.bookkeeping)
+        self._run = f"{time.time_ns():020d}.{uuid4().hex}"
+        try:
+            # Before the other one is fenced: it has to find out that it doesn't go on.
+            self._stored.claim(self._run)
+            self._topic = MatchTopic(config.kafka, config.pipeline.name, name)
+            self._closing.callback(self._topic.close)
+            self._log = LogReader(config.kafka.client())
+            self._closing.callback(self._log.close)
+            self._documents = SpillingMap(Path(tempfile.gettempdir()))
+            """What was told: [table, identity] -> [key, {search: [matches, tag]}], both JSON."""
+            self._closing.callback(self._documents.close)
+            self._matching: dict[str, int] = {}
+            for match in self._topic.told():
+                self._remember(match)
+        except BaseException:
+            self.close()
+            raise
+        self._searches: dict[str, Search] = {}
+        """Those that documents are asked about."""
+        self._refused: dict[str, str] = {}
+        self._compare_at = self._again_at = 0.0
+        self._status = SearchStatus()
+        self._status_at = 0.0
+
+    def close(self) -> None:
+        """What isn't committed was never told."""
+        self._leave()
+        self._closing.close()
+
+    def check_claim(self) -> None:
+        """Raise Fenced where another process tells of this sink by now."""
+        if self._stored.is_claimed_after(self._run):
+            raise Fenced(
+                f"another process tells of the searches of sink {self._name!r} by now",
+                hint="let one process watch them: `lockstep run`, or `lockstep searches watch`",
+            )
+
+    def step(self) -> bool:
+        """Tell what is to be told now. Returns whether there was anything to look at."""
+        searches = self._stored.load()
+        if not searches and not self._searches and not any(self._matching.values()):
+            self._tell_status()
+            return False
+        looked = self._settle(searches)
+        if self._live is not None:
+            looked |= self._follow(self._live)
+        self._tell_status()
+        return looked
+
+    # Which searches, over which generation
+
+    def _settle(self, searches: Mapping[str, Search]) -> bool:
+        """Have documents of the live generation asked about these searches, and compare what is new. Whether it was."""
+        self._end_removed(searches)
+        number = self._any.live()
+        progress = None if number is None else self._progress_of(number)
+        if number is None or progress is None:
+            self._leave()
+            return False
+        if self._live is None or self._live.is_other_than(number, progress):
+            self._begin(number, progress)
+        live = self._live
+        assert live is not None
+        live.progress = progress
+        for table in live.outdated():
+            live.drop(table)
+            self._searches = {name: search for name, search in self._searches.items() if search.table != table}
+        now = self._monotonic()
+        is_again, is_due = now >= self._again_at, now >= self._compare_at
+        self._again_at = now + _REFUSED_AGAIN_S if is_again else self._again_at
+        self._compare_at = now + _COMPARE_EVERY_S if is_due else self._compare_at
+        new = [search for name, search in searches.items() if self._searches.get(name) != search]
+        taken = [
+            search for search in new if (is_again or search.name not in self._refused) and self._take(live, search)
+        ]
+        compared = list(self._searches.values()) if is_due else taken
+        for search in compared:
+            self._compare(live, search)
+        return bool(compared)
+
+    def _begin(self, number: int, progress: Progress) -> None:
+        """Begin with a generation: every search is stored for it, and compared."""
+        self._leave()
+        self._live = _LiveGeneration(self._config, self._name, self._settings, number, progress)
+        self._live.begin_anew()
+        self._searches.clear()
+        self._refused.clear()
+        self._compare_at = self._monotonic() + _COMPARE_EVERY_S
+
+    def _leave(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def _take(self, live: "_LiveGeneration", search: Search) -> bool:
+        """Have documents asked about a search from now on. False where that can't be."""
+        refused = None
+        try:
+            live.percolator(search.table).store(search.name, search.query)
+        except Unavailable:
+            raise
+        except LockstepError as error:
+            refused = error.message
+        before = self._refused.pop(search.name, None)
+        if refused is None:
+            self._searches[search.name] = search
+            return True
+        self._refused[search.name] = refused
+        if refused != before:
+            logger.error(LogMessage("search can't be told of", {"sink": self._name, "search": search.name}, refused))
+        return False
+
+    def _end_removed(self, searches: Mapping[str, Search]) -> None:
+        """What matched a search that is there no longer, or is over another table now, ceases to."""
+        for name in [name for name in self._refused if name not in searches]:
+            del self._refused[name]
+        gone = {name for name, search in self._searches.items() if searches.get(name) != search}
+        for name in gone:
+            search = self._searches.pop(name)
+            if self._live is not None and name not in searches:
+                self._live.discard(search)
+        gone = {name for name, count in self._matching.items() if count and name not in searches}
+        if not gone:
+            return
+        for name in sorted(gone):
+            for portion in _portions(self._told_to_match(name), _RECORDS_IN_TRANSACTION):
+                self._tell([self._ceased(entry, name) for entry in portion])
+
+    def _told_to_match(self, name: str) -> list[bytes]:
+        """The documents that were told to match this search."""
+        if not self._matching.get(name):
+            return []
+        told_of = ((entry, self._told_of_entry(entry)[1].get(name)) for entry in self._documents)
+        return [entry for entry, told in told_of if told is not None and told.matches]
+
+    def _progress_of(self, number: int) -> Progress | None:
+        indexes = self._any if self._live is None or self._live.number != number else self._live.indexes
+        if indexes.generation == number:
+            return OpenSearchGenerations(indexes).load_progress()
+        other = OpenSearchIndexes(self._name, self._settings, number)
+        try:
+            return OpenSearchGenerations(other).load_progress()
+        finally:
+            other.client.close()
+
+    # What has changed
+
+    def _follow(self, live: "_LiveGeneration") -> bool:
+        """Look at what was applied since the last call. Whether anything was."""
+        topics = {table_topic(self._config.pipeline.name, table): table for table in self._tables()}
+        ends = {at: end for at, end in live.reached.items() if at[0] in topics}
+        wanted = ranges({at: live.position.get(at, 0) for at in ends}, ends)
+        try:
+            with closing(self._log.read(wanted)) as log:
+                for records in log if wanted else ():
+                    for table, identities in _changed(live, records, topics).items():
+                        for portion in _portions(identities.items(), _DOCUMENTS):
+                            if self._stopping():
+                                return True  # the position stays: whoever goes on compares all
+                            self._look_at(live, table, dict(portion))
+        except PositionMismatch:
+            logger.warning(
+                LogMessage("comparing all searches", {"sink": self._name}, "the log no longer has what comes next")
+            )
+            self._leave()
+            return True
+        live.position = live.reached
+        return bool(wanted)
+
+    def _compare(self, live: "_LiveGeneration", search: Search) -> None:
+        """Look at the documents that the index finds and weren't told to match, and at those that were and aren't
+        found."""
+        count = 0
+        with SpillingMap(Path(tempfile.gettempdir())) as seen:
+
+            def differing() -> Iterator[bytes]:
+                for identity in live.percolator(search.table).found(search.query):
+                    seen[identity] = b""
+                    told = self._told_of(search.table, identity)[1].get(search.name)
+                    if told is None or not told.matches:
+                        yield identity
+                for entry in self._told_to_match(search.name):
+                    table, identity = _parts(entry)
+                    if table != str(search.table):
+                        self._tell([self._ceased(entry, search.name)])
+                    elif seen.get(identity) is None:
+                        yield identity
+
+            for portion in _portions(differing(), _DOCUMENTS):
+                self._look_at(live, search.table, dict.fromkeys(portion, ""))
+                count += len(portion)
+        logger.info(LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count}))
+
+    def _ceased(self, entry: bytes, search: str) -> Match:
+        """That a document ceases to match a search as of the version that was told of."""
+        (table, identity), (key, told) = _parts(entry), self._told_of_entry(entry)
+        return Match(self._name, search, table, identity, key, Told(matches=False, tag=told[search].tag))
+
+    def _look_at(self, live: "_LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
+        """Tell what is to be told of these documents. Each has the tag of the event that was seen of it last, or ""."""
+        searches = [search.name for search in self._searches.values() if search.table == table]
+        percolator = live.percolator(table)
+        documents = dict(percolator.documents(list(identities)))
+        matching = dict(zip(documents, percolator.matches(list(documents.values())), strict=True))
+        found = list[Match]()
+        for identity, seen_tag in identities.items():
+            key, told = self._told_of(table, identity)
+            document = documents.get(identity)
+            if document is not None:
+                key, tag = dict(document.key), document.tag
+            else:
+                tag = tag_of_absence(told, seen_tag)
+            found += (
+                Match(self._name, search, str(table), identity, key, now)
+                for search, now in changes(told, matching.get(identity, ()), searches, tag=tag).items()
+            )
+        for portion in _portions(found, _RECORDS_IN_TRANSACTION):
+            self._tell(portion)
+
+    # What was told
+
+    def _tell(self, matches: Iterable[Match]) -> None:
+        told = list(matches)
+        for match in told:
+            self._topic.tell(match)
+        self._topic.commit()
+        for match in told:
+            self._remember(match)
+
+    def _remember(self, match: Match) -> None:
+        entry = _entry(match.table, match.identity)
+        _, told = self._told_of_entry(entry)
+        before = told.get(match.search)
+        self._matching[match.search] = (
+            self._matching.get(match.search, 0) + match.told.matches - (before is not None and before.matches)
+        )
+        told[match.search] = match.told
+        fields = {search: [each.matches, each.tag] for search, each in told.items()}
+        self._documents[entry] = orjson.dumps([match.key, fields])
+
+    def _told_of(self, table: TableName, identity: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
+        return self._told_of_entry(_entry(str(table), identity))
+
+    def _told_of_entry(self, entry: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
+        """The key of a document, and what was told of it by search."""
+        stored = self._documents.get(entry)
+        if stored is None:
+            return {}, {}
+        key, told = orjson.loads(stored)
+        return key, {search: Told(*fields) for search, fields in told.items()}
+
+    def _tables(self) -> set[TableName]:
+        return {search.table for search in self._searches.values()}
+
+    def _tell_status(self) -> None:
+        matching = {name: self._matching.get(name, 0) for name in self._searches}
+        now = SearchStatus(self._status.at_ms, matching, dict(self._refused))
+        if now == self._status and self._monotonic() < self._status_at:
+            return
+        self._status = SearchStatus(time.time_ns() // 1_000_000, matching, dict(self._refused))
+        self._status_at = self._monotonic() + _STATUS_EVERY_S
+        self._stored.save_status(self._status)
+
+
+class _LiveGeneration:
+    """The generation that readers see, and where what was looked at ends in the log."""
+
+    def __init__(
+        self, config: Config, name: str, settings: OpenSearchSettings, number: int, progress: Progress
+    ) -> None:
+        self.number = number
+        self.progress = progress
+        self.position = self.reached
+        bookkeeping = OpenSearchIndexes(name, settings, number)
+        try:
+            records = OpenSearchCoordination(bookkeeping.bookkeeping)
+            record = load_record(records, number)
+            built_with = settings_of_generation(config, name, Generation(number, is_live=True, record=record))
+            kept = load_names(records, number)
+        finally:
+            bookkeeping.client.close()
+        assert isinstance(built_with, OpenSearchSettings)
+        self._renaming: Renaming = built_with.renaming() if kept is None else kept.renaming
+        self.indexes = OpenSearchIndexes(name, built_with, number)
+        self._percolators: dict[TableName, Percolator] = {}
+
+    def close(self) -> None:
+        self.indexes.client.close()
+
+    @property
+    def reached(self) -> dict[TopicPartition, int]:
+        """Up to where the sink has applied the log, also behind a part that was left out."""
+        return {**self.progress.next_offsets, **self.progress.skipped}
+
+    def is_other_than(self, number: int, progress: Progress) -> bool:
+        """Whether this isn't the live one any more, or was put back, or reads other topics of the same names."""
+        if number != self.number or _is_below(progress, self.position):
+            return True
+        ids = self.progress.topic_ids
+        return any(ids[topic] != topic_id for topic, topic_id in progress.topic_ids.items() if topic in ids)
+
+    def begin_anew(self) -> None:
+        """Forget all queries that were stored, also those of other generations."""
+        self._percolators.clear()
+        remove_others(self.indexes, ())
+
+    def percolator(self, table: TableName) -> Percolator:
+        """Of a table that has an index in this generation. Raises LockstepError for another one."""
+        if table not in self._percolators:
+            made = Percolator(self.indexes, table)
+            made.create()
+            self._percolators[table] = made
+        return self._percolators[table]
+
+    def outdated(self) -> list[TableName]:
+        """The tables whose indexes have got other fields."""
+        return [table for table, percolator in self._percolators.items() if percolator.is_outdated()]
+
+    def drop(self, table: TableName) -> None:
+        """Store the queries over this table anew."""
+        del self._percolators[table]
+
+    def discard(self, search: Search) -> None:
+        """Ask about this search no longer."""
+        if search.table in self._percolators:
+            self._percolators[search.table].discard(search.name)
+
+    def identity(self, table: TableName, key: bytes) -> bytes:
+        """Where the document of a row is found again. ``key`` is the source's, as in an event."""
+        return self.percolator(table).identity(self._renaming.row(table, parse_key(key)))
+
+
+def _changed(
+    live: _LiveGeneration, records: pa.RecordBatch, topics: Mapping[str, TableName]
+) -> dict[TableName, dict[bytes, str]]:
+    """The documents that these records of the log are about, each with the tag of its newest event."""
+    found: dict[TableName, dict[bytes, str]] = {}
+    columns = (records.column(name).to_pylist() for name in ("topic", "key", "value", "tombstone_tag"))
+    for topic, key, value, tombstone_tag in zip(*columns, strict=True):
+        table = topics[topic]
+        tag = tombstone_tag if value is None else value[TAG_START:TAG_END]
+        found.setdefault(table, {})[live.identity(table, key)] = (tag or b"").decode()
+    return found
+
+
+def _is_below(progress: Progress, position: Mapping[TopicPartition, int]) -> bool:
+    reached = {**progress.next_offsets, **progress.skipped}
+    return any(reached.get(at, 0) < end for at, end in position.items())
+
+
+def _parts(entry: bytes) -> tuple[str, bytes]:
+    table, identity = orjson.loads(entry)
+    return table, identity.encode()
+
+
+def _entry(table: str, identity: bytes) -> bytes:
+    return orjson.dumps([table, identity.decode()])
+
+
+def _portions(of: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
+    remaining = iter(of)
+    while portion := list(islice(remaining, most)):
+        yield portion

@@ -1,0 +1,134 @@
+"""The topic of matches, ``<pipeline>.__matches``: each document that begins or ceases to match a standing search.
+
+A record's key is sink, search, table and the document's id, so compaction keeps what was told last. After a record that
+a document ceases to match comes a tombstone: a compacted topic has those that match now. One partition and one
+transactional producer per sink keep all of it in one order, and a newer producer fences an older one.
+
+The topic is the only memory of what was told: whoever goes on reads it first. So what is remembered can't differ from
+what was told, wherever a process was killed.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import orjson
+
+from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan
+from cdc.kafka.topic_names import MATCHES, control_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.event import JsonValue
+from cdc.protocol.record_fields import FORMAT, parse_record
+from lockstep.searches.matches import Told
+
+_QUEUE_BYTES: Final = 8 * 1024 * 1024
+
+BEGINS, CEASES = "begins", "ceases"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A record of the topic. ``identity`` is where the document is found in its index: ``_id``, and ``routing`` where
+    it has one, as JSON. ``key`` has the columns of its key by the names that they have in the sink.
+    """
+
+    sink: str
+    search: str
+    table: str
+    identity: bytes
+    key: Mapping[str, JsonValue]
+    told: Told
+
+    def record_key(self) -> bytes:
+        """The key of its record."""
+        identity = orjson.loads(self.identity)
+        return orjson.dumps({"sink": self.sink, "search": self.search, "table": self.table, "id": identity["_id"]})
+
+    def to_bytes(self) -> bytes:
+        """Its record's value."""
+        identity = orjson.loads(self.identity)
+        return orjson.dumps(
+            {
+                "format": FORMAT,
+                "event": BEGINS if self.told.matches else CEASES,
+                "tag": self.told.tag,
+                "sink": self.sink,
+                "search": self.search,
+                "table": self.table,
+                "key": dict(self.key),
+                "id": identity["_id"],
+                "routing": identity.get("routing"),
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, value: bytes, what: str) -> Self:
+        """Raises as ``parse_record``, and ForeignRecord."""
+        fields = parse_record(value, what)
+        document: dict[str, Any] = orjson.loads(value)
+        routing = document.get("routing")
+        identity = {"_id": fields.text("id"), **({} if routing is None else {"routing": routing})}
+        return cls(
+            fields.text("sink"),
+            fields.text("search"),
+            fields.text("table"),
+            orjson.dumps(identity),
+            document["key"],
+            Told(fields.text("event") == BEGINS, fields.text("tag")),
+        )
+
+
+class MatchTopic:
+    """Tells of one sink's matches. Whoever told of them before is fenced.
+
+    Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
+    is to be closed then, and opened anew.
+    """
+
+    def __init__(self, kafka: KafkaSettings, pipeline: str, sink: str) -> None:
+        self._sink = sink
+        self._client = kafka.client()
+        self._topic = control_topic(pipeline, MATCHES)
+        cluster = TopicAdmin(self._client)
+        cluster.create(cluster.missing([match_topic_plan(pipeline, kafka.topics)]))
+        self._publisher = TransactionalPublisher(
+            self._client,
+            prefix=pipeline,
+            transactional_id=f"{self._topic}.{sink}",
+            queue_bytes=_QUEUE_BYTES,
+            max_message_bytes=kafka.topics.max_message_bytes,
+            while_waiting=lambda: None,
+        )
+        try:
+            self._publisher.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def told(self) -> Iterator[Match]:
+        """All that was told of this sink's documents and is there still, in order. A later one replaces an earlier."""
+        with closing(TopicReader(self._client).records(self._topic)) as records:
+            for record in records:
+                if record.value is None:
+                    continue
+                match = Match.from_bytes(record.value, f"the record at offset {record.offset} of topic {self._topic}")
+                if match.sink == self._sink:
+                    yield match
+
+    def tell(self, match: Match) -> None:
+        """Add a record to the open transaction."""
+        key = match.record_key()
+        self._publisher.send(self._topic, key, match.to_bytes())
+        if not match.told.matches:
+            self._publisher.send(self._topic, key, None, match.told.tag.encode())
+
+    def commit(self) -> None:
+        """Readers see from now on what was told."""
+        self._publisher.commit_events()
+
+    def close(self) -> None:
+        """What isn't committed was never told."""
+        self._publisher.close()

@@ -1,0 +1,73 @@
+"""``[stream_queries.NAME]`` -> the query and the settings of the sink that its result is in, before all is validated.
+
+A query says of which sink it takes the store, the address and the login, as a view does.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from pydantic import model_validator
+
+from jobs.streams.settings import StreamQuerySettings
+from lockstep.view_sections import kind_of_sink
+from sinks.registry import SinkSettings
+from sinks.table_settings import NOT_OF_A_VIEW
+
+_OWN: Final = ("sink", "sql", "key")
+"""What a query's section has besides settings of its kind of sink."""
+
+
+class StreamQuerySection(StreamQuerySettings):
+    """A query, and the sink of its result. ``lender`` is the section that it has the address from."""
+
+    sink: SinkSettings
+    lender: str = ""
+
+    @property
+    def query(self) -> StreamQuerySettings:
+        """The query alone."""
+        return StreamQuerySettings(sql=self.sql, key=self.key)
+
+    @model_validator(mode="after")
+    def _names_no_tables(self) -> "StreamQuerySection":
+        if self.sink.tables or self.sink.named_tables():
+            raise ValueError("it has one table, its result: remove the settings that name tables")
+        return self
+
+
+def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The document in which each query has its sink's settings, and the problems that the models won't find.
+
+    Such a query isn't in it. One that has its sink's settings already stays as it is.
+    """
+    sections, sinks = document.get("stream_queries"), document.get("sinks", {})
+    if not isinstance(sections, dict) or not isinstance(sinks, dict):
+        return dict(document), []
+    problems, made = list[str](), dict[str, Any]()
+    for name, section in sections.items():
+        at = f"stream_queries.{name}"
+        if not isinstance(section, dict):
+            problems.append(f"{at}: must be a section, or a table in {{ }}")
+            continue
+        lender = section.get("sink")
+        if lender is not None and not isinstance(lender, str):  # the settings themselves
+            made[name] = section
+            continue
+        if lender is None or not isinstance(sinks.get(lender), dict):
+            problems.append(
+                f"{at}.sink: is missing" if lender is None
+                else f"{at}.sink: there is no section [sinks.{lender}], whose store it would take"
+            )  # fmt: skip
+            continue
+        kind = kind_of_sink(sinks[lender])
+        if kind is None:  # which is told of the sink itself
+            continue
+        refused = [
+            setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender", "topic"}
+        ]
+        problems += [f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in refused]
+        taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
+        own = {key: value for key, value in section.items() if key not in (*_OWN, *refused)}
+        query = {key: section[key] for key in ("sql", "key") if key in section}
+        made[name] = query | {"sink": taken_over | own, "lender": lender}
+    return {**document, "stream_queries": made}, problems

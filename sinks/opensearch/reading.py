@@ -1,0 +1,76 @@
+"""Documents of an index as they are now: by a query, or by their ids."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import orjson
+
+from cdc.model.errors import Unavailable
+from sinks.opensearch.answers import RETRY_AFTER_S, unreadable
+from sinks.opensearch.client import OpenSearchClient
+from sinks.page_size import PageSize
+
+_FOUND_AT_ONCE: Final = 2000
+_KEEP_ALIVE: Final = "5m"
+
+DOCUMENTS_MAX: Final = 1000
+"""How many documents are looked up at once."""
+
+
+def found(client: OpenSearchClient, index: str, query: Mapping[str, Any]) -> Iterator[Sequence[Mapping[str, str]]]:
+    """Where the documents that match a query are found again, some at once, in no particular order.
+
+    Ids alone: a page of documents may have any size. As of the last refresh. Raises as ``whole``.
+    """
+    asked = {"size": _FOUND_AT_ONCE, "sort": ["_doc"], "query": query, "_source": False}
+    page = client.call("POST", f"/{index}/_search", asked, {"scroll": _KEEP_ALIVE})
+    try:
+        while whole(page)["hits"]["hits"]:
+            yield [identity_of(hit) for hit in page["hits"]["hits"]]
+            again = {"scroll": _KEEP_ALIVE, "scroll_id": page["_scroll_id"]}
+            page = client.call("POST", "/_search/scroll", again)
+    finally:
+        client.call("DELETE", "/_search/scroll", {"scroll_id": [page["_scroll_id"]]}, missing_ok=True)
+
+
+def looked_up(
+    client: OpenSearchClient,
+    index: str,
+    documents: Sequence[Mapping[str, str]],
+    page_size: PageSize,
+    *,
+    is_routed: bool,
+) -> Iterator[tuple[Mapping[str, str], Mapping[str, Any]]]:
+    """Those of these documents that are there, each with its ``_source``; a bounded number of bytes at a time.
+
+    By id, hence as of now: the server looks into what it hasn't refreshed yet. ``page_size`` has at most
+    ``DOCUMENTS_MAX`` rows. Raises as ``unreadable``.
+    """
+    begin = 0
+    while portion := documents[begin : begin + page_size.rows]:
+        begin += len(portion)
+        wanted = {"docs": portion} if is_routed else {"ids": [document["_id"] for document in portion]}
+        answer = client.call("POST", f"/{index}/_mget", wanted)
+        size = 0
+        for identity, document in zip(portion, answer["docs"], strict=True):
+            if "error" in document:
+                raise unreadable(document["error"])
+            if document["found"]:
+                size += len(orjson.dumps(document["_source"]))
+                yield identity, document["_source"]
+        page_size.learn(len(portion), size)
+
+
+def identity_of(hit: Mapping[str, Any]) -> Mapping[str, str]:
+    """Where a document is found again."""
+    return {"_id": hit["_id"], **({"routing": hit["_routing"]} if "_routing" in hit else {})}
+
+
+def whole(page: Any) -> Any:
+    """A page of results. Raises Unavailable where a shard couldn't say what it has.
+
+    OpenSearch answers without it all the same.
+    """
+    if page["_shards"]["failed"] or page.get("timed_out"):
+        raise Unavailable("opensearch can't read all shards of an index now", retry_after_s=RETRY_AFTER_S)
+    return page

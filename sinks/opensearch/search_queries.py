@@ -1,0 +1,94 @@
+"""Which queries can stand (pure): those whose answer for a document depends on nothing but the document.
+
+A standing query is asked about a document when that changes. What depends on the time, on other documents or on where a
+document is stored would change without that, and nobody would be told.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+_OVER_QUERIES: Final[Mapping[str, frozenset[str]]] = {
+    "bool": frozenset({"must", "filter", "should", "must_not"}),
+    "constant_score": frozenset({"filter"}),
+    "dis_max": frozenset({"queries"}),
+}
+"""Queries that are made of others, and where these are."""
+
+_OF_FIELDS: Final = frozenset(
+    {
+        *("term", "terms", "range", "exists", "prefix", "wildcard", "regexp", "fuzzy"),
+        *("match", "match_phrase", "match_phrase_prefix", "match_bool_prefix", "intervals"),
+        *("geo_distance", "geo_bounding_box", "geo_polygon"),
+    }
+)
+_NAMES_ITS_FIELDS: Final = frozenset({"multi_match", "simple_query_string"})
+_WITHOUT_FIELDS: Final = frozenset({"match_all", "match_none"})
+
+_HINTS: Final[Mapping[str, str]] = {
+    "query_string": "simple_query_string can",
+    "function_score": "a score decides nothing here: write the query alone",
+    "boosting": "a score decides nothing here: write the query alone",
+    "ids": "name the columns of the key",
+}
+
+_BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte", "from", "to"})
+_OF_THE_SERVER: Final = frozenset({"_id", "_index", "_routing", "_version", "_seq_no", "_source"})
+_DEPTH_MAX: Final = 20
+
+
+def query_problems(query: Any) -> list[str]:
+    """Why a query can't stand, a sentence each; none where it can. The server still has to judge it."""
+    return list(dict.fromkeys(_problems(query, 1)))
+
+
+def _problems(query: Any, depth: int) -> Iterator[str]:
+    if not isinstance(query, Mapping) or len(query) != 1:
+        yield 'a query is an object with one name, as {"term": {"city": "Bern"}}'
+        return
+    if depth > _DEPTH_MAX:
+        yield f"queries lie in each other more than {_DEPTH_MAX} deep"
+        return
+    ((kind, of),) = query.items()
+    if kind in _OVER_QUERIES:
+        if not isinstance(of, Mapping):
+            yield f"{kind} is an object"
+            return
+        for part in sorted(_OVER_QUERIES[kind] & of.keys()):
+            inner = of[part]
+            for one in inner if isinstance(inner, list) and kind != "constant_score" else [inner]:
+                yield from _problems(one, depth + 1)
+    elif kind in _OF_FIELDS:
+        if not isinstance(of, Mapping):
+            yield f"{kind} is an object"
+            return
+        yield from _field_problems(kind, of)
+    elif kind in _NAMES_ITS_FIELDS:
+        if not isinstance(of, Mapping) or not isinstance(of.get("fields"), list) or not of["fields"]:
+            yield f"{kind} has to name its fields"
+        elif any(not isinstance(field, str) or "*" in field for field in of["fields"]):
+            yield f"{kind} has to name each of its fields in full: a pattern would take in columns that are added later"
+    elif kind not in _WITHOUT_FIELDS:
+        yield f"{kind} can't stand" + (f"; {_HINTS[kind]}" if kind in _HINTS else "")
+
+
+def _field_problems(kind: str, of: Mapping[str, Any]) -> Iterator[str]:
+    fields = [of.get("field")] if kind == "exists" else list(of)
+    if wrong := sorted(field for field in fields if isinstance(field, str) and field in _OF_THE_SERVER):
+        yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"
+    if kind == "exists" and "*" in str(of.get("field")):
+        yield "exists has to name its field in full: a pattern would take in columns that are added later"
+    for field, how in of.items():
+        if kind == "terms" and isinstance(how, Mapping):
+            yield f"terms takes its values from another document for {field}: write them here"
+        if kind == "range" and isinstance(how, Mapping):
+            bounds = [str(how[bound]) for bound in sorted(_BOUNDS & how.keys())]
+            if any(bound.lstrip().lower().startswith("now") for bound in bounds):
+                yield f"range of {field} depends on the time: documents would begin and cease to match unchanged"
+        if kind == "intervals" and _has_script(how):
+            yield f"intervals of {field} has a script, and a script may depend on anything"
+
+
+def _has_script(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "script" in value or any(_has_script(inner) for inner in value.values())
+    return isinstance(value, list) and any(map(_has_script, value))

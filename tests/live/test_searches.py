@@ -1,0 +1,259 @@
+"""Standing searches behind a real sink: what begins and ceases to match is told once, whatever happens between."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import Fenced, LockstepError, Unavailable
+from lockstep.searches.commands import listed, remove
+from lockstep.searches.topic import MatchTopic
+from stack.stack import Endpoints
+from tests.searches import SINK, SearchedSink, events, matching, settle, tell_all
+
+pytestmark = [pytest.mark.live, pytest.mark.busy]
+
+TABLES = "create table profile (id bigint primary key, city text, skill text, age int);"
+IN_BERN = {"term": {"city.keyword": "Bern"}}
+RUST = {"match": {"skill": "rust"}}
+
+
+@pytest.fixture(scope="module")
+def shared(
+    endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
+) -> Iterator[SearchedSink]:
+    made = SearchedSink(endpoints, tmp_path_factory.mktemp("searches"), spark, TABLES)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def sink(shared: SearchedSink) -> SearchedSink:
+    """With an empty table and without searches."""
+    shared.execute("truncate profile")
+    for each in list(listed(shared.config, [SINK])):
+        remove(shared.config, SINK, each.search.name)
+    shared.wait()
+    follower = shared.follower()
+    settle(shared, follower)
+    follower.close()
+    shared.seen = len(shared.told())
+    return shared
+
+
+def new(sink: SearchedSink) -> list[tuple[str, str, str]]:
+    """What was told since the last call."""
+    told = sink.told()[sink.seen :]
+    sink.seen += len(told)
+    return events(told)
+
+
+def test_documents_that_are_there_begin_to_match_a_search_that_is_added(sink: SearchedSink) -> None:
+    sink.execute("insert into profile values (1, 'Bern', 'Rust and SQL', 30), (2, 'Basel', 'Go', 20)")
+    sink.wait()
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    settle(sink, follower)
+    assert new(sink) == [("begins", "bern", "1")]
+    sink.add("rust", RUST)
+    settle(sink, follower)
+    assert new(sink) == [("begins", "rust", "1")]
+    follower.close()
+
+
+def test_every_kind_of_change_is_told_once(sink: SearchedSink) -> None:
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    for statement, told in (
+        ("insert into profile values (1, 'Bern', 'SQL', 30), (2, 'Basel', 'Go', 20)", [("begins", "bern", "1")]),
+        ("update profile set age = 31 where id = 1", []),
+        ("update profile set city = 'Bern' where id = 2", [("begins", "bern", "2")]),
+        ("update profile set city = 'Thun' where id = 1", [("ceases", "bern", "1")]),
+        ("update profile set id = 3 where id = 2", [("begins", "bern", "3"), ("ceases", "bern", "2")]),
+        ("delete from profile where id = 3", [("ceases", "bern", "3")]),
+        (
+            "insert into profile values (4, 'Bern', 'C', 1), (5, 'Bern', 'D', 1)",
+            [("begins", "bern", "4"), ("begins", "bern", "5")],
+        ),
+        ("truncate profile", [("ceases", "bern", "4"), ("ceases", "bern", "5")]),
+    ):
+        sink.execute(statement)
+        settle(sink, follower)
+        assert sorted(new(sink)) == told, statement
+    follower.close()
+
+
+def test_what_was_told_has_the_tag_of_the_change_and_the_key_and_no_other_value(sink: SearchedSink) -> None:
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    sink.execute("insert into profile values (7, 'Bern', 'SQL', 30)")
+    settle(sink, follower)
+    sink.execute("delete from profile where id = 7")
+    settle(sink, follower)
+    follower.close()
+    begins, ceases = sink.told()[sink.seen :]
+    assert begins.keys() == {"format", "event", "tag", "sink", "search", "table", "key", "id", "routing"}
+    assert (begins["sink"], begins["table"], begins["key"]) == (SINK, "public.profile", {"id": 7})
+    topic = sink.captured.config.topics_of(sink.captured.config.source.table_names)[0]
+    tags = [
+        record.value[17:45].decode()
+        for record in TopicReader(sink.captured.client).records(topic)
+        if record.value and record.key == b'{"id":7}'
+    ]
+    assert [begins["tag"], ceases["tag"]] == tags
+
+
+def test_a_search_that_is_removed_matches_nothing_and_its_name_can_have_another_query(sink: SearchedSink) -> None:
+    follower = sink.follower()
+    sink.execute("insert into profile values (1, 'Bern', 'Rust', 30), (2, 'Thun', 'Rust', 30)")
+    sink.add("mine", IN_BERN)
+    settle(sink, follower)
+    with pytest.raises(LockstepError, match="already"):
+        sink.add("mine", RUST)
+    remove(sink.config, SINK, "mine")
+    sink.add("mine", {"term": {"city.keyword": "Thun"}})
+    settle(sink, follower)
+    assert sorted(new(sink)) == [("begins", "mine", "1"), ("begins", "mine", "2"), ("ceases", "mine", "1")]
+    remove(sink.config, SINK, "mine")
+    settle(sink, follower)
+    assert new(sink) == [("ceases", "mine", "2")]
+    follower.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ({"term": {"town": "Bern"}}, r"No field mapping can be found for the field with name \[town\]"),
+        ({"range": {"age": {"gt": "old"}}}, "For input string"),
+        ({"match": {"skill": {"query": "x", "analyzer": "nobodys"}}}, "analyzer"),
+    ],
+)
+def test_a_query_that_the_index_cannot_take_is_refused_with_the_reason(
+    sink: SearchedSink, query: dict[str, object], reason: str
+) -> None:
+    with pytest.raises(LockstepError, match=reason):
+        sink.add("odd", query)
+    assert list(listed(sink.config, [SINK])) == []
+
+
+def test_what_happened_while_nobody_watched_is_told_afterwards(sink: SearchedSink) -> None:
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    sink.execute("insert into profile values (1, 'Bern', 'a', 1), (2, 'Bern', 'b', 1), (3, 'Thun', 'c', 1)")
+    settle(sink, follower)
+    follower.close()
+    new(sink)
+    sink.execute("delete from profile where id = 1", "update profile set city = 'Bern' where id = 3")
+    sink.wait()
+    other = sink.follower()
+    settle(sink, other)
+    assert sorted(new(sink)) == [("begins", "bern", "3"), ("ceases", "bern", "1")]
+    other.close()
+
+
+def test_what_was_not_committed_is_told_by_whoever_goes_on(sink: SearchedSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
+    sink.wait()
+
+    def lost(_: MatchTopic) -> None:
+        raise Unavailable("the brokers are gone")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(MatchTopic, "commit", lost)
+        with pytest.raises(Unavailable):
+            tell_all(follower)
+    follower.close()
+    # It ceased to match meanwhile: of what nobody was told there is nothing to take back.
+    sink.execute("update profile set city = 'Thun' where id = 1", "insert into profile values (2, 'Bern', 'b', 1)")
+    sink.wait()
+    other = sink.follower()
+    settle(sink, other)
+    assert new(sink) == [("begins", "bern", "2")]
+    other.close()
+
+
+def test_an_older_follower_tells_nothing_once_another_one_has_begun(sink: SearchedSink) -> None:
+    older = sink.follower()
+    sink.add("bern", IN_BERN)
+    settle(sink, older)
+    newer = sink.follower()
+    settle(sink, newer)
+    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
+    sink.wait()
+    with pytest.raises(Unavailable):
+        tell_all(older)
+    assert new(sink) == []
+    with pytest.raises(Fenced):
+        older.check_claim()
+    older.close()
+    newer.check_claim()
+    settle(sink, newer)
+    assert new(sink) == [("begins", "bern", "1")]
+    newer.close()
+
+
+def test_what_changed_beside_the_log_is_told_when_all_is_compared(sink: SearchedSink) -> None:
+    seconds = [0.0]
+    follower = sink.follower(monotonic=lambda: seconds[0])
+    sink.add("bern", IN_BERN)
+    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
+    settle(sink, follower)
+    new(sink)
+    # As a rejection that is retried: the document changes, and the log has nothing new.
+    sink.search.delete(index=f"{sink.prefix}.public.profile", id="1")
+    settle(sink, follower)
+    assert new(sink) == []
+    seconds[0] += 601
+    settle(sink, follower)
+    assert new(sink) == [("ceases", "bern", "1")]
+    follower.close()
+
+
+def test_searches_tell_what_the_source_says_after_traffic_at_random(sink: SearchedSink) -> None:
+    chance = random.Random(7)
+    sink.add("bern", IN_BERN)
+    sink.add("rust", RUST)
+    sink.add("young", {"bool": {"must": [{"range": {"age": {"lt": 3}}}], "must_not": [IN_BERN]}})
+    follower = sink.follower()
+    begin = sink.seen
+    for _ in range(12):
+        for _ in range(20):
+            key = chance.randrange(8)
+            row = (chance.choice(["Bern", "Thun"]), chance.choice(["Rust", "Go"]), chance.randrange(6))
+            sink.execute(
+                chance.choice(
+                    (
+                        f"delete from profile where id = {key}",
+                        f"insert into profile values ({key}, '{row[0]}', '{row[1]}', {row[2]}) on conflict (id) do"
+                        f" update set city = excluded.city, skill = excluded.skill, age = excluded.age",
+                    )
+                )
+            )
+        if chance.random() < 0.5:
+            follower.step()
+        elif chance.random() < 0.5:
+            follower.close()
+            follower = sink.follower()
+    settle(sink, follower)
+    follower.close()
+    wanted = {
+        name: {
+            str(key) for (key,) in sink.source.connection.execute(f"select id from profile where {condition}".encode())
+        }
+        for name, condition in (
+            ("bern", "city = 'Bern'"),
+            ("rust", "skill = 'Rust'"),
+            ("young", "age < 3 and city <> 'Bern'"),
+        )
+    }
+    told = matching(sink.told()[begin:])
+    assert {name: told.get(name, set()) for name in wanted} == wanted
+    assert {each.search.name: each.matching for each in listed(sink.config, [SINK])} == {
+        name: len(ids) for name, ids in wanted.items()
+    }

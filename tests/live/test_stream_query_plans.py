@@ -1,0 +1,65 @@
+"""Which queries over streams are refused before anything is read, and with which words."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs.streams.frames import query_problems
+from jobs.streams.settings import StreamQuerySettings, StreamSettings
+
+pytestmark = [pytest.mark.live, pytest.mark.busy]
+
+STREAMS = {
+    name: StreamSettings.model_validate(
+        {
+            "topic": name,
+            "columns": {"id": "text", "search_id": "text", "at": "timestamptz", "n": "numeric(10,2)"},
+            "time": "at",
+            "late": "10 minutes",
+        }
+    )
+    for name in ("searches", "clicks")
+}
+JOIN = "select s.id from searches s join clicks c on c.search_id = s.id"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "select id, n, received_at from searches where n > 1",
+        f"{JOIN} and c.at between s.at and s.at + interval '10 minutes'",
+        f"{JOIN} and c.at >= s.at - interval '1 second' and c.at <= s.at + interval '10 minutes'",
+        "select search_id as id, window(at, '1 hour').start as since, count(*) as n from searches"
+        " group by search_id, window(at, '1 hour')",
+        "with recent as (select id, at from searches) select id from recent",
+    ],
+)
+def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: str) -> None:
+    query = StreamQuerySettings(sql=sql, key=("id",))
+    assert query_problems(spark.newSession(), "q", query, STREAMS) == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        (JOIN, "sql: a join has no bounds in time for both sides"),
+        (f"{JOIN} and c.at >= s.at", "sql: a join has no bounds in time for both sides"),
+        (JOIN.replace("join", "left join"), "sql: Stream-stream LeftOuter join between two streaming"),
+        ("select search_id as id, count(*) from searches group by search_id", "sql: [STREAMING_OUTPUT_MODE"),
+        ("select id from searches order by id", "sql: Sorting is not supported"),
+        ("select id, rand() as r from searches", "sql: its values must follow from the events alone"),
+        ("select id from nothing", "sql: [TABLE_OR_VIEW_NOT_FOUND]"),
+        ("select 1 as id", "sql: it reads no stream"),
+        ("select a.id from searches a join searches b on a.id = b.id and a.at = b.at", "sql: it reads a stream twice"),
+        ("select at from searches", "key: the result has no column 'id'"),
+        ("select id, search_id as id from searches", "sql: two columns are called 'id'"),
+        ("select id, array(at) as times from searches", "sql: column 'times' has the type array<timestamp>"),
+        ("select id from", "sql: [PARSE_SYNTAX_ERROR]"),
+        ("create table t (id int)", "sql: it is a statement and no query"),
+        ("insert into t select id from searches", "sql: it is a statement and no query"),
+        ("set spark.sql.ansi.enabled = false", "sql: it is a statement and no query"),
+    ],
+)
+def test_a_query_that_can_not_be_kept_is_refused_with_the_reason(spark: SparkSession, sql: str, problem: str) -> None:
+    query = StreamQuerySettings(sql=sql, key=("id",))
+    problems = query_problems(spark.newSession(), "q", query, STREAMS)
+    assert [each for each in problems if each.startswith(problem)], problems

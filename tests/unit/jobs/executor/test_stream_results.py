@@ -1,0 +1,118 @@
+"""Rows of a stream query on their way to a sink."""
+
+from collections.abc import Callable, Iterator
+
+import orjson
+import pyarrow as pa
+import pytest
+
+from cdc.model.event import RowEvent
+from cdc.model.table import ReplicaIdentity, Table, TableName
+from jobs.executor.open_sinks import close_sink
+from jobs.executor.result import Result, from_arrow
+from jobs.executor.stream_results import REPEATED, apply_results, batch_tag, distinct, read_row
+from jobs.executor.task_input import Task
+from jobs.streams.settings import column_of
+from sinks.memory import MemoryStore, open_memory
+from sinks.redis.settings import RedisSettings
+
+NAME = TableName("stream_queries", "q")
+
+
+def table(**types: str) -> Table:
+    columns = [column_of(name, kind) for name, kind in types.items()]
+    return Table(NAME, tuple(filter(None, columns)), ("id",), ReplicaIdentity.DEFAULT)
+
+
+ROWS = table(id="bigint", name="string", price="decimal(10,2)", ok="boolean", at="timestamp")
+
+
+def text(number: int | None, name: str | None = "a") -> str:
+    values = {"id": None if number is None else str(number), "name": name, "price": "1.10", "ok": "true", "at": None}
+    return orjson.dumps(values).decode()
+
+
+def test_texts_become_values_of_their_types() -> None:
+    assert read_row(text(7), ROWS).values == {"id": 7, "name": "a", "price": "1.10", "ok": True, "at": None}
+    assert read_row(text(7), ROWS).key == {"id": 7}
+
+
+def test_of_two_rows_of_a_key_the_same_one_stays_in_any_order() -> None:
+    rows = [read_row(text(1, name), ROWS) for name in ("b", "a")]
+    for order in (rows, rows[::-1]):
+        kept, refused = distinct(order, key=("id",))
+        assert [row.values["name"] for row in kept] == ["a"]
+        assert [(row.values["name"], reason) for row, reason in refused] == [("b", REPEATED)]
+
+
+def test_a_row_whose_key_is_null_is_refused() -> None:
+    kept, refused = distinct([read_row(text(None), ROWS)], key=("id",))
+    assert kept == []
+    assert [reason for _, reason in refused] == ["its key has no id"]
+
+
+def test_tags_grow_with_the_batches() -> None:
+    tags = [batch_tag(batch_id) for batch_id in (0, 1, 15, 16, 1000)]
+    assert tags == sorted(tags)
+    assert len(set(tags)) == len(tags)
+
+
+class Applied:
+    """A store, and batches that are applied to it."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.refuse: Callable[[RowEvent], str | None] = lambda _: None
+        self.sink = open_memory(self.store).sink
+        self.sink.prepare([ROWS])
+        self.task = Task(
+            "q", RedisSettings(), 1, 0, {}, {NAME: ROWS}, 0, 1.0, "run",
+            open=lambda _name, _settings, number: open_memory(self.store, number, refuse=self.refuse),
+        )  # fmt: skip
+
+    def apply(self, batch_id: int, *rows: str) -> Result:
+        batch = pa.RecordBatch.from_pydict({"row": list(rows)})
+        (result,) = apply_results(self.task, ROWS, batch_id, [batch])
+        return from_arrow(pa.Table.from_batches([result]))
+
+    @property
+    def names(self) -> dict[int, str]:
+        return {row.row["id"]: row.row["name"] for row in self.sink.scan(ROWS)}  # type: ignore[misc]
+
+
+@pytest.fixture
+def applied() -> Iterator[Applied]:
+    made = Applied()
+    yield made
+    close_sink(made.task)
+
+
+def test_a_batch_that_is_done_again_changes_nothing(applied: Applied) -> None:
+    first = applied.apply(3, text(1), text(2))
+    again = applied.apply(3, text(2), text(1))
+    assert (first.applied, first.stale, first.rejected) == (2, 0, [])
+    assert (again.applied, again.stale, again.rejected) == (0, 2, [])
+    assert applied.names == {1: "a", 2: "a"}
+
+
+def test_a_row_of_a_key_that_is_there_stays_and_the_other_is_refused(applied: Applied) -> None:
+    applied.apply(3, text(1, "first"))
+    result = applied.apply(4, text(1, "second"), text(2, "other"))
+    assert applied.names == {1: "first", 2: "other"}
+    ((row),) = result.rejected
+    assert (row.key, row.reason) == (b'{"id":1}', REPEATED)
+    assert row.value is not None
+    assert orjson.loads(row.value)["name"] == "second"
+
+
+def test_a_row_that_the_store_refuses_does_not_keep_others_back(applied: Applied) -> None:
+    applied.refuse = lambda event: "too long" if event.key == {"id": 1} else None
+    result = applied.apply(3, text(1), text(2))
+    assert applied.names == {2: "a"}
+    assert [(row.key, row.reason) for row in result.rejected] == [(b'{"id":1}', "too long")]
+
+
+def test_a_result_that_is_ahead_of_its_checkpoint_stops_the_query(applied: Applied) -> None:
+    applied.apply(9, text(1))
+    (failure,) = applied.apply(3, text(1)).failures
+    assert "has rows of a later batch than its checkpoint" in failure.message

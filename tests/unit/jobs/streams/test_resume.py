@@ -1,0 +1,74 @@
+"""Whether a stream query may go on where it was."""
+
+import pytest
+
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
+from jobs.offsets import Offsets
+from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
+
+ENDS: Offsets = {("web.searches", 0): 17}
+DONE = Figures(batch=4, watermark_ms=1_000, results=10, late=2, malformed=1, refused=1, state_rows=7, offsets=ENDS)
+
+
+def test_figures_are_the_same_once_stored() -> None:
+    assert Figures.parse(DONE.text()) == DONE
+    assert Figures.parse(None) == Figures()
+
+
+def test_a_batch_is_counted_once_however_often_it_is_done() -> None:
+    once = DONE.after(Figures(batch=5, results=3, late=1, offsets=ENDS))
+    assert (once.batch, once.results, once.late, once.malformed) == (5, 13, 3, 1)
+    assert once.after(Figures(batch=5, results=3, late=1, offsets=ENDS)) == once
+
+
+@pytest.mark.parametrize(
+    ("figures", "planned", "ends"),
+    [
+        (Figures(), None, None),
+        (Figures(), 0, None),
+        (DONE, 4, ENDS),
+        (DONE, 5, ENDS),
+    ],
+    ids=["new", "killed in its first batch", "killed before the commit", "killed in a batch"],
+)
+def test_a_killed_query_goes_on(figures: Figures, planned: int | None, ends: Offsets | None) -> None:
+    check_checkpoint("q", figures, planned=planned, ends=ends)
+
+
+@pytest.mark.parametrize(
+    ("figures", "planned", "ends", "reason"),
+    [
+        (Figures(), 3, None, "its result has lost what was written, and its checkpoint is ahead"),
+        (DONE, None, None, "its checkpoint is gone"),
+        (DONE, 3, None, "its checkpoint is an earlier one"),
+        (DONE, 4, {("web.searches", 0): 16}, "or another one's"),
+        (DONE, 5, None, "or another one's"),
+        (DONE, 6, ENDS, "its result has lost what was written last"),
+    ],
+)
+def test_a_query_whose_parts_do_not_belong_together_is_refused(
+    figures: Figures, planned: int | None, ends: Offsets | None, reason: str
+) -> None:
+    with pytest.raises(LockstepError, match=reason) as refused:
+        check_checkpoint("q", figures, planned=planned, ends=ends)
+    assert refused.value.hint is not None
+    assert "lockstep streams rebuild q" in refused.value.hint
+
+
+BEGUN = Begun({"sql": "select 1", "key": ["id"]}, {"web.searches": "A"}, {("web.searches", 0): 3})
+
+
+def test_what_a_result_was_begun_with_is_the_same_once_stored() -> None:
+    assert Begun.parse(BEGUN.text()) == BEGUN
+
+
+def test_another_query_is_refused_with_the_settings_that_differ() -> None:
+    check_definition("q", BEGUN, {"sql": "select 1", "key": ["id"]})
+    with pytest.raises(ConfigurationError, match=r"begun with other settings: key, streams\.clicks"):
+        check_definition("q", BEGUN, {"sql": "select 1", "key": ["a"], "streams.clicks": {}})
+
+
+def test_a_topic_that_was_recreated_is_refused() -> None:
+    check_topics("q", BEGUN, {"web.searches": "A"})
+    with pytest.raises(PositionMismatch, match=r"topic web\.searches, .* was removed and created again"):
+        check_topics("q", BEGUN, {"web.searches": "B"})

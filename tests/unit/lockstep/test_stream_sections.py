@@ -1,0 +1,137 @@
+"""Stream queries in the configuration: each takes the store of a sink."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from cdc.model.errors import ConfigurationError
+from jobs.generations.status import JobState, JobStatus
+from jobs.streams.resume import Figures
+from lockstep.config import read
+from lockstep.stream_queries import StreamQueryStatus, stream_queries_table, stream_query_plan
+from lockstep.stream_sections import with_stream_queries
+from sinks.warehouse.settings import WarehouseSettings
+
+TEXT = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "postgresql://x/y"
+tables = ["public.orders"]
+[kafka]
+bootstrap_servers = "x:1"
+[sinks.warehouse]
+type = "warehouse"
+url = "postgresql://a/b"
+schema = "orders"
+apply = false
+[streams.searches]
+topic = "web.searches"
+columns = { id = "text", at = "timestamptz" }
+time = "at"
+late = "10 minutes"
+[stream_queries.recent]
+sink = "warehouse"
+key = ["id"]
+sql = "select id, at from searches"
+"""
+
+
+def problems(tmp_path: Path, *changes: tuple[str, str]) -> str:
+    text = TEXT
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after, 1)
+    path = tmp_path / "lockstep.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as refused:
+        read(path)
+    return "\n".join(refused.value.problems)
+
+
+def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(TEXT)
+    config = read(path)
+    section = config.stream_queries["recent"]
+    assert isinstance(section.sink, WarehouseSettings)
+    assert section.sink.url.get_secret_value() == "postgresql://a/b"
+    assert section.sink.schema_name is None
+    assert section.lender == "warehouse"
+    assert config.sinks == {}
+    plan = stream_query_plan(config, "recent")
+    assert plan.side_topic.name == "shop.__stream_queries.recent"
+    assert plan.side_topic.config["cleanup.policy"] == "compact"
+    assert config.chosen_to_apply(()) == ({}, {"recent": section})
+    assert config.chosen_to_apply(("recent",)) == ({}, {"recent": section})
+    with pytest.raises(ConfigurationError, match="no such sink: other"):
+        config.chosen_to_apply(("recent", "other"))
+
+
+def test_a_query_may_be_read_twice() -> None:
+    """The models expand the document again."""
+    once, _ = with_stream_queries(tomllib.loads(TEXT))
+    assert with_stream_queries(once) == (once, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (('sink = "warehouse"\nkey', "key"), "stream_queries.recent.sink: is missing"),
+        (('sink = "warehouse"', 'sink = "lake"'), "stream_queries.recent.sink: there is no section [sinks.lake]"),
+        (('key = ["id"]', "key = []"), "stream_queries.recent.key: must not be empty"),
+        (('key = ["id"]', 'key = ["id"]\nexclude = ["a.b"]'), "stream_queries.recent.exclude: "),
+        (('key = ["id"]', 'key = ["id"]\nfoo = 1'), "stream_queries.recent.foo: unknown setting"),
+        (('key = ["id"]', 'key = ["id"]\nlogin = { password = "x" }'), "stream_queries.recent.login.password: use"),
+        (("[stream_queries.recent]", "[stream_queries.Recent]"), "stream_queries.Recent: a name is a lower-case"),
+        (("apply = false\n", "apply = false\n[sinks.recent]\ntype = 'redis'\n"), "have one name"),
+        (('late = "10 minutes"', 'late = "soon"'), "streams.searches.late: must be a number and a unit"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
+    assert problem in problems(tmp_path, change)
+
+
+def test_two_streams_of_one_topic_are_refused(tmp_path: Path) -> None:
+    second = '[streams.others]\ntopic = "web.searches"\ncolumns = { at = "timestamptz" }\ntime = "at"\nlate = "1 day"\n'
+    told = problems(tmp_path, ("[stream_queries.recent]", f"{second}[stream_queries.recent]"))
+    assert "streams.searches and streams.others have one topic" in told
+
+
+@pytest.mark.parametrize(
+    ("facts", "state", "needs_somebody"),
+    [
+        ({}, "absent", False),
+        ({"problem": "no answer"}, "unknown", True),
+        ({"job": JobStatus(JobState.RUNNING)}, "running", False),
+        ({"job": JobStatus(JobState.STOPPED, reason="its checkpoint is gone")}, "stopped", True),
+    ],
+)
+def test_a_query_that_is_not_run_is_told_of(facts: Mapping[str, Any], state: str, needs_somebody: bool) -> None:
+    status = StreamQueryStatus("recent", "shop.__stream_queries.recent", 1, True, **facts)
+    assert (status.state, status.needs_somebody) == (state, needs_somebody)
+
+
+def test_people_are_told_of_each_query_and_why_one_is_not_run() -> None:
+    figures = Figures(batch=3, watermark_ms=0, results=5_000, late=2)
+    statuses = [
+        StreamQueryStatus("recent", "topic", 1, True, JobStatus(JobState.RUNNING), figures),
+        StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED, reason="its checkpoint is gone")),
+    ]
+    console = Console(width=120, record=True)
+    console.print(stream_queries_table(statuses))
+    _, first, second, reason = [line.split() for line in console.export_text().splitlines()]
+    assert first == ["recent", "running", "1970-01-01", "00:00:00", "UTC", "5,000", "2", "0", "0", "0"]
+    assert second == ["recent", "g2", "stopped", "none", "yet", "0", "0", "0", "0", "0"]
+    assert " ".join(reason) == "recent: its checkpoint is gone"
+
+
+def test_figures_are_told_to_programs_with_their_offsets_by_partition() -> None:
+    figures = Figures(batch=3, watermark_ms=1_000, results=5, late=2, offsets={("web.searches", 0): 17})
+    told = StreamQueryStatus("recent", "topic", 1, True, figures=figures).to_json()
+    assert (told["results"], told["late"], told["watermark_ms"]) == (5, 2, 1_000)
+    assert told["offsets"] == {"web.searches-0": 17}

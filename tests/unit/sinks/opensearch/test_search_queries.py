@@ -1,0 +1,73 @@
+"""sinks.opensearch.search_queries"""
+
+from typing import Any
+
+import pytest
+
+from sinks.opensearch.search_queries import query_problems
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"match_all": {}},
+        {"term": {"city": "now"}},
+        {"terms": {"city": ["Bern", "Thun"]}},
+        {"range": {"age": {"gte": 3, "lt": "9"}}},
+        {"range": {"day": {"gte": "2026-01-01||/M"}}},
+        {"exists": {"field": "city"}},
+        {"multi_match": {"query": "rust", "fields": ["skill^2", "city"]}},
+        {"simple_query_string": {"query": "rust + now", "fields": ["skill"]}},
+        {
+            "bool": {
+                "must": {"match": {"skill": "rust"}},
+                "must_not": [{"term": {"city": "Bern"}}],
+                "minimum_should_match": 1,
+                "should": [{"constant_score": {"filter": {"prefix": {"city": "T"}}}}, {"match_none": {}}],
+            }
+        },
+        {"dis_max": {"queries": [{"term": {"a": 1}}, {"term": {"b": 1}}]}},
+        {"geo_distance": {"distance": "2km", "place": {"lat": 1, "lon": 2}}},
+    ],
+)
+def test_what_depends_on_the_document_alone_can_stand(query: Any) -> None:
+    assert query_problems(query) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ([], "a query is an object with one name"),
+        ({}, "a query is an object with one name"),
+        ({"term": {"a": 1}, "match": {"a": 1}}, "a query is an object with one name"),
+        ({"term": "a"}, "term is an object"),
+        ({"bool": []}, "bool is an object"),
+        ({"range": {"day": {"gte": "now-1d"}}}, "range of day depends on the time"),
+        ({"range": {"day": {"to": " NOW/d"}}}, "range of day depends on the time"),
+        ({"script": {"script": "true"}}, "script can't stand"),
+        ({"query_string": {"query": "day:>now"}}, "query_string can't stand; simple_query_string can"),
+        ({"ids": {"values": ["1"]}}, "ids can't stand; name the columns of the key"),
+        ({"has_child": {"type": "a", "query": {"match_all": {}}}}, "has_child can't stand"),
+        ({"term": {"_id": "1"}}, "term asks for _id, which isn't part of a document"),
+        ({"exists": {"field": "_routing"}}, "exists asks for _routing, which isn't part of a document"),
+        ({"exists": {"field": "c*"}}, "exists has to name its field in full"),
+        ({"terms": {"city": {"index": "x", "id": "1", "path": "y"}}}, "terms takes its values from another document"),
+        ({"multi_match": {"query": "rust"}}, "multi_match has to name its fields"),
+        ({"multi_match": {"query": "rust", "fields": ["s*"]}}, "multi_match has to name each of its fields in full"),
+        (
+            {"intervals": {"a": {"match": {"query": "x", "filter": {"script": {"source": "true"}}}}}},
+            "intervals of a has a script",
+        ),
+    ],
+)
+def test_what_may_change_without_the_document_is_refused_wherever_it_is(query: Any, problem: str) -> None:
+    for whole in (query, {"bool": {"filter": [{"match_all": {}}, query]}}, {"constant_score": {"filter": query}}):
+        (found,) = query_problems(whole)
+        assert problem in found
+
+
+def test_a_query_of_any_depth_is_looked_at_to_a_bound() -> None:
+    query: Any = {"match_all": {}}
+    for _ in range(50_000):
+        query = {"constant_score": {"filter": query}}
+    assert query_problems(query) == ["queries lie in each other more than 20 deep"]
