@@ -13,7 +13,7 @@ from cdc.model.table import Table
 from cdc.model.tag import Tag
 from jobs.executor.computed_row import typed_value
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow, without_large_values
+from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
 from jobs.executor.task_input import Task
 from sinks.contract import Batch
 
@@ -112,12 +112,11 @@ def _apply(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], result
             event = by_position[rejection.event.position]
             values: Any = event.row
             refused.append((_Row(event.key, values, orjson.dumps(values)), rejection.reason))
-    result.rejected = list(
-        without_large_values(
-            RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)
-            for index, (row, reason) in enumerate(sorted(refused, key=lambda one: (one[0].text, one[1])))
-        )
-    )
+    # Their values come along whatever their size: no log has them.
+    result.rejected = [
+        RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)
+        for index, (row, reason) in enumerate(sorted(refused, key=lambda one: (one[0].text, one[1])))
+    ]
     check_rejections(task.sink, result.rejected)
 
 

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, Unavailable
@@ -79,6 +79,8 @@ class StreamJob:
         self._spark = spark
         self._stop = stop
         self._report = report
+        self.generation = 0
+        """The build that it works on, once it does."""
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -100,12 +102,13 @@ class StreamJob:
         opened = self._plan.opened(1)
         try:
             opened.generations.migrate()
-            number = self._newest(opened)
+            number = newest_generation(self._plan, opened)
             if number is None:
                 record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())
                 number = begin_generation(opened, record)
         finally:
             opened.sink.close()
+        self.generation = number
         opened, leased = self._plan.opened(number), self._plan.opened(number)
         lease = GenerationLease(leased, number, once=self._plan.once)
         try:
@@ -116,9 +119,6 @@ class StreamJob:
                 lease.end()
             leased.sink.close()
             opened.sink.close()
-
-    def _newest(self, opened: OpenedSink) -> int | None:
-        return newest_generation(self._plan, opened)
 
 
 def newest_generation(plan: StreamQueryPlan, opened: OpenedSink) -> int | None:
@@ -203,7 +203,7 @@ class _Run:
         finally:
             self._end()
             call.close()
-        self._raise_failure(self._query)
+        self._raise_failure(self._query, may_be_interrupted=is_due or self._stop.is_set())
         self._go_live()
         return is_due
 
@@ -275,21 +275,18 @@ class _Run:
 
     def _end(self) -> None:
         """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
-        self._is_closed = True
         is_free = self._gate.acquire(timeout=self._plan.spark.stop_timeout_s)
-        try:
-            if self._query is not None:
+        self._is_closed = True
+        if is_free:
+            self._gate.release()
+        if self._query is not None:
+            with suppress(PySparkException):  # it ends with the process
                 self._query.stop()
-        except PySparkException:
-            pass  # it ends with the process
-        finally:
-            if is_free:
-                self._gate.release()
 
-    def _raise_failure(self, query: StreamingQuery) -> None:
+    def _raise_failure(self, query: StreamingQuery, *, may_be_interrupted: bool) -> None:
         if isinstance(self._failure, LockstepError):
             raise self._failure
-        if self._stop.is_set():
+        if may_be_interrupted:
             return  # a batch that was interrupted is run again
         if isinstance(self._failure, PySparkException | Py4JError):
             raise spark_error(self._plan.name, str(self._failure)) from self._failure

@@ -69,7 +69,7 @@ class StreamThread:
             # A bug of ours must not take the sinks with it.
             self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else Failure.of(error).error()
         if self.failure is None:
-            self._report(SinkStopped(self._plan.name, 0))
+            self._report(SinkStopped(self._plan.name, self._job.generation))
             return
         if not isinstance(self.failure, Fenced):
             self._note(self.failure)

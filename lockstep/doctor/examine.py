@@ -73,7 +73,8 @@ def examine(config: Config) -> list[Finding]:
                 findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
         for name in config.stream_queries:
             check = partial(check_stream_query, name=name, sql=sql)
-            findings += _guarded(f"stream query {name}", check, config)
+            way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
+            findings += _guarded(f"stream query {name}", check, config, way=way)
     if config.streams and _was_reached("Kafka", kafka):
         findings += _guarded("streams", check_stream_topics, config)
     findings += append_only_findings(config)
