@@ -351,7 +351,7 @@ class _Group:
         # Any generation's object can be asked for all of them.
         self._members = [_Member(name, settings, open_sink(name, settings, 1)) for name, settings in sinks.items()]
 
-    def run(self, stream_queries: Sequence[StreamQueryPlan]) -> int:
+    def run(self, stream_queries: Sequence[StreamQueryPlan] = ()) -> int:
         """Run until all is done or a stop is asked for; the exit code. A sink's error is reported, and not raised.
 
         Raises SparkEnded: nothing can go on then.
@@ -369,8 +369,10 @@ class _Group:
                 self._stop.wait(_POLL_S)
         finally:
             jobs = [job for member in self._members for job in member.jobs.values()]
-            for job in (*jobs, *streams):
+            for job in jobs:
                 job.ask_to_stop()
+            for stream in streams:
+                stream.ask_to_stop()
             for stream in streams:
                 stream.stop()
             for job in jobs:
@@ -381,7 +383,9 @@ class _Group:
                 member.opened.sink.close()
         if has_jvm_ended(self._spark):
             raise SparkEnded
-        failures = [one.failure for one in (*self._members, *jobs, *streams)]
+        failures = [member.failure for member in self._members]
+        failures += [job.failure for job in jobs]
+        failures += [stream.failure for stream in streams]
         if any(isinstance(failure, Fenced) for failure in failures):
             return TAKEN_OVER
         return 1 if any(failures) else 0

@@ -9,8 +9,8 @@ from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
+from views.counters import Counters
 from views.figures import ViewFigures
-from views.view import Counters
 
 logger = logging.getLogger(__name__)
 

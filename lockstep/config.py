@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -24,7 +24,7 @@ from jobs.streams.settings import StreamSettings, name_problems
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
-from lockstep.view_sections import problem_of_type, with_views
+from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
@@ -33,6 +33,8 @@ from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
+
+_Checked = TypeVar("_Checked", bound=Settings)
 
 DEFAULT_PATH = Path("lockstep.toml")
 
@@ -360,13 +362,38 @@ def _expanded(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
     """A document as its settings, with the paths as they are written, and the problems that it would be refused for."""
-    expanded, problems = _expanded(_with_sink_secrets(document))
+    document = _with_sink_secrets(document)
+    expanded, problems = _expanded(document)
     views = document.get("views", {})
+    config, found = _checked(Config, expanded, views)
+    lenders, of_lenders = _checked(_Lenders, {"sinks": _not_applied(document)}, views)
+    problems += dict.fromkeys([*found, *of_lenders])
+    if config is not None and lenders is not None:
+        problems += _problems_of_tables(config.source, lenders.sinks)
+    return config, problems
+
+
+def _checked(kind: type[_Checked], values: object, views: Mapping[str, Any]) -> tuple[_Checked | None, list[str]]:
     try:
-        return Config.model_validate(expanded), problems
+        return kind.model_validate(values), []
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
-        return None, [*problems, *dict.fromkeys(_problem(details, views) for details in _innermost(found))]
+        return None, [_problem(details, views) for details in _innermost(found)]
+
+
+class _Lenders(Settings):
+    """Sections that get no table, since only views take their stores. They are checked as if they got some."""
+
+    sinks: dict[str, SinkSettings]
+
+
+def _not_applied(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Their sections. A type that is none is told of already."""
+    return {
+        name: {key: value for key, value in section.items() if key != "apply"}
+        for name, section in _sink_sections(document).items()
+        if section.get("apply") is False and kind_of_sink(section) is not None
+    }
 
 
 def parse(path: Path) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         except _Unfit as unfit:
             problems += unfit.problems
     queries = document.get("stream_queries", {})
-    used |= {section.get("lender") for section in queries.values() if isinstance(section, dict)}
+    used |= {section["lender"] for section in queries.values() if isinstance(section, dict) and "lender" in section}
     problems += [
         f"sinks.{name}.apply is false, and no view names the sink: name it in a view, or remove it"
         for name, applies in lends.items()

@@ -318,10 +318,18 @@ class Generations(Protocol):
         """What ``save_progress`` stored last for this generation, or None."""
         ...
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         """Store progress in the destination itself, so that it can't drift from the data.
 
-        ``written`` are the greatest next offsets of the batches that this job has applied.
+        ``written`` are the greatest next offsets of the batches that this job has applied. ``whole`` are the tables of
+        which everything below the watermark has been applied; None: all, unless the progress says that something was
+        left out. Of other tables what keeps older events away must stay.
 
         Call it after ``Sink.apply`` returned for everything that the progress covers. Raises ``Fenced`` when another
         job has claimed the generation since this one's sink did, and ``Overtaken`` when another one has stored more.

@@ -243,7 +243,13 @@ class MemoryGenerations:
             self._known = None if generation is None else generation.progress
             return self._known
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         with self._store.lock:
             generation = self._store.generation(self._number)
             if self._sink.claimed != generation.fence:

@@ -58,8 +58,19 @@ def _is_behind(progress: Progress, other: Progress) -> bool:
     return any(reached.get(at, 0) < offset for at, offset in other.skipped.items())
 
 
-def applied_below(progress: Progress) -> str | None:
-    """The tag below which everything has been applied; None where that isn't so of all tables. Pure."""
-    if not progress.watermark_lsn or progress.skipped or progress.left_at_ms or progress.joining:
+def behind_the_watermark(progress: Progress) -> set[str]:
+    """The topics of which something below the watermark may not have been applied. Pure."""
+    return {*progress.left_at_ms, *progress.joining, *(topic for topic, _ in progress.skipped)}
+
+
+def applied_below(progress: Progress, topic: str | None = None) -> str | None:
+    """The tag below which everything of this topic has been applied, or of all; None where there is none. Pure."""
+    behind = behind_the_watermark(progress)
+    if not progress.watermark_lsn or (behind if topic is None else topic in behind):
         return None
+    return watermark_tag(progress)
+
+
+def watermark_tag(progress: Progress) -> str:
+    """The tag of the watermark: it is greater than those of all transactions before. Pure."""
     return str(Tag(progress.epoch, progress.watermark_lsn, 0))

@@ -8,6 +8,7 @@ from typing import Final
 
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -41,13 +42,30 @@ class GuardedKafka:
 
     def grant(self, user: str, resource: str, operations: Iterable[str], *, pipeline: str) -> None:
         """A row of the docs' tables: ``topics `<pipeline>.*` ``, and what may be done with them."""
-        bindings = [
-            AclBinding(*pattern, f"User:{user}", "*", _operation(operation), AclPermissionType.ALLOW)
-            for pattern in [_pattern(resource, pipeline)]
-            for operation in operations
-        ]
+        bindings = _bindings(user, resource, operations, AclPermissionType.ALLOW, pipeline)
         for future in self._admin.create_acls(bindings).values():
             future.result(30)
+
+    @contextmanager
+    def denied(self, user: str, resource: str, operation: str, *, pipeline: str) -> Iterator[None]:
+        """Meanwhile the user may not do this, whatever else is granted."""
+        (binding,) = _bindings(user, resource, [operation], AclPermissionType.DENY, pipeline)
+        for created in self._admin.create_acls([binding]).values():
+            created.result(30)
+        yield
+        of_it = AclBindingFilter(
+            *(binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host),
+            *(binding.operation, binding.permission_type),
+        )
+        for deleted in self._admin.delete_acls([of_it]).values():
+            assert len(deleted.result(30)) == 1
+
+
+def _bindings(
+    user: str, resource: str, operations: Iterable[str], permission: AclPermissionType, pipeline: str
+) -> list[AclBinding]:
+    pattern = _pattern(resource, pipeline)
+    return [AclBinding(*pattern, f"User:{user}", "*", _operation(name), permission) for name in operations]
 
 
 def _operation(name: str) -> AclOperation:

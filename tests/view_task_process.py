@@ -3,8 +3,8 @@
 A process is killed or stopped at a chosen point, or its files can't grow. Points are counted: before and after each
 transaction of the state, each write of rows to the sink and each commit to the view's topic.
 
-The server has loaded all that a task needs, which takes longer than a batch does. It opens no client
-and starts no thread: a fork has neither.
+The server has loaded all that a task needs, which takes longer than a batch does. It opens no client and starts no
+thread: a fork has neither.
 """
 
 import io

@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
+from views.counters import Counters
 from views.state.contract import Size
-from views.view import Counters, ViewPosition
+
+if TYPE_CHECKING:  # it loads the operators, and `lockstep lag` needs none
+    from views.view import ViewPosition
 
 
 class Doing(StrEnum):
@@ -71,7 +74,7 @@ class ViewFigures:
     at_ms: int = 0
 
     @classmethod
-    def of(cls, position: ViewPosition, size: Size, *, building: Building | None = None, at_ms: int = 0) -> Self:
+    def of(cls, position: "ViewPosition", size: Size, *, building: Building | None = None, at_ms: int = 0) -> Self:
         """Of a state that is there now."""
         return cls(position.lsn, size.entries, size.bytes, position.counters, building, at_ms)
 

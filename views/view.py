@@ -15,7 +15,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final
@@ -28,6 +28,7 @@ from cdc.model.event import JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
+from views.counters import Counters, added
 from views.evaluation import compiled_all
 from views.failures import FanOutExceeded
 from views.operators.changes import Changes, Work
@@ -97,43 +98,6 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """What a view has done since its state was built.
-
-    ``changes_in`` are rows of tables, ``changes_out`` rows of the result, ``inside`` those of all operators. ``rows``
-    are those that the result has now. While a state is being built, what that has done is counted in the same way.
-    """
-
-    steps: int = 0
-    changes_in: int = 0
-    changes_out: int = 0
-    inside: int = 0
-    transactions: int = 0
-    rows: int = 0
-
-    @property
-    def amplification(self) -> float:
-        """Rows of the result that change with one row of a table, on average."""
-        return self.changes_out / self.changes_in if self.changes_in else 0.0
-
-    def since(self, before: "Counters") -> "Counters":
-        """What was done since then. A state that was built anew has counted from 0."""
-        if self.steps < before.steps or self.changes_in < before.changes_in:
-            return self
-        return _added(self, Counters(*(-count for count in astuple(before))))
-
-    @property
-    def rows_per_step(self) -> float:
-        """Changed rows of tables that one step takes in, on average."""
-        return self.changes_in / self.steps if self.steps else 0.0
-
-    @property
-    def transactions_per_step(self) -> float:
-        """Transactions that one step takes in, on average."""
-        return self.transactions / self.steps if self.steps else 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class ViewPosition:
     """Up to where a view is exact, and where the log goes on: the next offset of each partition.
 
@@ -144,7 +108,7 @@ class ViewPosition:
     epoch: int = 0
     lsn: int = 0
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     is_building: bool = False
     seq: int = SNAPSHOT_SEQ
 
@@ -280,7 +244,7 @@ class View:
         changes, changed_in = self._dataflow.changed(events, work)
         kept = self._keep_pending(state, changes, keeps_gone=False)
         done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
-        counters = _added(Counters(**orjson.loads(stored)), done)
+        counters = added(Counters(**orjson.loads(stored)), done)
         state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
         return work.changed
 
@@ -408,7 +372,7 @@ class View:
         changes, changed_in = self._dataflow.changed(events, step_work)
         kept = self._keep_pending(state, changes)
         done = Counters(1, changed_in, kept.changed, step_work.changed, transactions, kept.grown)
-        total = _added(position.counters, done)
+        total = added(position.counters, done)
         seq = SNAPSHOT_SEQ
         if (epoch, lsn) == (position.epoch, position.lsn):
             seq = position.seq + bool(kept.changed)
@@ -618,17 +582,6 @@ def _forget(state: Step, reached: Mapping[TopicPartition, int]) -> None:
             state.delete(sent)
         state.delete(key)
         state.put(_FORGOTTEN, offsets)
-
-
-def _added(before: Counters, done: Counters) -> Counters:
-    return Counters(
-        before.steps + done.steps,
-        before.changes_in + done.changes_in,
-        before.changes_out + done.changes_out,
-        before.inside + done.inside,
-        before.transactions + done.transactions,
-        before.rows + done.rows,
-    )
 
 
 def stored_position(state: Reading) -> ViewPosition:

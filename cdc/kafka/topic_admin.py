@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (
+    AclOperation,
     AdminClient,
     AlterConfigOpType,
     ClusterMetadata,
@@ -33,6 +35,8 @@ from cdc.kafka.topic_names import (
 )
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
+
+_Answer = TypeVar("_Answer")
 
 _REQUEST_TIMEOUT_S = 15.0
 _FIRST_ATTEMPT_S = 2.0
@@ -104,6 +108,12 @@ NOT_ALLOWED: Final = frozenset(
 
 WITHOUT_RIGHT: Final = "grant kafka.username the right {}: docs/operations.md has all that are needed"
 
+
+def without_rights(rights: Sequence[str]) -> str:
+    """What to do where some of our topics lack these rights."""
+    return WITHOUT_RIGHT.format(f"{', '.join(rights)} on the pipeline's topics")
+
+
 _REFUSED_CHANGE = (
     *NOT_ALLOWED,
     KafkaError.INVALID_CONFIG,
@@ -128,6 +138,11 @@ def _has_code(error: Unavailable, codes: Collection[int]) -> bool:
     """Whether a broker or the client said one of these."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() in codes
+
+
+def _right(operation: AclOperation) -> str:
+    """As Kafka's tools and the docs name it: ``DescribeConfigs``."""
+    return str(operation.name).title().replace("_", "")
 
 
 def partitions_of(topics: Collection[str], counts: Mapping[str, int]) -> list[tuple[str, int]]:
@@ -307,10 +322,49 @@ class TopicAdmin:
                 if _has_code(error, NOT_ALLOWED):
                     raise LockstepError(
                         f"it isn't known whether topic {topic} exists: {reason(error.__cause__ or error)}",
-                        hint=WITHOUT_RIGHT.format("Describe on the pipeline's topics"),
+                        hint=without_rights(["Describe"]),
                     ) from error
                 if not _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
                     raise
+
+    def lacking_rights(self, topics: Collection[str], rights: Collection[str]) -> dict[str, list[str]]:
+        """Which of these rights our user lacks on each of these topics; those with all of them aren't in it.
+
+        ``rights`` are named as in the docs: ``Read``, ``DescribeConfigs``. Who may not describe a topic isn't told more
+        of it, not even whether it exists. One that doesn't exist lacks nothing.
+        """
+        return self._patiently(partial(self._lacking_rights, topics, rights)) if topics else {}
+
+    def _lacking_rights(
+        self, topics: Collection[str], rights: Collection[str], timeout_s: float
+    ) -> dict[str, list[str]]:
+        futures = self._admin.describe_topics(
+            TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout_s
+        )
+        lacking = {}
+        for topic, future in futures.items():
+            try:
+                operations = self._result(future).authorized_operations
+            except Unavailable as error:
+                if _has_code(error, NOT_ALLOWED):
+                    lacking[topic] = ["Describe"]
+                elif not _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
+                    raise
+            else:
+                granted = {_right(operation) for operation in operations or ()}
+                if operations and (without := [right for right in rights if right not in granted]):
+                    lacking[topic] = without
+        return lacking
+
+    def why_not_created(self, plan: TopicPlan) -> LockstepError | None:
+        """What the brokers would refuse the topic for; None where they would take it. Nothing is created."""
+        try:
+            self._request_creation([plan], is_trial=True)
+        except Unavailable:
+            raise
+        except LockstepError as refused:
+            return refused
+        return None
 
     def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         existing = self.partition_counts([plan.name for plan in plans])
@@ -412,11 +466,12 @@ class TopicAdmin:
                 raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
             time.sleep(0.05)
 
-    def _request_creation(self, plans: Sequence[TopicPlan]) -> None:
+    def _request_creation(self, plans: Sequence[TopicPlan], *, is_trial: bool = False) -> None:
         futures = self._admin.create_topics(
             [NewTopic(plan.name, plan.partitions, plan.replication_factor, config=dict(plan.config)) for plan in plans],
             operation_timeout=_REQUEST_TIMEOUT_S,
             request_timeout=_REQUEST_TIMEOUT_S,
+            validate_only=is_trial,
         )
         for topic, future in futures.items():
             try:
@@ -485,22 +540,32 @@ class TopicAdmin:
         self, topics: Sequence[str], *, while_waiting: Callable[[], None] | None = None
     ) -> dict[str, TopicIdentity]:
         """Id and number of partitions of each of these topics; no other topic of the cluster is asked about."""
+        return self._patiently(partial(self._identities, topics, while_waiting))
+
+    def _identities(
+        self, topics: Sequence[str], while_waiting: Callable[[], None] | None, timeout_s: float
+    ) -> dict[str, TopicIdentity]:
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
+        return {
+            topic: TopicIdentity(str(described.topic_id), len(described.partitions))
+            for topic, described in descriptions.items()
+        }
+
+    def _patiently(self, ask: Callable[[float], _Answer]) -> _Answer:
+        """The answer to a question that takes seconds to wait. Where none comes, another client asks, and waits longer:
+        the first one may be waiting for a dead broker. Raises what ``ask`` raises.
+        """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S
         while True:
-            futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=attempt_s)
             try:
-                descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
+                return ask(attempt_s)
             except Unavailable as error:
                 self._replace_client()
                 if not _has_code(error, _UNANSWERED) or time.monotonic() > deadline:
                     raise
                 attempt_s = min(2 * attempt_s, _REQUEST_TIMEOUT_S)
-            else:
-                return {
-                    topic: TopicIdentity(str(described.topic_id), len(described.partitions))
-                    for topic, described in descriptions.items()
-                }
 
     def require(self, topics: Sequence[str]) -> None:
         """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""

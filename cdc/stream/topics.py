@@ -2,8 +2,15 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
-from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, message_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import (
+    TopicAdmin,
+    control_topic_plans,
+    message_topic_plans,
+    table_topic_plan,
+    without_rights,
+)
 from cdc.kafka.topic_names import SCHEMA, control_topic, like_metrics, table_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch, Unavailable
@@ -13,13 +20,18 @@ from cdc.protocol.control_records import CaptureState, TopicIdentity
 
 _NAMED_MAX = 10
 
+_RIGHTS: Final = ("Describe", "Read", "Write", "DescribeConfigs")
+"""What capture needs on the topic of each table."""
+
 
 def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> None:
     """Create the control topics and those of messages and tables; an existing topic is left as it is.
 
-    Raises LockstepError for a topic with another cleanup policy, and Unavailable when the brokers don't answer.
+    Raises LockstepError for a topic with another cleanup policy, and for a table's on which a right lacks, and
+    Unavailable when the brokers don't answer.
     """
     admin = TopicAdmin(pipeline.kafka.client())
+    _require_rights(pipeline, admin)
     settings, append_only = pipeline.kafka.topics, pipeline.source.append_only
     plans = [
         *control_topic_plans(pipeline.name, settings),
@@ -38,6 +50,19 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
     if wrong:
         raise LockstepError(
             "\n".join(wrong), hint="a topic of a table must be compacted; was it made by something else?"
+        )
+
+
+def _require_rights(pipeline: Pipeline, admin: TopicAdmin) -> None:
+    """The stream is one: what can't be published of one table holds up all, or its changes would be passed over."""
+    names = {topic: name for name, topic in pipeline.topics().items()}
+    for topic, lacking in admin.lacking_rights(names, _RIGHTS).items():
+        rights = ", ".join(lacking)
+        raise LockstepError(
+            f"table {names[topic]} can't be published without the right {rights} on topic {topic}. Capture publishes"
+            " nothing until it has it, so that no change of the table is passed over",
+            hint=f"{without_rights(lacking)}. The slot keeps the WAL until then."
+            f" `lockstep tables remove '{names[topic]}'` says how capture goes on without the table",
         )
 
 
@@ -92,6 +117,7 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
     alike = {like_metrics(topic): topic for topic in existing}
     reasons: dict[TableName, str] = {}
     unknown: dict[str, TableName] = {}
+    missing: dict[str, TableName] = {}
     for name in names:
         try:
             topic = table_topic(pipeline.name, name)
@@ -105,8 +131,19 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
                 f"its topic {topic} can't be beside {other}: to Kafka '.' and '_' are the same in a name\n"
                 "rename the table, or capture it with a pipeline of another name"
             )
+        elif topic not in existing:
+            missing[topic] = name
+    append_only = pipeline.source.append_only
+    # A topic that we may not describe isn't listed either.
+    for topic, lacking in admin.lacking_rights([*unknown, *missing], _RIGHTS).items():
+        name = (unknown if topic in unknown else missing).pop(topic)
+        reasons[name] = f"the right {', '.join(lacking)} on its topic {topic} lacks\n{without_rights(lacking)}"
+    for topic, name in missing.items():
+        plan = table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
+        refused = admin.why_not_created(plan)
+        if refused is not None:
+            reasons[name] = f"{refused.message}\n{refused.hint or ''}".strip()
     if unknown:
-        append_only = pipeline.source.append_only
         plans = [
             table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
             for topic, name in unknown.items()

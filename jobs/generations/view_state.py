@@ -14,7 +14,6 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import ConfigurationError
-from jobs.executor.view_topic import remove_steps
 from jobs.settings import SparkSettings
 from sinks.contract import CoordinationRecords
 from views.figures import ViewFigures
@@ -77,6 +76,9 @@ def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, si
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
     topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
     if topic in cluster.partition_counts():
+        # What writes to the log takes a while to load, and `lockstep lag` needs none of it.
+        from jobs.executor.view_topic import remove_steps
+
         remove_steps(kafka.client(), pipeline=pipeline, view=sink, generation=generation)
         cluster.remove([topic])
 

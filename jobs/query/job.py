@@ -56,7 +56,7 @@ from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
-from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts
+from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_resume
@@ -93,6 +93,10 @@ NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
 
 class _SetAside(Exception):
     """Tables can't be applied: the next query goes on without them."""
+
+
+class _Unreadable(LockstepError):
+    """The job may not read what it can't go on without."""
 
 
 class SinkJob:
@@ -171,7 +175,7 @@ class SinkJob:
                     self._wait(put_back, backoff)
                 else:
                     raise
-            except ConfigurationError:
+            except (ConfigurationError, _Unreadable):
                 raise
             except PositionMismatch:
                 # A table that was resumed may be too late by now. The next start sets it aside, and it alone.
@@ -186,7 +190,7 @@ class SinkJob:
                 # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
                 self._look_at_claims()
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
-                if not self._have_shapes_changed():
+                if not self._have_shapes_changed() and not self._has_lost_rights():
                     raise
 
     def _look_at_claims(self) -> None:
@@ -230,6 +234,7 @@ class SinkJob:
     def _run_query_of(self, plan: SinkPlan, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
         """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
+        self._require_readable(opened, cluster, lease, orders)
         join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
@@ -270,6 +275,7 @@ class SinkJob:
             holds_watermark=bool(columns.lacking),
             asides=self._asides_by_topic(),
             selection="" if self._captured is None else self._captured.selection,
+            result=None if view is None else view.table.name,
         )
         task = self._task(
             log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
@@ -522,6 +528,23 @@ class SinkJob:
         )
         return Checkpoint(self._spark, location)
 
+    def _require_readable(
+        self, opened: OpenedSink, cluster: TopicAdmin, lease: GenerationLease, orders: Orders
+    ) -> None:
+        """Raises _SetAside where the job may not read the topics of some tables, and _Unreadable without any other."""
+        errors = unreadable(self._plan, cluster)
+        if not errors:
+            return
+        if self._sets_aside(errors) and opened.generations.load_progress() is not None:
+            self._set_aside(lease, errors, orders)
+        error = next(iter(errors.values()))
+        raise _Unreadable(error.message, hint=error.hint)
+
+    def _sets_aside(self, errors: Mapping[TableName, LockstepError]) -> bool:
+        """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
+        plan = self._plan
+        return 0 < len(errors) < len(plan.tables) and plan.go_live and plan.settings.view is None
+
     def _check_resuming(
         self,
         cluster: TopicAdmin,
@@ -702,10 +725,21 @@ class SinkJob:
     def _have_shapes_changed(self) -> bool:
         """Whether the log has a shape of a table that the sink wasn't prepared for. Waits until it can tell."""
         known, self._known_shapes = self._known_shapes, ()  # the next failure without a new preparation is final
+        return bool(known) and self._answered(partial(have_shapes_changed, self._plan, known))
+
+    def _has_lost_rights(self) -> bool:
+        """Whether the job may not read the topics of some tables any more, and goes on without them."""
+        plan = self._plan
+        return len(plan.tables) > 1 and self._answered(
+            lambda: self._sets_aside(unreadable(plan, TopicAdmin(plan.kafka.client())))
+        )
+
+    def _answered(self, question: Callable[[], bool]) -> bool:
+        """What the answer is, once a server gives it. False when told to stop before."""
         backoff = Backoff()
-        while known and not self._stop.is_set():
+        while not self._stop.is_set():
             try:
-                return have_shapes_changed(self._plan, known)
+                return question()
             except Unavailable as error:
                 self._wait(error, backoff)
         return False
@@ -773,7 +807,9 @@ def _keeper(
     holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
     selection: str = "",
+    result: TableName | None = None,
 ) -> ProgressKeeper:
+    """``result`` is what a view's rows are in."""
     # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
     # and isn't true of that one yet. It has waited for those that were paused.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
@@ -802,6 +838,7 @@ def _keeper(
         holds_watermark=holds_watermark,
         is_paused=bool(held),
         selection=selection or (stored.selection if stored is not None else ""),
+        tables={topic: result or name for topic, name in log.table_of.items()},
     )
 
 

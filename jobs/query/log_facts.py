@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from cdc.kafka.control_topics import read_schema_records
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, partitions_of, without_rights
 from cdc.kafka.topic_names import SCHEMA, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
@@ -55,6 +56,22 @@ class LogFacts:
     def deletes(self) -> bool:
         """Whether any of the topics loses records that nothing has come after."""
         return any(facts.deletes for facts in self.topics.values())
+
+
+_RIGHTS: Final = ("Describe", "Read", "DescribeConfigs")
+"""What a job needs on the topic of each of its tables."""
+
+
+def unreadable(plan: SinkPlan, cluster: TopicAdmin) -> dict[TableName, LockstepError]:
+    """The tables whose topics the job may not read, each with the rights that it lacks. Raises Unavailable."""
+    names = {table_topic(plan.pipeline, name): name for name in plan.tables}
+    return {
+        names[topic]: LockstepError(
+            f"topic {topic} can't be read without the right {', '.join(rights)}",
+            hint=without_rights(rights),
+        )
+        for topic, rights in cluster.lacking_rights(names, _RIGHTS).items()
+    }
 
 
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = False) -> LogFacts:

@@ -4,11 +4,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.resume_check import check_deletes_are_there
 from jobs.query.watermark import Watermark
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
+from sinks.stored_progress import behind_the_watermark
 
 RENEWAL_MS: Final = 60_000
 """Progress is saved at least this often, so that its age tells how long a sink was away, not how long it was idle."""
@@ -40,6 +42,7 @@ class ProgressKeeper:
         holds_watermark: bool = False,
         is_paused: bool = False,
         selection: str = "",
+        tables: Mapping[str, TableName] | None = None,
     ) -> None:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
@@ -49,7 +52,8 @@ class ProgressKeeper:
 
         ``is_paused``: it stays so for as long as this keeper is used, since a table of the sink isn't read.
 
-        ``selection`` tells which tables are captured as far as is known, as in Progress.
+        ``selection`` tells which tables are captured as far as is known, as in Progress. ``tables`` are the sink's by
+        the topics that they are read from, of which those are told that are whole.
 
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
         topics that are read no longer, both as in Progress. Those among them that are read again are judged by that
@@ -78,6 +82,7 @@ class ProgressKeeper:
         self._is_behind = False
         self._held = _position(watermark) if holds_watermark or is_paused else None
         self._selection = selection
+        self._tables = dict(tables or {})
         self._is_paused = is_paused
         self._resuming = frozenset(topic_ids) & self._left_at_ms.keys()
         # What was never read is read from its beginning from now on, however long the others wait.
@@ -226,7 +231,9 @@ class ProgressKeeper:
             selection=self._selection,
         )
         self._check_claim()
-        self._generations.save_progress(progress, written=self._written)
+        behind = behind_the_watermark(progress)
+        whole = set(self._tables.values()) - {self._tables[topic] for topic in behind if topic in self._tables}
+        self._generations.save_progress(progress, written=self._written, whole=whole)
         self._owes_watermark = False
         self._saved_at_ms = self._now_ms()
         return progress

@@ -10,8 +10,8 @@ from cdc.model.errors import LockstepError
 from jobs.generations.lease import GenerationLease
 from jobs.generations.view_state import ToldView, dump_told, parse_told, told_name
 from jobs.report import Reporter, ViewReport
+from views.counters import Counters
 from views.figures import ViewFigures
-from views.view import Counters
 
 SAVE_S: Final = 2.0
 """How often figures are kept at most, unless a building begins or ends: as often as a job shows that it runs."""

@@ -113,7 +113,7 @@ def _tables(context: typer.Context) -> None:
 
 
 def _searches(context: typer.Context) -> None:
-    """Standing searches: who is told which documents begin and cease to match a query."""
+    """Standing searches: who is told of documents that match a query."""
     _help_without_a_command(context)
 
 

@@ -12,7 +12,7 @@ from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print
 def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
     """Show the views: the state of each, its rows, and what its state takes.
 
-    Asks the stores, and reads nothing of the source or Kafka. Exit code 1 when a view isn't kept.
+    Asks the stores. Exit code 1 when a view isn't kept.
     """
     from lockstep.config import load
     from lockstep.console import EXIT_FAILED, say

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Final
 
 import psycopg
 
@@ -23,7 +24,15 @@ from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
-from lockstep.doctor.sinks import append_only_findings, check_histories, check_sink, source_shapes, uncaptured_findings
+from lockstep.doctor.sinks import (
+    append_only_findings,
+    check_histories,
+    check_sink,
+    check_view_topics,
+    section_of,
+    source_shapes,
+    uncaptured_findings,
+)
 from lockstep.doctor.spark_sql import SparkSql
 from lockstep.doctor.streams import check_stream_query, check_stream_topics
 from migrations.source import ddl_messages_sql, publication_sql
@@ -57,10 +66,15 @@ def examine(config: Config) -> list[Finding]:
     with ExitStack() as closing:
         sql = SparkSql(config.spark, closing)
         for name in config.sinks:
-            findings += _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config)
+            way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
+            found = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config, way=way)
+            findings += found
+            if config.sinks[name].topic and _was_reached(f"sink {name}", found) and _was_reached("Kafka", kafka):
+                findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
         for name in config.stream_queries:
             check = partial(check_stream_query, name=name, sql=sql)
-            findings += _guarded(f"stream query {name}", check, config)
+            way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
+            findings += _guarded(f"stream query {name}", check, config, way=way)
     if config.streams and _was_reached("Kafka", kafka):
         findings += _guarded("streams", check_stream_topics, config)
     findings += append_only_findings(config)
@@ -84,27 +98,26 @@ def _was_reached(subject: str, findings: Sequence[Finding]) -> bool:
     return not any(finding.subject == subject and finding.severity is Severity.ERROR for finding in findings)
 
 
-def _guarded(subject: str, check: Callable[[Config], list[Finding]], config: Config) -> list[Finding]:
+def _guarded(
+    subject: str, check: Callable[[Config], list[Finding]], config: Config, *, way: str | None = None
+) -> list[Finding]:
+    """``way`` is what to look at where a server doesn't answer and says no more."""
     try:
         return check(config)
     except (LockstepError, psycopg.Error) as raised:
-        return [_unanswered(subject, raised)]
+        return [_unanswered(subject, raised, way)]
 
 
-def _unanswered(subject: str, raised: LockstepError | psycopg.Error) -> Finding:
+_WAYS: Final = {
+    "source": "check source.dsn, and that its server runs",
+    "Kafka": "check kafka.bootstrap_servers, and that the brokers run",
+}
+
+
+def _unanswered(subject: str, raised: LockstepError | psycopg.Error, way: str | None = None) -> Finding:
     error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
-    hint = (error.hint if error is raised else None) or _way_to(subject)
+    hint = (error.hint if error is raised else None) or way or _WAYS.get(subject, "")
     return Finding(Severity.ERROR, subject, error.message, "nothing works without it", hint)
-
-
-def _way_to(subject: str) -> str:
-    """What to look at where a server doesn't answer and says no more."""
-    if subject.startswith("sink "):
-        return f"check the address in [sinks.{subject.removeprefix('sink ')}], and that its server runs"
-    return {
-        "source": "check source.dsn, and that its server runs",
-        "Kafka": "check kafka.bootstrap_servers, and that the brokers run",
-    }.get(subject, "")
 
 
 def _source(config: Config, *, waiting: Sequence[TableName]) -> list[Finding]:

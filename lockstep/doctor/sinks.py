@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans, without_rights
+from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, Severity, error, warning
-from jobs.generations.record import check_owner, list_generations
+from cdc.postgres.preflight.finding import Finding, Severity, error, ok, warning
+from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
@@ -26,6 +27,9 @@ from sinks.registry import (
 from views.failures import Refused
 
 _JOB_STOPS: Final = "its job would stop there"
+_TOPIC_RIGHTS: Final = ("Describe", "Read", "Write", "Delete")
+"""What the job of a view needs on its topic. It deletes it with the generation."""
+
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
@@ -69,7 +73,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
         # These are evaluated from now on too, over the tables as they are by now.
         findings += _expression_findings(name, used, tables, sql, why=_JOB_STOPS)
         findings += [
-            warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {_section(name, settings)}")
+            warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {section_of(name, settings)}")
             for problem in problems_at_work(used, tables)
         ]
     return findings
@@ -79,9 +83,41 @@ def _rebuild_stops(name: str) -> str:
     return f"`lockstep rebuild {name}` would stop there"
 
 
-def _section(name: str, settings: SinkSettings) -> str:
+def section_of(name: str, settings: SinkSettings) -> str:
     """Where its settings are in the file; a view takes over what its own section doesn't say."""
     return f"[sinks.{name}]" if settings.view is None else f"[views.{name}] or [sinks.{settings.lender}]"
+
+
+def check_view_topics(config: Config, *, name: str) -> list[Finding]:
+    """Whether the job of a view may write the topics of its generations, or create those that aren't there.
+
+    Raises LockstepError where its store or Kafka doesn't answer.
+    """
+    opened = open_sink(name, config.sinks[name], 1)
+    try:
+        numbers = [each.number for each in list_generations(opened) if each.phase is not Phase.RETIRED] or [1]
+    finally:
+        opened.sink.close()
+    pipeline, cluster = config.pipeline.name, TopicAdmin(config.kafka.client())
+    topics = [view_topic(pipeline, name, number) for number in numbers]
+    plans = {plan.name: plan for topic in topics for plan in view_topic_plans(pipeline, topic, config.kafka.topics)}
+    subject, existing = f"view {name}", cluster.partition_counts()
+    lacking = cluster.lacking_rights(plans, _TOPIC_RIGHTS)
+    findings = [
+        error(subject, f"the right {', '.join(rights)} on topic {topic} lacks", _JOB_STOPS, without_rights(rights))
+        for topic, rights in lacking.items()
+    ]
+    for topic, plan in plans.items():
+        if topic in lacking:
+            continue
+        refused = None if topic in existing else cluster.why_not_created(plan)
+        if refused is not None:
+            findings.append(error(subject, refused.message, _JOB_STOPS, refused.hint or ""))
+        elif topic in topics:
+            findings.append(
+                ok(subject, f"topic {topic} {'is there' if topic in existing else 'is created by its job'}")
+            )
+    return findings
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:
@@ -110,14 +146,14 @@ def _setting_findings(
     subject = f"sink {name}"
     problems = setting_problems(settings, tables)
     if problems:
-        return [error(subject, problem, why, f"mend it in {_section(name, settings)}") for problem in problems]
+        return [error(subject, problem, why, f"mend it in {section_of(name, settings)}") for problem in problems]
     findings = _expression_findings(name, settings, tables, sql, why=why)
     try:
         unknown = check_new_generation(name, settings, tables)
     except Unavailable:
         raise
     except LockstepError as refused:
-        return [*findings, error(subject, refused.message, why, refused.hint or f"mend {_section(name, settings)}")]
+        return [*findings, error(subject, refused.message, why, refused.hint or f"mend {section_of(name, settings)}")]
     if unknown:
         what = "whether its server takes new tables with these settings wasn't tried"
         findings.append(warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY))
@@ -135,7 +171,7 @@ def _expression_findings(
         what = f"its computed columns and its where weren't looked at: {failed.message}"
         return [warning(subject, what, f"where Spark doesn't take them, {why}", failed.hint or "")]
     return [
-        error(subject, problem, why, f"mend computed and where in {_section(name, settings)}") for problem in problems
+        error(subject, problem, why, f"mend computed and where in {section_of(name, settings)}") for problem in problems
     ]
 
 

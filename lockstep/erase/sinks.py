@@ -140,7 +140,7 @@ class SinkErasing:
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()
-            below = None if progress is None else applied_below(progress)
+            below = None if progress is None else applied_below(progress, self._row.topic)
             if below is not None and below > self._row.tag:
                 return below, None
             if time.monotonic() > deadline:

@@ -1,8 +1,8 @@
 """``lockstep views list`` and ``explain``: which views there are, what each holds, and what its operators keep now."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -30,12 +30,13 @@ from views.view import identity, stored_position
 class ViewState(StrEnum):
     """``BUILDING``: its state is being built, and its sink gets nothing meanwhile. ``READY``: it is kept up to date.
 
-    ``STOPPED``, ``SILENT`` and ``ABSENT``: no job keeps it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``:
-    its store couldn't be asked.
+    ``WAITING``: a table that it reads isn't captured. ``STOPPED``, ``SILENT`` and ``ABSENT``: no job keeps it, as in
+    ``jobs.generations.status.JobState``. ``UNKNOWN``: its store couldn't be asked.
     """
 
     BUILDING = "building"
     READY = "ready"
+    WAITING = "waiting"
     STOPPED = "stopped"
     SILENT = "silent"
     ABSENT = "absent"
@@ -108,6 +109,28 @@ def views_now(config: Config) -> Iterator[ViewStatus]:
 
 def view_now(config: Config, name: str) -> list[ViewStatus]:
     """The generations of a view, the live one first. Raises ConfigurationError for a name that isn't there."""
+    uncaptured = config.uncaptured_tables(config.sinks[name]) if name in config.views else ()
+    return [waiting_for(status, uncaptured) for status in _statuses(config, name)]
+
+
+def waiting_for(status: ViewStatus, uncaptured: Sequence[TableName]) -> ViewStatus:
+    """What is known of a view that reads these tables, which aren't captured. Pure.
+
+    An error of its job, and a store that doesn't answer, come first.
+    """
+    if not uncaptured or status.state in (ViewState.STOPPED, ViewState.SILENT, ViewState.UNKNOWN):
+        return status
+    return replace(
+        status,
+        state=ViewState.WAITING,
+        since_ms=None,
+        reason=f"it reads {', '.join(map(str, uncaptured))}, which isn't captured",
+        hint="`lockstep doctor` says what is missing; once it is captured, the view goes on by itself",
+    )
+
+
+def _statuses(config: Config, name: str) -> list[ViewStatus]:
+    """The same without a look at what is captured."""
     view, sink = _settings_of(config, name), config.sinks[name].lender
     try:
         descriptions = describe(config, name)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from cdc.model.errors import LockstepError
 from cdc.model.times import time_text
 from jobs.generations.asides import AsideState
+from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
@@ -38,7 +39,14 @@ OF_CAPTURE: Final = (
 )
 OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
 """Their subject is a sink: only the generation that readers see has them."""
-OF_GENERATIONS: Final = ("job-stopped", "table-failed", "rejections-open", "rebuild-needed")
+OF_GENERATIONS: Final = (
+    "job-stopped",
+    "table-failed",
+    "rejections-open",
+    "rebuild-needed",
+    "view-building",
+    "view-growing",
+)
 """Their subject is a generation of a sink."""
 
 NAMES: Final = (
@@ -63,6 +71,8 @@ _KNOWN_WITHOUT_KAFKA: Final = frozenset(
         "table-failed",
         "sink-unreachable",
         "rebuild-needed",
+        "view-building",
+        "view-growing",
     }
 )
 """Those that are known where neither source nor Kafka answers, and those that are in addition where the source does."""
@@ -166,13 +176,14 @@ def find_conditions(
         known, subjects = _KNOWN_WITHOUT_SERVERS, frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = known | _KNOWN_WITHOUT_KAFKA, frozenset(_unanswered(report))
-            told = (*_capture(report, facts, settings), *_sinks(report, settings))
+            told = (*_capture(report, facts, settings), *_sinks(report, settings), *_views(report, settings, now_ms))
             found += [*_slot(report, settings), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
         return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
     found = [
         *_slot(report, settings),
         *_capture(report, facts, settings),
         *_sinks(report, settings),
+        *_views(report, settings, now_ms),
         *_stalled(report),
         *_verified(report, facts, verify, now_ms),
         *of_facts,
@@ -380,6 +391,35 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             f"{label} was built with other {', '.join(names)}",
             rebuild_step(label),
         )
+
+
+def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
+    """What the jobs of views have told. A view that is behind, and a disk that fills up, have their own conditions."""
+    for sink in (stage.sink for stage in report.stages if stage.sink is not None):
+        if sink.view is None:
+            continue
+        figures = sink.view.figures
+        is_at_work = sink.job is not None and sink.job.state is JobState.RUNNING
+        if figures.building is not None and is_at_work:
+            began_ms = figures.building.began_ms
+            if now_ms - began_ms > settings.view_building_s * 1000:
+                yield Condition(
+                    "view-building",
+                    sink.label,
+                    Severity.WARNING,
+                    f"{sink.label} is being built since {time_text(began_ms)}: {figures.building.sentence}",
+                    "`lockstep views list` shows how far it is; readers see what the sink has from before",
+                    began_ms,
+                )
+        if figures.state_bytes > settings.view_state_bytes:
+            yield Condition(
+                "view-growing",
+                sink.label,
+                Severity.WARNING,
+                f"the state of {sink.label} takes {figures.state_bytes:,} bytes of disk",
+                f"`lockstep views explain {sink.name}` says what keeps them, on the machine of its job",
+                passes=True,
+            )
 
 
 def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:

@@ -59,7 +59,13 @@ class DeltaGenerations:
         self._known = _progress_of(self._bookkeeping.read().builds.get(self._number))
         return self._known
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         text = dump_progress(progress).decode()
 
         def save(state: CatalogueState, _live: int | None) -> CatalogueState:

@@ -100,7 +100,13 @@ class OpenSearchGenerations:
         self._known = None if source is None else load_progress(orjson.dumps(source))
         return self._known
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         """Raises Unavailable when another job stores progress at the same moment."""
         held = self._bookkeeping.held(self._progress_id)
         stored = None if held is None else load_progress(orjson.dumps(held.source))
@@ -112,8 +118,8 @@ class OpenSearchGenerations:
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
             self._next_removal = time.monotonic() + settings.gc_deletes_s
             # A writer that hangs may come late: a marker stays for as long as the server remembers other deletions.
-            whole = None if progress.joining else (progress.epoch, progress.watermark_lsn)
-            removable, self._applied_whole = self._applied_whole, whole
+            reached = None if progress.joining else (progress.epoch, progress.watermark_lsn)
+            removable, self._applied_whole = self._applied_whole, reached
             if removable is not None:
                 # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
                 with contextlib.suppress(LockstepError):

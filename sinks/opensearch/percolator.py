@@ -68,11 +68,15 @@ class Percolator:
         self._create()
 
     def ensure(self) -> None:
-        """Make sure that there is a place for queries."""
+        """Make sure that there is a place for queries, and that it knows all fields."""
         self._create()
+        self._client.call("PUT", f"/{self._queries_index}/_mapping", {"properties": self._properties})
+
+    @property
+    def _properties(self) -> dict[str, Any]:
+        return {**(self._target.properties or {}), _QUERY_FIELD: {"type": "percolator"}}
 
     def _create(self) -> None:
-        properties = {**(self._target.properties or {}), _QUERY_FIELD: {"type": "percolator"}}
         answer = self._client.call("GET", f"/{self._index}/_settings", parameters={"flat_settings": "true"})
         held = answer[self._index]["settings"]
         settings = {
@@ -83,7 +87,7 @@ class Percolator:
         settings |= {"number_of_shards": 1, "number_of_replicas": self._indexes.settings.replicas}
         # Every store of a query refreshes it, and nothing else changes it.
         settings["refresh_interval"] = _FOREVER
-        self._client.create_index(self._queries_index, {"dynamic": "strict", "properties": properties}, settings)
+        self._client.create_index(self._queries_index, {"dynamic": "strict", "properties": self._properties}, settings)
 
     def remove(self) -> None:
         """Remove the queries and their index."""
@@ -129,7 +133,12 @@ class Percolator:
         names: list[set[str]] = [set() for _ in documents]
         asked = {"percolate": {"field": _QUERY_FIELD, "documents": [orjson.Fragment(each) for each in documents]}}
         body = orjson.dumps({"size": _QUERIES_MAX, "_source": False, "query": asked})
-        page = whole(self._client.call("POST", f"/{self._queries_index}/_search", body))
+        try:
+            page = whole(self._client.call("POST", f"/{self._queries_index}/_search", body))
+        except LockstepError as error:
+            if refusal_of(error) is not None and self.is_outdated():
+                raise Unavailable(f"the index of table {self._table} has just got other fields") from error
+            raise
         for hit in page["hits"]["hits"]:
             for slot in hit["fields"]["_percolator_document_slot"]:
                 names[slot].add(hit["_id"])

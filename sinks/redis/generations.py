@@ -107,7 +107,13 @@ class RedisGenerations:
         self._known = None if text is None else load_progress(text)
         return self._known
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         """Raises DataLost also when the server may lack what was written to it since, and Unavailable when another job
         stores progress at the same moment."""
         from redis.exceptions import WatchError

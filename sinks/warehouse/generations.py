@@ -7,7 +7,7 @@ from typing import Final
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
-from sinks.stored_progress import applied_below, check_stored, check_written
+from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
@@ -136,7 +136,13 @@ class WarehouseGenerations:
             self._timeline = self._connection.timeline()
         return self._known
 
-    def save_progress(self, progress: Progress, *, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN) -> None:
+    def save_progress(
+        self,
+        progress: Progress,
+        *,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        whole: Collection[TableName] | None = None,
+    ) -> None:
         with self._connection.transaction():
             self._bookkeeping.check_fence(self._tables.fence)
             timeline = self._connection.timeline()
@@ -148,34 +154,34 @@ class WarehouseGenerations:
             check_written(written, self._bookkeeping.load_offsets() if written else {}, destination="the warehouse")
             self._bookkeeping.save_progress(progress)
         self._known, self._timeline = progress, timeline
-        below, now = applied_below(progress), time.monotonic()
-        if below is None:
+        if not progress.watermark_lsn or (whole is None and behind_the_watermark(progress)):
             return
+        below, now = watermark_tag(progress), time.monotonic()
         if self._tables.purges and now >= self._purge_at:
-            self._purge_at = now + (PURGE_S if self._purge(below) else IDLE_S)
+            self._purge_at = now + (PURGE_S if self._purge(below, whole) else IDLE_S)
         if self._tables.trims_histories and now >= self._trim_at:
             # By the source's clock: this one may have gone wrong, and what is trimmed is gone.
             source_ms = min(progress.commit_time_ms, time.time_ns() // 1_000_000)
-            self._trim_at = now + (PURGE_S if self._trim(below, now_ms=source_ms) else PASS_S)
+            self._trim_at = now + (PURGE_S if self._trim(below, whole, now_ms=source_ms) else PASS_S)
 
-    def _purge(self, below: str) -> bool:
+    def _purge(self, below: str, whole: Collection[TableName] | None) -> bool:
         """A portion of the rows that were deleted long ago, unless a batch is under way. Whether there may be more.
 
         What can't be done now is done another time.
         """
         try:
             with self._connection.transaction():
-                return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purge(below)
+                return not self._bookkeeping.hold_writer(self._tables.fence) or self._tables.purge(below, whole)
         except Unavailable:
             return True
 
-    def _trim(self, below: str, *, now_ms: int) -> bool:
+    def _trim(self, below: str, whole: Collection[TableName] | None, *, now_ms: int) -> bool:
         """The same with the versions that histories needn't have any more."""
         try:
             with self._connection.transaction():
                 if not self._bookkeeping.hold_writer(self._tables.fence):
                     return True
-                has_more = self._tables.trim_histories(below, self._trimmed_blocks, now_ms=now_ms)
+                has_more = self._tables.trim_histories(below, whole, self._trimmed_blocks, now_ms=now_ms)
         except Unavailable:
             return True
         self._trimmed_blocks = self._trimmed_blocks + BLOCKS if has_more else 0

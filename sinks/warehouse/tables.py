@@ -90,16 +90,17 @@ class WarehouseTables:
             {held: (*declared.get(held.shape.table.name, ()), *self._purging_indexes(held)) for held in tables}
         )
 
-    def purge(self, below: str) -> bool:
+    def purge(self, below: str, whole: Collection[TableName] | None = None) -> bool:
         """Delete a portion of each table's rows that were deleted long enough ago, with tags below this one.
 
-        Returns whether there may be more.
+        ``whole`` are the tables of which there is no event below that is still to come, None: all. Returns whether
+        there may be more.
         """
         older_than_s = self._settings.purge_deleted_after_days * 86_400
         counts: list[int] = []
         tags: dict[TableName, str] = {}
         for name, held in sorted(self.bookkeeping.tables().items()):
-            if is_append_only(held.shape.table):
+            if is_append_only(held.shape.table) or not (whole is None or name in whole):
                 continue
             count, tag = self.dialect.purge(held, older_than_s=older_than_s, below=below, rows_max=PORTION)
             counts.append(count)
@@ -109,8 +110,8 @@ class WarehouseTables:
             self.purged.raise_to(tags)
         return PORTION in counts
 
-    def trim_histories(self, below: str, first_block: int, *, now_ms: int) -> bool:
-        """Delete what histories needn't have any more, in a portion of the blocks of each.
+    def trim_histories(self, below: str, whole: Collection[TableName] | None, first_block: int, *, now_ms: int) -> bool:
+        """Delete what histories needn't have any more, in a portion of the blocks of each. ``whole`` as for ``purge``.
 
         Returns whether there are more blocks in one of them.
         """
@@ -118,7 +119,7 @@ class WarehouseTables:
         has_more = False
         tags: dict[TableName, str] = {}
         for name, held in sorted(self.bookkeeping.tables().items()):
-            if not held.has_history:
+            if not held.has_history or not (whole is None or name in whole):
                 continue
             goes_on, tag = self.dialect.trim_history(
                 held, complete_from_ms=complete_from_ms, below=below, first_block=first_block, blocks=BLOCKS

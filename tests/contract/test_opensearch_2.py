@@ -17,6 +17,7 @@ from sinks.opensearch.sink import OpenSearchSink
 from stack import java, opensearch, process, versions
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
+from tests.contract.searched import QUERIES, answers
 from tests.databases import until
 from tests.services import temporary_directory
 
@@ -175,3 +176,9 @@ def test_too_much_at_once_goes_in_smaller_requests(opened: list[OpenSearchSink])
     with pytest.raises(Unavailable, match="no room"):
         sink.apply(batch(row(4, 2, "x " * 400_000)))
     assert len(ids(sink)) == 200
+
+
+def test_a_document_matches_the_standing_searches_that_find_it(node: str) -> None:
+    found, asked = answers(f"t{uuid.uuid4().hex[:12]}", {"urls": (node,), "replicas": 0})
+    assert found == asked
+    assert asked["cheap"] == QUERIES["cheap"][1]

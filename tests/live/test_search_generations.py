@@ -14,6 +14,7 @@ from opensearchpy import OpenSearch
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
@@ -23,6 +24,9 @@ from lockstep.searches.follower import Follower
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.percolator import Percolator
+from sinks.opensearch.settings import OpenSearchSettings
 from sinks.progress_json import dump_progress
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -211,6 +215,41 @@ def test_a_document_with_a_column_that_is_new_is_asked_about(by_hand: AppliedByH
     by_hand.add("good", {"match": {"mood": "good"}})
     assert events(by_hand.news(follower)) == [("begins", "good", "2")]
     follower.close()
+
+
+def test_a_column_that_came_while_nobody_watched_can_be_searched(by_hand: AppliedByHand) -> None:
+    by_hand.write(profile(1, "Bern"))
+    by_hand.add("bern", IN_BERN)
+    with_mood = table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",))
+    by_hand.prepare(1, with_mood)
+    by_hand.add("good", {"match": {"mood": "good"}})
+    (event,) = by_hand.publish(profile(2, "Thun"))
+    assert event.row is not None
+    by_hand.apply([replace(event, row={**event.row, "mood": "good"})])
+    follower = Follower(by_hand.config, SINK)
+    assert sorted(events(by_hand.news(follower))) == [("begins", "bern", "1"), ("begins", "good", "2")]
+    follower.close()
+
+
+def test_a_document_with_a_column_that_came_a_moment_ago_is_asked_about_again(by_hand: AppliedByHand) -> None:
+    by_hand.write(profile(1, "Bern"))
+    settings = by_hand.config.sinks[SINK]
+    assert isinstance(settings, OpenSearchSettings)
+    indexes = OpenSearchIndexes(SINK, settings, 1)
+    percolator = Percolator(indexes, PROFILE.name)
+    percolator.create()
+    percolator.store("good", IN_BERN)
+    by_hand.prepare(1, table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",)))
+    (event,) = by_hand.publish(profile(1, "Bern"))
+    assert event.row is not None
+    by_hand.apply([replace(event, row={**event.row, "mood": "good"})])
+    documents = [document for _, document in percolator.documents([percolator.identity({"id": 1})])]
+    with pytest.raises(Unavailable):
+        percolator.matches(documents)
+    percolator.create()
+    percolator.store("good", IN_BERN)
+    assert percolator.matches(documents) == [{"good"}]
+    indexes.client.close()
 
 
 def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_again(by_hand: AppliedByHand) -> None:

@@ -26,6 +26,14 @@ tables = ["public.orders"]
 """
 
 
+VIEW = """
+[views.totals]
+sink = "search"
+key = ["id"]
+sql = "select id from orders"
+"""
+
+
 @pytest.fixture
 def write(tmp_path: Path):
     def _write(text: str) -> Path:
@@ -40,6 +48,15 @@ def test_names_are_derived_from_the_pipeline(write) -> None:
     config = load(write(VALID))
     assert (config.slot, config.publication) == ("lockstep_shop", "lockstep_shop")
     assert config.topics()[TableName("public", "orders")] == "shop.public.orders"
+
+
+def test_sinks_whose_searches_are_told_of_say_so_and_views_have_none(write) -> None:
+    sink = "[sinks.search]\ntype = 'opensearch'\n"
+    assert load(write(VALID + sink)).sinks_with_searches == ()
+    config = load(write(VALID + sink + "searches = true\n" + VIEW))
+    assert config.sinks_with_searches == ("search",)
+    with pytest.raises(ConfigurationError, match=r"views\.totals\.searches: a view has no such setting"):
+        load(write(VALID + sink + VIEW + "searches = true\n"))
 
 
 def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None:

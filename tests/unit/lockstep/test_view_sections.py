@@ -95,6 +95,27 @@ def test_a_sink_of_which_nobody_takes_the_address_is_applied_or_removed(tmp_path
     ]
 
 
+@pytest.mark.parametrize(
+    ("setting", "problem"),
+    [
+        (
+            'tables = ["public.orders", "public.gone"]',
+            "sinks.cache.tables names tables that aren't captured with a key: public.gone",
+        ),
+        (
+            'where = { "public.gone" = "id > 0" }',
+            "sinks.cache names tables that aren't captured with a key: public.gone",
+        ),
+        ('exclude = ["nonsense"]', "sinks.cache.exclude: "),
+    ],
+)
+def test_a_sink_that_gets_no_table_is_checked_as_if_it_got_some(tmp_path: Path, setting: str, problem: str) -> None:
+    """Else a slip shows only on the day on which it is applied."""
+    text = VALID.replace('tables = ["public.orders"]\nprefix', f"apply = false\n{setting}\nprefix")
+    (told,) = problems(tmp_path, text)
+    assert told.startswith(problem)
+
+
 def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
     view = read(written(tmp_path)).sinks["totals"]
     other = read(written(tmp_path, VALID.replace("count(*)", "count(o.id)") + "changes_max = 7\n")).sinks["totals"]

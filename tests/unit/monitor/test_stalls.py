@@ -15,8 +15,8 @@ from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from tests.lag import NOW_MS, sink_facts, source_facts
+from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
-from views.view import Counters
 
 _SLOT = "lockstep_shop"
 _LONG_S = 2 * STALLED_S

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cdc.model.tag import Tag
-from sinks.stored_progress import applied_below
+from sinks.stored_progress import applied_below, watermark_tag
 from tests.builders import progress
 
 
@@ -17,6 +17,18 @@ def test_all_of_a_transaction_before_the_watermark_is_below_the_bound_and_nothin
     assert not str(Tag(2, 0x500, 0)) < bound
 
 
-@pytest.mark.parametrize("left", [{"watermark_lsn": 0}, {"skipped": {("t", 0): 5}}, {"left_at_ms": {"t": 5}}])
+@pytest.mark.parametrize(
+    "left", [{"watermark_lsn": 0}, {"skipped": {("t", 0): 5}}, {"left_at_ms": {"t": 5}}, {"joining": ("t",)}]
+)
 def test_there_is_none_where_something_may_not_have_been_applied(left: dict[str, Any]) -> None:
     assert applied_below(progress(**{"epoch": 2, **left})) is None
+
+
+def test_a_topic_that_lacks_nothing_has_a_bound_of_its_own_beside_others_that_do() -> None:
+    """A table that has left for good must not keep the others from being cleared away."""
+    left = progress(
+        0x500, epoch=2, left_at_ms={"gone": 5}, joining=("late",), skipped={("out", 0): 3}, next_offsets={("t", 0): 1}
+    )
+    assert applied_below(left, "t") == watermark_tag(left)
+    assert [applied_below(left, topic) for topic in ("gone", "late", "out")] == [None] * 3
+    assert applied_below(progress(0), "t") is None

@@ -216,6 +216,17 @@ def test_whoever_opened_it_last_writes_it(tmp_path: Path) -> None:
         state.update(put((b"a", b"1")))
 
 
+def test_each_opening_knows_whose_the_one_before_was(tmp_path: Path) -> None:
+    first = FileState(tmp_path, identity="a view")
+    assert first.writer_before is None
+    first.clear()
+    first.compact()
+    first.close()
+    second = FileState(tmp_path, identity="a view")
+    assert second.writer_before == first.writer != second.writer
+    second.close()
+
+
 # --- who only looks at it ---
 
 

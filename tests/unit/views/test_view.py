@@ -13,12 +13,13 @@ from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events
+from views.counters import Counters
 from views.failures import EvaluationError, FanOutExceeded
 from views.sql.reader import TopRows, read_view
 from views.state.contract import State, Step
 from views.state.file import FileState
 from views.state.memory import MemoryState
-from views.view import Counters, View, ViewChange, ViewPosition, identity
+from views.view import View, ViewChange, ViewPosition, identity
 
 COUNTS = Question("select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)", ("g",))
 NEWEST = Question(
@@ -574,6 +575,26 @@ def test_a_refused_row_whose_refusal_nobody_has_kept_is_pending_again() -> None:
     assert (output.tag, list(output.changes)) == (Tag(1, 16, 0), [ViewChange({"g": 2}, {"g": 2, "n": 1})])
     view.acknowledge(output)
     assert view.settle(lambda key: pytest.fail(f"{key} isn't set aside any more")) == []
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_row_that_is_held_stays_pending_with_those_that_follow(*, is_built: bool) -> None:
+    view = opened(COUNTS, MemoryState())
+    rows = [a(number, g=number) for number in (1, 2, 3)]
+    if is_built:
+        built(view, [events(rows, 8)], 8)
+        view.end_arranging()
+    else:
+        step(view, rows, 8)
+    view.acknowledge(view.pending(2), refused=[{"g": 1}], held=[{"g": 2}])
+    left = view.pending()
+    assert [change.key for change in left.changes] == [{"g": 2}, {"g": 3}]
+    view.acknowledge(left, held=[{"g": 3}])
+    assert view.is_new == is_built
+    left = view.pending()
+    assert [change.key for change in left.changes] == [{"g": 3}]
+    view.acknowledge(left)
+    assert (view.pending(), view.is_new) == (None, False)
 
 
 def test_a_refusal_of_an_earlier_version_of_the_row_says_nothing_of_this_one() -> None:

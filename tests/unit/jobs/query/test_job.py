@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import orjson
 import pytest
+from pydantic import SecretStr
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import (
@@ -99,6 +100,27 @@ def test_without_another_shape_the_failure_is_final(looks: list[bool | Unavailab
     looks += [_AWAY, False]
     with pytest.raises(LockstepError, match="no room"):
         _Job(LockstepError("no room")).run()
+
+
+@pytest.mark.parametrize(("denied", "queries"), [(["a"], 2), ([], 1), (["a", "b"], 1)])
+def test_a_job_that_may_not_read_some_tables_any_more_begins_again_without_them(
+    denied: list[str], queries: int, looks: list[bool | Unavailable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it may read none, nothing is gained by that."""
+    error = LockstepError("the log can't be read: not authorized")
+    monkeypatch.setattr("jobs.query.job.unreadable", lambda *_: {TableName("public", name): error for name in denied})
+    looks.append(False)
+    job = _Job(error)
+    settings = RedisSettings(type="redis", url=SecretStr("redis://cache"))
+    tables = [TableName("public", "a"), TableName("public", "b")]
+    kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
+    job._plan = replace(job._plan, settings=settings, tables=tables, kafka=kafka)
+    if queries == 2:
+        job.run()
+    else:
+        with pytest.raises(LockstepError, match="not authorized"):
+            job.run()
+    assert job.queries == queries
 
 
 def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:

@@ -1,12 +1,13 @@
 """What is stored, when, and that nothing is counted or taken back twice."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cdc.model.errors import Fenced, PositionMismatch
+from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
 from jobs.query.watermark import Watermark
@@ -357,3 +358,27 @@ def test_other_tables_that_are_captured_are_told_of_though_the_watermark_stays()
     assert (told.selection, told.watermark_lsn) == ("second", 100)
     assert kept.learn([]) is None, "nobody knows of others"
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).selection == "second"
+
+
+def test_the_destination_is_told_which_tables_it_has_all_of() -> None:
+    told: list[Collection[TableName] | None] = []
+
+    class Told:
+        def save_progress(self, _: Progress, *, written: object, whole: Collection[TableName] | None) -> None:
+            told.append(whole)
+
+    orders, items, gone = TableName("public", "orders"), TableName("public", "items"), "shop.public.gone"
+    kept = ProgressKeeper(
+        cast("Any", Told()),
+        Watermark([TOPIC, "items"], lsn=100, joining=["items"]),
+        stored=Progress({(TOPIC, 0): 5, (gone, 0): 5}, 100, 7, 1_000_000, {}),
+        topic_ids={TOPIC: "id", "items": "id"},
+        now_ms=Clock(),
+        left_at_ms={gone: 400_000},
+        tables={TOPIC: orders, "items": items},
+        **KEPT,
+    )
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
+    kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
+    kept.batch_applied({("items", 0): 3}, rejected=0)
+    assert told == [{orders}, {orders, items}]

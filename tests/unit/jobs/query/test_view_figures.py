@@ -9,8 +9,8 @@ from jobs.generations.view_state import load_told, told_name
 from jobs.query.view_figures import SAVE_S, FiguresKeeper
 from jobs.report import Report, ViewReport
 from sinks.memory import MemoryStore, open_memory
+from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
-from views.view import Counters
 
 
 class Lease:

@@ -238,6 +238,16 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
     raise AssertionError(process.communicate())
 
 
+@pytest.mark.parametrize("modules", ["monitor.collector, monitor.settled, monitor.table", "monitor.waits"])
+def test_what_is_asked_again_and_again_loads_nothing_of_what_writes(modules: str) -> None:
+    """``lockstep lag`` and ``lockstep wait`` are in scripts: what they load is most of the time that they take."""
+    code = f"import sys; import lockstep.config, {modules}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    loaded = set(done.stdout.split())
+    heavy = {"pyspark", "pyarrow", "sqlalchemy", "opensearchpy", "deltalake", "redis", "jobs.executor", "views.view"}
+    assert loaded & heavy == set()
+
+
 def test_help_imports_nothing_that_commands_need_only_when_they_run() -> None:
     code = "import sys; from lockstep.cli.main import exit_code; exit_code(['--help']); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)

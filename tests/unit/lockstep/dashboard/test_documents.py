@@ -29,8 +29,8 @@ from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, VerifyOutcome
 from tests.lag import sink_facts, source_facts
+from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
-from views.view import Counters
 
 SUBJECT = Subject("shop", "1", "db:5432", "shop", "lockstep_shop", 3, {"search": "opensearch", "cache": "redis"})
 

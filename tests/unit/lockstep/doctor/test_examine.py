@@ -37,6 +37,20 @@ def test_every_part_that_does_not_answer_has_a_way_out(tmp_path: Path, monkeypat
     ]
 
 
+def test_a_view_whose_store_does_not_answer_has_its_own_section_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("no answer")
+
+    for part in ("connect", "check_kafka", "check_sink"):
+        monkeypatch.setattr(f"lockstep.doctor.examine.{part}", refuse)
+    view = '[views.totals]\nsink = "cache"\nprefix = "totals"\nkey = ["id"]\nsql = "select id from t"\n'
+    (tmp_path / "lockstep.toml").write_text(CONFIG + view)
+    (found,) = [each for each in examine(load(tmp_path / "lockstep.toml")) if each.subject == "sink totals"]
+    assert found.fix == "check the address in [views.totals] or [sinks.cache], and that its server runs"
+
+
 def test_a_source_that_stops_answering_in_the_middle_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

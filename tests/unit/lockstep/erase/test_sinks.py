@@ -1,6 +1,7 @@
 """lockstep.erase.sinks: what is said of sinks that aren't asked"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,15 @@ def test_a_generation_that_has_not_applied_the_deletion_may_still_get_the_row(
     assert (place.is_proven, place.unasked) == (False, None)
     assert "hasn't applied all up to the deletion" in (place.why or "")
     assert _place(_config(tmp_path), monkeypatch, PAST).is_proven
+
+
+def test_a_table_that_left_keeps_no_row_of_another_one_from_being_erased(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path)
+    assert _place(config, monkeypatch, replace(PAST, left_at_ms={"items": 5}, joining=("late",))).is_proven
+    assert not _place(config, monkeypatch, replace(PAST, left_at_ms={"orders": 5})).is_proven
+    assert not _place(config, monkeypatch, replace(PAST, joining=("orders",))).is_proven
 
 
 def test_a_sink_that_does_not_have_the_table_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from lockstep.terminal import WholeTexts
 from lockstep.views.kept import ViewState, ViewStatus
 from lockstep.views.output import figures_sentences, views_table
 from sinks.view_settings import ViewSettings
+from views.counters import Counters
 from views.figures import ViewFigures
-from views.view import Counters
 
 FIGURES = ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800))
 VIEW = ViewSettings(name="timeline", sql="select 1", key=("follower_id", "tweet_id"))

@@ -10,10 +10,13 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import Gap
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
+from jobs.generations.view_state import ToldView
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 from monitor.verification import Verification, VerifyOutcome
+from views.counters import Counters
+from views.figures import Building, Doing, ViewFigures
 
 _DAY_MS = 24 * 3600 * 1000
 _NOW_MS = 1_800_000_000_000
@@ -106,6 +109,33 @@ def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(sta
     asides = {TableName("public", "t"): Aside(state, 7, reason="a column has another type")}
     found = _found(_report(_applied(_sink(job=JobStatus(JobState.RUNNING, asides=asides)))))
     assert found == ({"table-failed/cache": Severity.CRITICAL} if state is AsideState.FAILED else {})
+
+
+def _view(*, began_s_ago: float | None, state_bytes: int = 4096) -> ToldView:
+    building = None
+    if began_s_ago is not None:
+        building = Building(_NOW_MS - int(began_s_ago * 1000), Doing.READING, 100, 400, 50.0)
+    return ToldView(0, ViewFigures(0, 10, state_bytes, Counters(), building))
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "opens"),
+    [
+        (_view(began_s_ago=3601), JobState.RUNNING, True),
+        (_view(began_s_ago=3599), JobState.RUNNING, False),
+        (_view(began_s_ago=None), JobState.RUNNING, False),
+        (_view(began_s_ago=3601), JobState.ABSENT, False),  # nobody builds it any more
+    ],
+)
+def test_a_view_that_is_being_built_for_long_is_an_alert(told: ToldView, state: JobState, opens: bool) -> None:
+    sink = replace(_sink("totals", job=JobStatus(state)), is_view=True, view=told)
+    assert _found(_report(_applied(sink))) == ({"view-building/totals": Severity.WARNING} if opens else {})
+
+
+def test_a_view_whose_state_takes_much_disk_is_an_alert() -> None:
+    sink = replace(_sink("totals"), is_view=True, view=_view(began_s_ago=None, state_bytes=2 * 1024 * 1024))
+    assert _found(_report(_applied(sink)), view_state_bytes=1024 * 1024) == {"view-growing/totals": Severity.WARNING}
+    assert _found(_report(_applied(sink))) == {}
 
 
 def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:

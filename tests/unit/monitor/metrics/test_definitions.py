@@ -116,6 +116,32 @@ def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
     )
 
 
+def test_a_view_that_builds_for_long_or_takes_much_disk_is_told_of(tmp_path: Path) -> None:
+    view = {"severity": "warning", "sink": "totals", "generation": "1"}
+    _judge(
+        tmp_path,
+        {
+            'lockstep_view_building{sink="totals",generation="1"}': "0x8 1x400",
+            'lockstep_view_state_bytes{sink="totals",generation="1"}': "1000x240 30000000000x200",
+            'lockstep_view_building{sink="quick",generation="1"}': "1x200 0x400",
+        },
+        _fired("LockstepViewBuildsLong", "60m"),
+        _fired("LockstepViewStateGrows", "60m"),
+        _fired(
+            "LockstepViewBuildsLong",
+            "70m",
+            view,
+            summary="The state of view totals is being built for an hour",
+        ),
+        _fired(
+            "LockstepViewStateGrows",
+            "70m",
+            view,
+            summary="The state of view totals takes 27.94GiB of disk",
+        ),
+    )
+
+
 def test_a_pipeline_that_nobody_looks_at_is_told_of(tmp_path: Path) -> None:
     """None was ever there, the page is gone, it hangs, or it is there and its looks get no answer."""
     nobody = {"severity": "critical"}

@@ -6,8 +6,8 @@ from jobs.report import ViewReport
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import PrometheusMeters
 from monitor.metrics.sinks import measured
+from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
-from views.view import Counters
 
 LABELS = {"sink": "timeline", "generation": "2"}
 
