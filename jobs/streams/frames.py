@@ -39,6 +39,9 @@ _PROBLEM: Final = _PRIVATE + "problem"
 _TIME: Final = _PRIVATE + "time"
 _POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
 
+_NAMED_QUERY: Final = "CTERelationRef"
+"""The operator that reads what stands after `with`, in each place where it is named."""
+
 _SOME_TIME_MS: Final = 1_000_000_000_000
 """Any time for which the bridge makes a long of Java's."""
 
@@ -274,11 +277,12 @@ def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], li
     """The streams that a plan reads, and what is wrong with what it reads."""
     nodes = _nodes(logical)
     streams = [str(node.alias()) for node in nodes if _kind(node) == "SubqueryAlias" and str(node.alias()) in sources]
-    leaves = [_kind(node) for node in nodes if node.children().size() == 0]
+    leaves = [_kind(node) for node in nodes if node.children().size() == 0 and _kind(node) != _NAMED_QUERY]
+    named = [node.cteId() for node in nodes if _kind(node) == _NAMED_QUERY]
     problems = []
     if others := sorted({kind for kind in leaves if not kind.startswith("StreamingRelation")}):
         problems.append(f"sql: it reads something that is no stream ({', '.join(others)})")
-    if len(leaves) > len(set(streams)):
+    if len(leaves) > len(set(streams)) or len(named) > len(set(named)):
         problems.append("sql: it reads a stream twice; Spark would read each at its own pace")
     return sorted(set(streams)), problems
 
