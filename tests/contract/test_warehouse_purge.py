@@ -140,6 +140,21 @@ def test_nothing_is_purged_while_a_part_of_the_log_is_left_out(
     assert len(stored()) == 3
 
 
+def test_a_table_of_which_a_part_is_left_out_keeps_its_deletes_and_no_other_one_does(
+    open_sink: Open, stored: Any, warehouse: Any, name: str
+) -> None:
+    """Else one that has left capture for good would keep all of them."""
+    opened = open_sink()
+    opened.sink.prepare([table(), OTHER])
+    opened.sink.apply(batch(*GONE, upsert({"id": 1, "note": "a"}, 1, of=OTHER), delete({"id": 1}, 2, of=OTHER)))
+    behind = replace(up_to(9), left_at_ms={"its topic": 5})
+    opened.generations.save_progress(behind, whole=[table().name])
+    others = f"select count(*) from {name}_g1.{OTHER.name.name}"
+    assert (stored(), warehouse.execute(others).fetchone()) == ([], (1,))
+    opened.generations.save_progress(behind, whole=[OTHER.name])
+    assert warehouse.execute(others).fetchone() == (0,)
+
+
 def test_it_goes_a_portion_at_a_time_and_never_beside_a_batch(
     endpoints: Any, open_sink: Open, stored: Any, name: str
 ) -> None:

@@ -22,6 +22,7 @@ from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
 from lockstep.rebuild.beside import begin_beside
 from lockstep.rebuild.build_inputs import read_inputs, save_inputs
+from lockstep.views.kept import ViewState, view_now
 from monitor.waits import Waits
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -329,6 +330,8 @@ def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
         captured.configure(exclude_tables=("public.t",))
         captured.start()
         until(lambda: any("the view reads public.t" in str(report) for report in job.reports), seconds=180)
+        (status,) = view_now(load(shop.path), shop.view)
+        assert (status.state, "public.t, which isn't captured" in (status.reason or "")) == (ViewState.WAITING, True)
         lsn = shop.write("delete from t where id = 3", "insert into t values (4, 'meanwhile')")
         captured.stop()
         captured.configure(exclude_tables=())

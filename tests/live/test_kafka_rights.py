@@ -6,15 +6,22 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
+from cdc.kafka.topic_names import view_topic
+from cdc.kafka.topic_reader import TopicReader
 from cdc.model.table import TableName
+from cdc.postgres.preflight.finding import Severity
 from jobs.generations.asides import load_asides
+from lockstep.config import load
+from lockstep.doctor.sinks import check_view_topics
 from sinks.registry import open_sink
 from stack.stack import Endpoints
-from tests.databases import until
+from tests.captured import Captured
+from tests.databases import Database, until
 from tests.guarded_kafka import GuardedKafka, guarded_kafka
 from tests.pipeline import Pipeline, wait_until
 from tests.tls_servers import PASSWORD
@@ -139,6 +146,41 @@ def test_who_lacks_a_right_is_told_which_one(pipeline: Pipeline, broker: Guarded
     assert (hidden in said, "pg_drop_replication_slot" in said, "will be created" in said) == (True, False, False), said
 
 
+def test_a_table_joins_capture_only_once_its_topic_may_be_created(
+    database: Database, broker: GuardedKafka, tmp_path: Path
+) -> None:
+    """Until then it is as one that lacks anything else: nothing was promised of it, and the others go on."""
+    user = f"joins-{uuid.uuid4().hex[:10]}"
+    broker.add_user(user)
+    for name, resource, operations in rights("operations.md", "Rights in Kafka", 3):
+        if name in ("capture", "all"):
+            broker.grant(user, resource.replace("<pipeline>.", "t"), operations.split(", "), pipeline="")
+    (tmp_path / "password").write_text(PASSWORD)
+    database.execute(
+        "create table t (id int primary key)",
+        "create publication whole for tables in schema public with (publish_via_partition_root = true)",
+    )
+    captured = Captured(
+        database,
+        broker.address,
+        tmp_path,
+        ["public.*"],
+        source="publication = 'whole'",
+        sections=f'{_LOGIN}username = "{user}"',
+    )
+    with captured.start():
+        with broker.denied(user, "topic `<pipeline>.public.late`", "Create", pipeline=captured.name):
+            database.execute("create table late (id int primary key)", "insert into late values (1)")
+            captured.wait_for("public.late matches source.tables and isn't captured: topic")
+            assert any("the right Create" in line for line in captured.said)
+            database.execute("insert into t values (1)", "insert into late values (2)")
+            captured.assert_equal("public.t")
+        captured.wait_for("public.late: matches source.tables, and is captured from now on")
+        until(lambda: TableName("public", "late") in load(captured.path).source.table_names)
+        captured.config = load(captured.path)
+        captured.assert_equal("public.late", "public.t")
+
+
 @pytest.mark.busy
 def test_a_sink_goes_on_without_the_table_whose_topic_it_may_not_read(
     pipeline: Pipeline, broker: GuardedKafka, spark: SparkSession
@@ -186,3 +228,39 @@ def test_a_sink_goes_on_without_the_table_whose_topic_it_may_not_read(
     pipeline.run("verify", cache)
     assert following is not None
     assert (following.poll(), capture.poll()) == (None, None)
+
+
+@pytest.mark.busy
+def test_the_job_of_a_view_with_a_topic_needs_the_rights_that_it_is_to_be_given(
+    pipeline: Pipeline, broker: GuardedKafka, spark: SparkSession
+) -> None:
+    name, user, view = pipeline.name, f"{pipeline.name}-sinks", f"{pipeline.name}_owners"
+    pipeline.path.write_text(
+        f'{pipeline.path.read_text()}\n[views.{view}]\nsink = "{name}_cache"\ntopic = true\nkey = ["owner"]\n'
+        f'sql = "select owner, count(*) as n from {name}.account group by owner"\n'
+    )
+    config = load(pipeline.path)
+    topic = view_topic(name, view, 1)
+
+    def found(severity: Severity) -> list[str]:
+        return [each.what for each in check_view_topics(config, name=view) if each.severity is severity]
+
+    with pipeline.sql() as connection:
+        connection.execute(f"insert into {name}.account (id, owner) values (1, 'a'), (2, 'b'), (3, 'b')")
+    capture = pipeline.start("lockstep", "capture", "--config", str(pipeline.directory / "capture.toml"))
+    pipeline.wait_streaming(capture)
+    pipeline.wait_published(capture)
+
+    refused = f"topic {topic} can't be created"
+    assert any(refused in what for what in found(Severity.ERROR))
+    without = pipeline.apply(spark, view, once=True)
+    assert without.finish() == 1
+    assert (refused in without.told(), "the right Create" in without.told()) == (True, True), without.told()
+
+    _granted(broker, name, user, "jobs, [view topics](view-changes.md)", "jobs, view topics")
+    assert (found(Severity.ERROR), found(Severity.OK)) == ([], [f"topic {topic} is created by its job"])
+    assert pipeline.apply(spark, view, once=True).finish() == 0
+    assert found(Severity.OK) == [f"topic {topic} is there"]
+    assert {orjson.loads(record.key)["owner"] for record in TopicReader(pipeline.client).records(topic)} == {"a", "b"}
+    with broker.denied(user, f"topic `{topic}`", "Write", pipeline=name):
+        assert found(Severity.ERROR) == [f"the right Write on topic {topic} lacks"]
