@@ -209,6 +209,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # refresh_interval_ms = 200                # how soon a write is found
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
+# searches = false                         # true: who waits for standing searches is told by `lockstep run`
 # timeout_s = 60.0                         # of a request
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
@@ -264,6 +265,21 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # top = { per = ["region"], order = "id desc", n = 10 }    # only the first rows per these columns (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
 # changes_max = 5000000                    # rows that one transaction may change, else the view's job stops
+
+# Results in event time of Kafka topics with JSON, kept by Spark: docs/stream-queries.md.
+# [streams.clicks]
+# topic = "web.clicks"
+# columns = { id = "text", page = "text", at = "timestamptz", sent_at = "timestamptz" }
+# time = "at"                              # the column with the event's time
+# late = "10 minutes"                      # how far behind the newest event one may be
+# id = ["id"]                              # what an event and its repetition have in common
+# sent = "sent_at"                         # the time of sending by the device's clock, which corrects the event's time
+# ahead = "1 hour"                         # how much later than it was received an event may have happened
+
+# [stream_queries.clicks_per_hour]
+# sink = "warehouse"                       # the section whose store, address and login it takes
+# key = ["page", "hour"]                   # columns that tell the result's rows apart
+# sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
 """)
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.settings import TableOptions
+from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
 from lockstep.init_examples import left_out_lines
@@ -101,7 +102,7 @@ def test_its_numbers_are_the_defaults(kind: str) -> None:
 def test_every_other_setting_is_in_it() -> None:
     document = _document()
     sections = {name: model for name, field in Config.model_fields.items() if (model := _model_of(field.annotation))}
-    assert sections.keys() == Config.model_fields.keys() - {"sinks"}
+    assert sections.keys() == Config.model_fields.keys() - {"sinks", "streams", "stream_queries"}
     missing = [name for section, model in sections.items() for name in _missing(model, document[section])]
     told = ["password_command", "exclude_tables"]
     assert missing == told, "one excludes password_file, one needs patterns; both are told in words"
@@ -134,6 +135,13 @@ def test_a_view_has_all_of_its_settings_in_it() -> None:
     assert view.keys() == {"sink", "changes_max", "topic", *ViewSettings.model_fields} - {"name"}
     assert view["top"].keys() == TopSettings.model_fields.keys()
     assert not _document()["sinks"].keys().isdisjoint({view["sink"]})
+
+
+def test_a_stream_and_a_query_over_it_have_all_of_their_settings_in_it() -> None:
+    [stream] = _document()["streams"].values()
+    assert stream.keys() == StreamSettings.model_fields.keys()
+    [query] = _document()["stream_queries"].values()
+    assert query.keys() == {"sink", *StreamQuerySettings.model_fields}
 
 
 def test_what_is_left_out_would_be_missed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
