@@ -47,6 +47,7 @@ class GenerationState:
             "all_applied_as_of_ms": None if progress is None else progress.updated_at_ms,
             "next_offsets": {} if progress is None else _by_topic(progress.next_offsets),
             "left_out": {} if progress is None else _by_topic(progress.skipped),
+            "joining": [] if progress is None else list(progress.joining),
         }
 
     def lines(self) -> Iterator[str]:
@@ -60,6 +61,8 @@ class GenerationState:
                 f"    applied: everything up to {format_lsn(progress.watermark_lsn)} of epoch {progress.epoch},"
                 f" committed at {_at(progress.commit_time_ms)}; {progress.rejected:,} rejected"
             )
+            if progress.joining:
+                yield f"    not all of it yet: {', '.join(progress.joining)}, which joined"
             if progress.skipped:
                 yield f"    left out on purpose: a part of {len(progress.skipped)} partitions"
         sign = job.last_sign_ms if job.state is JobState.RUNNING else job.since_ms

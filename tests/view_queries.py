@@ -304,11 +304,14 @@ class _Writer:
     def direction(self) -> str:
         return f"{self.one('asc', 'desc')} nulls {self.one('first', 'last')}"
 
-    def listed(self, kind: str) -> str:
-        """An element and an order that ends with it. A literal alone has no type that jsonb_agg could take."""
+    def typed(self, kind: str) -> str:
+        """A value for what takes any type. A literal alone has none."""
         made = self.value(kind)
-        if made.startswith("'"):
-            made += "::text"
+        return f"{made}::text" if made.startswith("'") else made
+
+    def listed(self, kind: str) -> str:
+        """An element and an order that ends with it."""
+        made = self.typed(kind)
         element = f'{made} collate "C"' if kind == "text" else made
         first = f"{self.value('int')} {self.direction()}, " if self.maybe() else ""
         return f"{made} order by {first}{element} {self.direction()}"
@@ -351,7 +354,7 @@ class _Writer:
                 ),
                 lambda: f"percentile_disc({fraction()}) within group (order by {value(self.one('int', 'ts'))}{end()})",
                 lambda: f"mode() within group (order by {value(self.one('int', 'bool'))}{end()})",
-                lambda: f'mode() within group (order by {value("text")} collate "C"{end()})',
+                lambda: f'mode() within group (order by {self.typed("text")} collate "C"{end()})',
             ]
         made = str(self.one(*options)())
         return f"{made} filter (where {self.condition(1)})" if self.draw(st.integers(0, 3)) == 0 else made

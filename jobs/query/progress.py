@@ -194,7 +194,8 @@ class ProgressKeeper:
                 self._left_at_ms = {at: ms for at, ms in self._left_at_ms.items() if at not in self._resuming}
                 self._resuming = frozenset()
                 raised = True
-            if raised or is_other or (self._applied and self._now_ms() - self._saved_at_ms >= RENEWAL_MS):
+            is_due = is_other or self._now_ms() - self._saved_at_ms >= RENEWAL_MS
+            if raised or (self._applied and is_due):
                 return self._save()
             return None
 

@@ -56,6 +56,8 @@ class Access:
 
     token: str | None
     host: str = "127.0.0.1"
+    page: str | None = None
+    """The address of a page beside the dashboard's own. What is below it is for whoever has loaded a page."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     def refusal(self, method: str, path: str, headers: Mapping[str, str]) -> Refused | None:
@@ -71,7 +73,7 @@ class Access:
         is_known = self._has_token(headers) or self._has_session(headers)
         if self.token is not None and not is_known:
             return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
-        if path.startswith(("/api/actions/", "/api/key", "/views/")) and not is_known:
+        if self._needs_session(path) and not is_known:
             return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
@@ -83,6 +85,14 @@ class Access:
             if int(length) > BODY_MAX:
                 return Refused(413, f"The request is longer than {BODY_MAX} bytes.")
         return None
+
+    def gives_session(self, method: str, path: str) -> bool:
+        """Whether the answer has the session. The page that comes back after a restart gets it with its stream."""
+        return method == "GET" and path in ("/", "/api/events", self.page)
+
+    def _needs_session(self, path: str) -> bool:
+        below = () if self.page is None else (f"{self.page}/",)
+        return path.startswith(("/api/actions/", "/api/key", "/views/", *below))
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         if self.token is None:
@@ -127,8 +137,7 @@ class Guard:
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         method, path = scope["method"], scope["path"]
-        # The page that comes back after a restart gets the new session with its stream.
-        gives_session = method == "GET" and path in ("/", "/api/events")
+        gives_session = self._access.gives_session(method, path)
         added = list(_HEADERS)
         if path.startswith(("/api/", "/views/")):
             added.append((b"cache-control", b"no-store"))

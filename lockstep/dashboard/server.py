@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from importlib.metadata import version
 from pathlib import Path
@@ -82,6 +83,18 @@ class Ending(Enum):
 
     FAILED = auto()
     CHANGED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraPage:
+    """A page that is served beside the dashboard's own, by a program that does so.
+
+    ``add`` adds the routes of its address and below it. ``module`` is what begins the process anew, with ``--config``.
+    """
+
+    address: str
+    add: Callable[[FastAPI], object]
+    module: str
 
 
 class EventStreams:
@@ -162,7 +175,12 @@ def look_once(config: Config) -> model.PipelineState:
 
 
 def dashboard_app(
-    config: Config, path: Path, access: Access, streams: EventStreams, end: Callable[[Ending], object]
+    config: Config,
+    path: Path,
+    access: Access,
+    streams: EventStreams,
+    end: Callable[[Ending], object],
+    extra: ExtraPage | None = None,
 ) -> Guard:
     """The application, behind what guards it. It looks at the pipeline while it is served.
 
@@ -212,7 +230,10 @@ def dashboard_app(
     _add_tail(app, tables, questions, streams)
     _add_actions(app, questions, running)
     _add_views(app, config, changes)
-    return Guard(app, access)
+    if extra is None:
+        return Guard(app, access)
+    extra.add(app)
+    return Guard(app, replace(access, page=extra.address))
 
 
 async def _until_changed(config: Config, path: Path, running: Actions, tell: Callable[[], object]) -> None:
@@ -627,7 +648,7 @@ def access_of(config: Config, token: str | None) -> Access:
     return Access(token or None, settings.host)
 
 
-def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
+def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: ExtraPage | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C, and say where. Raises ConfigurationError for an address that can't be had.
 
     Where the file has another configuration, the process begins anew with that. Raises LockstepError where nothing
@@ -642,7 +663,7 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
 
     with contextlib.closing(_listening(settings)) as listening:
         served = uvicorn.Config(
-            dashboard_app(config, path, access, streams, end),
+            dashboard_app(config, path, access, streams, end, extra),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -661,7 +682,8 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object]) -> None:
         case Ending.CHANGED:
             logger.info("the configuration has changed, and the dashboard begins anew")
             # In place: whoever has started this process needs to know nothing of it.
-            command = [sys.executable, "-m", "lockstep", "dashboard", "--config", str(path)]
+            program = ["lockstep", "dashboard"] if extra is None else [extra.module]
+            command = [sys.executable, "-m", *program, "--config", str(path)]
             os.execv(sys.executable, command)  # noqa: S606  our own words and a path
 
 

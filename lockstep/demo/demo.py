@@ -38,6 +38,7 @@ from lockstep.demo.screen import comparison_table, links, queries, screen
 from lockstep.demo.search_rebuild import SearchRebuild
 from lockstep.demo.settings import configuration
 from lockstep.demo.shop import count_rows, create_shop
+from lockstep.demo.timeline import ADDRESS
 from lockstep.demo.traffic import Traffic
 from lockstep.demo.writer import Counts
 from lockstep.terminal import err, out
@@ -153,7 +154,7 @@ class _Demo:
         # Spark takes longest to start, and the jobs wait for the topics by themselves.
         self._start(_APPLY, "lockstep", ["apply", "--config", str(self._config_file)])
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
-        self._start(_DASHBOARD, "lockstep", ["dashboard", "--config", str(self._config_file)], watches=True)
+        self._start(_DASHBOARD, "lockstep.demo.page", ["--config", str(self._config_file)], watches=True)
         self._say(f"the writer writes {self._rate:g} transactions a second; taking the snapshot, starting Spark")
         err.print(
             links(_addresses(endpoints, config.dashboard.listen), directory=self._directory, config=self._config_file)
@@ -217,7 +218,8 @@ class _Demo:
     def _prepare(self, endpoints: Endpoints) -> Config:
         """Empty servers, no checkpoints, and the configuration of this run."""
         empty(endpoints)
-        rmtree(self._directory / "checkpoints", ignore_errors=True)
+        for states in ("checkpoints", "views"):
+            rmtree(self._directory / states, ignore_errors=True)
         port = _PORT if ports.is_free(_PORT) else ports.pick()
         text = configuration(endpoints, listen=f"{ports.HOST}:{port}")
         self._config_file.write_text(text, encoding="utf-8")
@@ -254,8 +256,8 @@ class _Demo:
         lag = wait_until_applied(
             target, source, collector, check=self.check, say=self._say, logs=self._directory / "logs"
         )
-        self._say("comparing every row of every table in every sink with the source")
-        comparisons = compare(config)
+        self._say("comparing every row of every table in every sink, and of the view, with the source")
+        comparisons = compare(config, say=self._say)
         ok = all(compared.is_equal for tables in comparisons.values() for compared in tables)
         ok = ok and not any(lag.rejected.values())
         if self._as_json:
@@ -277,13 +279,14 @@ class _Demo:
                 if count:
                     listed = f"lockstep rejections list --config {self._config_file}"
                     say(f"{name} rejected {count} events; their reasons: {listed}")
-        self._say("every sink is equal to the source" if ok else "NOT every sink is equal to the source")
+        self._say(f"{'every' if ok else 'NOT every'} sink and view is equal to the source")
         return 0 if ok else EXIT_FAILED
 
 
 def _addresses(endpoints: Endpoints, listen: str) -> dict[str, str]:
     return {
         "web page": f"http://{listen}/",
+        "live timeline": f"http://{listen}{ADDRESS}",
         "source": endpoints.source_dsn,
         "Kafka": endpoints.kafka_bootstrap,
         "OpenSearch": f"{endpoints.opensearch_url}/_cat/indices/shop.*?v",

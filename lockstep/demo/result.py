@@ -19,7 +19,10 @@ from jobs.generations.record import Generation
 from lockstep.config import Config
 from lockstep.demo.lag_facts import applied_lsns, lag_sentence
 from lockstep.generations import list_of, settings_of_generation
-from lockstep.verify.full_comparison import TableComparison, compare_sinks, open_source
+from lockstep.verify.full_comparison import EXAMPLES_MAX, Differences, TableComparison, compare_sinks, open_source
+from lockstep.verify.options import VerifyOptions
+from lockstep.verify.report import Kind, TableReport
+from lockstep.verify.verify import verify
 from monitor.collector import LagCollector
 from monitor.lag import LagReport
 from sinks.registry import open_sink, projection_of
@@ -80,8 +83,40 @@ def wait_until_applied(
         time.sleep(_POLL_S)
 
 
-def compare(config: Config) -> dict[str, list[TableComparison]]:
-    """Every row of every table in every sink with the source. Raises LockstepError and Unavailable."""
+def compare(config: Config, *, say: Callable[[str], None]) -> dict[str, list[TableComparison]]:
+    """Every row of every table in every sink with the source, and of every view with its query on the source.
+
+    Raises LockstepError and Unavailable.
+    """
+    comparisons = _compare_tables(config)
+    for name in config.views:
+        options = VerifyOptions(name, settings=settings_of_generation(config, name, live_generation(config, name)))
+        report = verify(config, options, say=say, progress=lambda _: None, stopping=lambda: False)
+        comparisons[name] = [comparison_of(table) for table in report.tables]
+    return comparisons
+
+
+def comparison_of(report: TableReport) -> TableComparison:
+    """A view's comparison. Raises LockstepError where there was none, or nobody can tell."""
+    if report.not_compared or report.undecided or not report.is_complete:
+        raise LockstepError(f"{report.table} wasn't compared as a whole: {report.not_compared or 'its rows change'}")
+
+    def differences(kind: Kind) -> Differences:
+        keys = [difference.key.decode() for difference in report.differences if difference.kind is kind]
+        return Differences(len(keys), tuple(keys[:EXAMPLES_MAX]))
+
+    return TableComparison(
+        report.table,
+        report.expected_rows or 0,
+        report.sink_rows or 0,
+        differences(Kind.MISSING),
+        differences(Kind.EXTRA),
+        differences(Kind.DIFFERENT),
+        tuple(sorted({column for difference in report.differences for column in difference.columns})),
+    )
+
+
+def _compare_tables(config: Config) -> dict[str, list[TableComparison]]:
     with contextlib.ExitStack() as opened:
         source = opened.enter_context(
             open_source(
@@ -92,7 +127,7 @@ def compare(config: Config) -> dict[str, list[TableComparison]]:
             )
         )
         sinks = {}
-        for name in config.sinks:
+        for name in [name for name in config.sinks if name not in config.views]:
             live = live_generation(config, name)
             built_with = settings_of_generation(config, name, live)
             sinks[name] = (open_sink(name, built_with, live.number).sink, projection_of(built_with))
@@ -125,7 +160,7 @@ def result_document(
             "rows": {str(table): rows for table, rows in state.copied.items()},
         },
         "target_lsn": format_lsn(target),
-        "source": {str(compared.table): compared.source_rows for compared in next(iter(comparisons.values()))},
+        "source": {str(compared.table): compared.source_rows for tables in comparisons.values() for compared in tables},
         "sinks": {
             name: {
                 "equal": all(compared.is_equal for compared in tables),

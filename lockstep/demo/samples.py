@@ -42,6 +42,16 @@ _WORDS = (
     "日本",
     "naïve",
 )
+_TWEETS = (
+    "Just got a {adjective} {noun}. No regrets.",
+    "Who else would rather have a {adjective} {noun}?",
+    "Selling my {noun}: {adjective}, hardly used.",
+    "Day 3 without a {noun}. Send help.",
+    "Made a {adjective} {noun} by hand, and it even stands.",
+    "A {noun} can't be too {adjective}. Change my mind.",
+    "Unpopular opinion: {adjective} is the new {noun}.",
+    "Good morning to everybody with a {adjective} {noun}.",
+)
 # Each has been read as something else by some pipeline: a null, an array, an escape, a number, the end of a line.
 _AWKWARD = (
     "",
@@ -73,6 +83,16 @@ Row = dict[str, Any]
 
 def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(_WORDS, k=count))
+
+
+def names(rng: random.Random, count: int) -> list[str]:
+    """Different ones."""
+    return rng.sample([f"{first} {last}" for first in _FIRST for last in _LAST], k=count)
+
+
+def tweet(rng: random.Random) -> str:
+    """Something that people say."""
+    return rng.choice(_TWEETS).format(adjective=rng.choice(_ADJECTIVES), noun=rng.choice(_NOUNS))
 
 
 def long_text(rng: random.Random) -> str:

@@ -87,7 +87,7 @@ def _traffic(facts: Facts) -> Text:
 
 def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]]) -> Table:
     """The result for people."""
-    table = Table(title="every row of every sink against the source", title_justify="left")
+    table = Table(title="every row of every sink and view against the source", title_justify="left")
     for heading in ("sink", "table", "source rows", "sink rows", "missing", "extra", "different", ""):
         table.add_column(heading, justify="left" if heading in ("sink", "table", "") else "right")
     for sink, comparisons in comparisons_by_sink.items():

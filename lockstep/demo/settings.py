@@ -3,6 +3,7 @@
 import json
 
 from lockstep.demo.shop import TABLES
+from lockstep.demo.timeline import SECTION
 from stack.stack import Endpoints
 
 PIPELINE = "shop"
@@ -34,6 +35,7 @@ min_insync_replicas = 1
 master = "local[2]"
 trigger_ms = 500              # two batches a second: five servers share this machine, and a rebuild comes on top
 checkpoint_directory = "checkpoints"
+view_directory = "views"
 
 [dashboard]
 listen = "{listen}"
@@ -53,7 +55,8 @@ prefix = "{pipeline}"
 type = "warehouse"
 url = "{warehouse_url}"
 schema = "{pipeline}"
-"""
+
+{view}"""
 )
 
 
@@ -72,6 +75,7 @@ def configuration(endpoints: Endpoints, *, listen: str, mapping_has_changed: boo
         pipeline=PIPELINE,
         listen=listen,
         mapping=_MAPPING if mapping_has_changed else "",
+        view=SECTION,
         source_dsn=_toml_string(endpoints.source_dsn),
         tables=", ".join(f'"{table}"' for table in TABLES),
         kafka_bootstrap=endpoints.kafka_bootstrap,

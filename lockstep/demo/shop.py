@@ -1,4 +1,4 @@
-"""The sample shop in the source database: its tables, and the rows it begins with."""
+"""The sample shop in the source database, and the network beside it: tables, and the rows they begin with."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -9,9 +9,12 @@ import psycopg
 from psycopg import sql
 
 from cdc.model.table import TableName
-from lockstep.demo import samples
+from lockstep.demo import samples, timeline
 
-TABLES = tuple(TableName("public", name) for name in ("customers", "products", "orders", "order_items"))
+TABLES = (
+    *(TableName("public", name) for name in ("customers", "products", "orders", "order_items")),
+    *timeline.TABLES,
+)
 
 _CUSTOMERS = 600
 _PRODUCTS = 300
@@ -44,6 +47,7 @@ def create_shop(connection: psycopg.Connection[Any], *, seed: int) -> None:
             " (select order_id, sum(quantity * unit_price) as total from order_items group by order_id) as sums"
             " where orders.id = sums.order_id"
         )
+        timeline.create_timeline(connection, rng)
     # The snapshot's progress bar shows the planner's estimate.
     connection.execute("analyze")
 

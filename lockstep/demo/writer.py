@@ -20,7 +20,7 @@ from typing import Any
 
 import psycopg
 
-from lockstep.demo import samples
+from lockstep.demo import samples, timeline
 from lockstep.demo.shop import insert
 
 APPLICATION = "lockstep demo writer"
@@ -226,6 +226,24 @@ class Client:
             self._pause(self._rng.uniform(0.3, 1.2))
             self._new_items(number, 2)
 
+    def send_tweet(self) -> None:
+        self._insert("tweets", [{"user_id": self._user(), "body": samples.tweet(self._rng)}])
+
+    def delete_tweet(self) -> None:
+        self._delete("delete from tweets where id = %s and user_id > %s", self._random("tweets"), timeline.VISITOR)
+
+    def follow_somebody(self) -> None:
+        self._at_hand.inserted += self._execute(
+            "insert into follows values (%s, %s) on conflict do nothing", (self._user(), self._user())
+        )
+
+    def unfollow_somebody(self) -> None:
+        self._delete(
+            "delete from follows where follower_id = %s and followee_id = %s and follower_id <> followee_id",
+            self._user(),
+            self._user(),
+        )
+
     def bulk(self) -> None:
         kind = self._rng.randrange(3)
         if kind == 0:
@@ -305,9 +323,16 @@ class Client:
         return self._pick("products", "sku", samples.new_sku(self._rng))
 
     def _order(self) -> Any:
+        return self._random("orders")
+
+    def _user(self) -> int:
+        """Not the visitor of the page, of whom nobody else decides."""
+        return self._rng.randint(timeline.VISITOR + 1, timeline.USERS)
+
+    def _random(self, table: str) -> Any:
         rows = self._rows(
-            "select id from orders where id >="
-            " (select min(id) + ((max(id) - min(id)) * %s::float8)::bigint from orders) order by id limit 1",
+            f"select id from {table} where id >="
+            f" (select min(id) + ((max(id) - min(id)) * %s::float8)::bigint from {table}) order by id limit 1",
             self._rng.random(),
         )
         return rows[0][0] if rows else None
@@ -340,6 +365,10 @@ _WEIGHTS: dict[Callable[[Client], None], float] = {
     Client.think_better_of_it: 2,
     Client.try_twice: 2,
     Client.take_time: 0.5,
+    Client.send_tweet: 1.5,
+    Client.delete_tweet: 0.5,
+    Client.follow_somebody: 0.5,
+    Client.unfollow_somebody: 0.3,
     Client.bulk: 0.3,
 }
 

@@ -8,7 +8,7 @@ type: ``1``, ``1.0``, ``true`` and ``"1"`` are four different ones.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 import psycopg
@@ -23,7 +23,8 @@ from lockstep.verify.canonical import Key, Row, differing_columns, key_of
 from sinks.contract import Sink, StoredRow
 from sinks.wrappers.projection import Projection
 
-_EXAMPLES_MAX = 5
+EXAMPLES_MAX: Final = 5
+"""Keys that are told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +151,4 @@ def compare_table(table: Table, expected: Mapping[Key, Row], stored: Iterable[St
 
 
 def _differences(keys: Sequence[Key]) -> Differences:
-    return Differences(len(keys), tuple(key.decode() for key in sorted(keys)[:_EXAMPLES_MAX]))
+    return Differences(len(keys), tuple(key.decode() for key in sorted(keys)[:EXAMPLES_MAX]))

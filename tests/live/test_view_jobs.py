@@ -4,7 +4,6 @@ import itertools
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import orjson
@@ -28,7 +27,7 @@ from tests.job_process import spark_settings
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
 from views.figures import Doing, ViewFigures
 from views.state.file import FileState
-from views.view import View, identity
+from views.view import View, stored_position
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -174,9 +173,16 @@ def test_a_whole_result_that_was_interrupted_goes_on_as_a_building_and_gives_bac
     lsn = traffic(pipeline, 40)
     task = pipeline.task(pipeline.settings("redis"))
 
+    compact, compacted = FileState.compact, []
+
     def lost(*_: object, **__: object) -> None:
         raise Unavailable("the answer got lost")
 
+    def watched(state: FileState) -> None:
+        compacted.append(state.read(stored_position).lsn)
+        compact(state)
+
+    monkeypatch.setattr(FileState, "compact", watched)
     with monkeypatch.context() as interrupted:
         interrupted.setattr(View, "acknowledge", lost)
         (failure,) = from_arrow(pa.Table.from_batches(list(deliver_view(task, [])))).failures
@@ -188,11 +194,7 @@ def test_a_whole_result_that_was_interrupted_goes_on_as_a_building_and_gives_bac
     assert told[-1].done == told[-1].total == len(pipeline.states[lsn])
     assert result.view is not None
     assert result.view.building is None
-    shapes = {table.name: table for table in pipeline.tables}
-    with closing(FileState(pipeline.directory / "state", identity=identity(pipeline.plan, shapes))) as state:
-        size = state.size()
-        state.compact()
-        assert state.size() == size
+    assert compacted == [lsn]
 
 
 def delivered(batches: Iterator[pa.RecordBatch]) -> Result:

@@ -5,7 +5,13 @@ import json
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase, TableCopy
-from lockstep.state import PipelineState
+from jobs.generations.lease import Claimed
+from jobs.generations.record import Generation
+from jobs.generations.status import JobState, JobStatus
+from jobs.query.start_position import StartPosition
+from lockstep.generations import Description
+from lockstep.state import GenerationState, PipelineState
+from tests.builders import progress
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
 KEY = "recognisable-key-7f3a"
@@ -65,3 +71,11 @@ def test_a_capture_that_never_ran_is_no_error() -> None:
     state = PipelineState("shop", "lockstep_shop", None, None, {})
     assert "  nothing: it has never run" in state.lines()
     assert state.is_whole
+
+
+def test_a_table_that_joined_is_named_beside_the_lsn_that_is_not_true_of_it_yet() -> None:
+    joining = progress(0x100, joining=("shop.public.late",))
+    description = Description(Generation(1, is_live=True, record=None), joining, (), JobStatus(JobState.ABSENT))
+    told = GenerationState(description, Claimed(1, 1), StartPosition())
+    assert told.to_json()["joining"] == ["shop.public.late"]
+    assert "    not all of it yet: shop.public.late, which joined" in list(told.lines())

@@ -1,9 +1,10 @@
 """The lag report: positions in, distances out."""
 
+from dataclasses import replace
 from functools import partial
 
 from cdc.protocol.control_records import Gap
-from monitor.lag import report
+from monitor.lag import has_all_of_kafka, report
 from tests.lag import sink_facts, source_facts
 
 NOW_MS = 1_700_000_010_000
@@ -31,6 +32,16 @@ def test_each_stage_is_measured_against_the_end_of_the_wal() -> None:
 def test_a_stage_that_has_everything_is_no_seconds_behind() -> None:
     (*_, sink) = report(_source(), [_sink(watermark_lsn=1000, records_behind=0)], now_ms=NOW_MS).stages
     assert (sink.bytes_behind, sink.seconds_behind, sink.events_behind) == (0, 0.0, 0)
+
+
+def test_a_sink_that_lacks_rows_of_a_table_that_joined_does_not_have_all_of_kafka() -> None:
+    source = _source(complete_lsn=900, complete_ms=NOW_MS)
+    whole = _sink(watermark_lsn=800, records_behind=0)
+    assert has_all_of_kafka(source, whole)
+    joining = replace(whole, joining=("shop.public.late",))
+    assert not has_all_of_kafka(source, joining)
+    (*_, stage) = report(source, [joining], now_ms=NOW_MS).stages
+    assert (stage.lsn, stage.seconds_behind) == (800, 5.0)
 
 
 def test_a_sink_without_a_watermark_is_unknown_not_zero() -> None:

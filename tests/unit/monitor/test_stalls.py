@@ -61,6 +61,16 @@ def test_an_idle_pipeline_is_current_for_ever() -> None:
     assert lag.worst is None
 
 
+def test_a_sink_that_does_not_have_all_of_a_table_that_joined_is_being_built_and_names_it() -> None:
+    """Also where it has read all that Kafka has: the copy may not have begun."""
+    joining = _sink(joining=("shop.public.late",))
+    lag = Watching().watch(_source(complete_lsn=1000, complete_ms=NOW_MS), joining, seconds=100)
+    (*_, stage) = lag.stages
+    assert (stage.state, stage.reason) == (StageState.BUILDING, "it doesn't have all yet of shop.public.late")
+    assert stage.lsn == joining.watermark_lsn
+    assert not lag.needs_somebody
+
+
 def test_of_a_capture_that_hangs_capture_is_named_and_no_sink() -> None:
     watching = Watching()
     watching.look(_source(), _sink())

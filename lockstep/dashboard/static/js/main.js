@@ -16,6 +16,7 @@ import tables from "./screens/tables.js";
 import tail from "./screens/tail.js";
 import verify from "./screens/verify.js";
 import { follow } from "./stream.js";
+import { toggleThemeBy } from "./theme.js";
 
 const SCREENS = { "": pipeline, source, tables, sink, copies, key, rejections, verify, alerts, tail, figures };
 const OLD_S = 5; // samples are taken once a second
@@ -30,30 +31,6 @@ let shown = { screen: null, parameters: [], address: null };
 let documentShown = null;
 let failure = null;
 let timer = null;
-
-/* Themes */
-
-const isDarkWanted = matchMedia("(prefers-color-scheme: dark)");
-
-function theme() {
-  return localStorage.getItem("lockstep-theme") ?? (isDarkWanted.matches ? "dark" : "light");
-}
-
-function applyTheme() {
-  ROOT.dataset.theme = theme();
-  const other = theme() === "dark" ? "Light" : "Dark";
-  const toggle = document.getElementById("theme");
-  toggle.textContent = other;
-  toggle.setAttribute("aria-label", `${other} colours`);
-  dispatchEvent(new Event("themechange"));
-}
-
-document.getElementById("theme").addEventListener("click", () => {
-  localStorage.setItem("lockstep-theme", theme() === "dark" ? "light" : "dark");
-  applyTheme();
-});
-isDarkWanted.addEventListener("change", applyTheme);
-applyTheme();
 
 /* Routes */
 
@@ -215,6 +192,7 @@ document.getElementById("skip").addEventListener("click", (event) => {
 
 /* It begins */
 
+toggleThemeBy(document.getElementById("theme"));
 addEventListener("hashchange", route);
 new ResizeObserver(() => requestAnimationFrame(draw)).observe(main);
 route();

@@ -6,12 +6,13 @@ import pytest
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import PositionMismatch
+from cdc.kafka.topic_admin import TopicPlan
+from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TopicIdentity
-from cdc.stream.topics import adopt_topics, require_shapes
+from cdc.stream.topics import adopt_topics, create_missing_topics, require_shapes, why_no_topic
 from tests.history import state
 
 PIPELINE = Pipeline(
@@ -90,3 +91,48 @@ def test_the_lost_shape_of_one_table_is_refused() -> None:
     require_shapes(waiting, [ITEMS], PIPELINE, {}.__contains__)
     with pytest.raises(PositionMismatch, match=r"on shop\.public\.orders: "):
         require_shapes(waiting, [ITEMS], PIPELINE, {"shop.public.orders"}.__contains__)
+
+
+class _Brokers:
+    """What brokers say of topics to a user who lacks some rights."""
+
+    def __init__(self, *, topics: Collection[str], lacking: dict[str, list[str]], refused: Collection[str]) -> None:
+        self._topics, self._lacking, self._refused = topics, lacking, refused
+
+    def partition_counts(self) -> dict[str, int]:
+        return dict.fromkeys(self._topics, 3)
+
+    def lacking_rights(self, topics: Collection[str], _: object) -> dict[str, list[str]]:
+        return {topic: self._lacking[topic] for topic in topics if topic in self._lacking}
+
+    def why_not_created(self, plan: TopicPlan) -> LockstepError | None:
+        return LockstepError("no right Create", hint="grant it") if plan.name in self._refused else None
+
+    def differences(self, _: object) -> list[str]:
+        return []
+
+
+def test_a_table_joins_only_once_we_have_the_rights_on_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that isn't there yet has to be taken by the brokers; one that we may not describe is as if it weren't."""
+    names = [TableName("public", name) for name in ("fine", "hidden", "there", "refused")]
+    brokers = _Brokers(
+        topics=["shop.public.there"],
+        lacking={"shop.public.hidden": ["Describe"], "shop.public.there": ["Read", "Write"]},
+        refused=["shop.public.refused"],
+    )
+    monkeypatch.setattr("cdc.stream.topics.TopicAdmin", lambda _: brokers)
+    reasons = why_no_topic(PIPELINE, STATE, names)
+    assert reasons.keys() == set(names[1:])
+    assert "the right Describe on its topic shop.public.hidden lacks" in reasons[names[1]]
+    assert "Read, Write on the pipeline's topics" in reasons[names[2]]
+    assert reasons[names[3]] == "no right Create\ngrant it"
+
+
+def test_capture_without_a_right_on_a_tables_topic_says_which_and_that_nothing_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    brokers = _Brokers(topics=list(TOPICS), lacking={"shop.public.items": ["Write"]}, refused=[])
+    monkeypatch.setattr("cdc.stream.topics.TopicAdmin", lambda _: brokers)
+    with pytest.raises(LockstepError, match=r"public\.items can't be published without the right Write") as held:
+        create_missing_topics(PIPELINE, lambda _: None)
+    assert "lockstep tables remove 'public.items'" in (held.value.hint or "")

@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -24,6 +25,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
+from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
@@ -343,6 +345,27 @@ def test_a_table_that_joins_is_read_from_now_on_however_long_the_sink_was_away()
     assert quiet is not None
     assert quiet.updated_at_ms == 900_000
     assert _as_of_start(stored, {at: 6, late: 9}, 900_000, {}) is stored, "a table that it had has gone on"
+
+
+def test_a_running_view_learns_that_a_table_left_and_waits_until_it_is_back() -> None:
+    orders, items = TableName("public", "orders"), TableName("public", "items")
+    before = Captured([orders], selection="before")
+    found = [before]
+    settings = cast("Any", SimpleNamespace(view=object(), tables=["public.orders"]))
+    plan = SinkPlan("v", settings, 1, "p", _NOTHING, (), _NOTHING, once=False, captured=lambda: found[-1])
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    job._look_at_captured()
+    watch = job._captured_watch()
+    assert watch is not None
+    found.append(Captured([orders, items], selection="more"))
+    assert not watch.has_changed([ProgressRecord(1, 0, {}, selection="more")]), "it doesn't read that one"
+    found.append(Captured([items], selection="others"))
+    assert watch.has_changed([ProgressRecord(2, 0, {}, selection="others")])
+    with pytest.raises(Unavailable, match=r"the view reads public\.orders, which isn't captured"):
+        job._look_at_captured()
+    found.append(before)
+    job._look_at_captured()
+    assert job._tables == [orders]
 
 
 def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:

@@ -356,6 +356,8 @@ def test_other_tables_that_are_captured_are_told_of_though_the_watermark_stays()
     told = kept.learn([], selection="second")
     assert told is not None
     assert (told.selection, told.watermark_lsn) == ("second", 100)
+    fresh, nothing = keeper()
+    assert fresh.learn([], selection="first") is nothing.load_progress() is None, "nothing was ever applied"
     assert kept.learn([]) is None, "nobody knows of others"
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).selection == "second"
 

@@ -57,6 +57,22 @@ def test_actions_and_rows_need_the_session(path: str) -> None:
     assert status(LOCAL, method, path, POST | session(LOCAL)) is None
 
 
+def test_a_page_beside_the_own_ones_gives_the_session_and_what_is_below_it_needs_it() -> None:
+    access = Access(token=None, page="/demo/timeline")
+    assert status(access, "GET", "/demo/timeline") is None
+    assert [access.gives_session("GET", path) for path in ("/demo/timeline", "/demo/timeline/people", "/")] == [
+        True,
+        False,
+        True,
+    ]
+    for method, path in (("GET", "/demo/timeline/people"), ("POST", "/demo/timeline/tweet")):
+        assert status(access, method, path, POST) == 401
+        assert status(access, method, path, POST | session(access)) is None
+    elsewhere = POST | session(access) | {"origin": "http://evil.example"}
+    assert status(access, "POST", "/demo/timeline/tweet", elsewhere) == 403
+    assert not LOCAL.gives_session("GET", "/demo/timeline")
+
+
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", ""])
 def test_a_page_of_another_server_gets_nothing_done(origin: str) -> None:
     assert status(LOCAL, "POST", "/api/actions/switch", POST | session(LOCAL) | {"origin": origin}) == 403

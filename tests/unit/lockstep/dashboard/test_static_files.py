@@ -1,4 +1,4 @@
-"""The files of the web page: what comes from elsewhere is what was locked, and nothing is asked of another server."""
+"""The files of the web pages: what comes from elsewhere is what was locked, and nothing is asked of another server."""
 
 import hashlib
 import re
@@ -6,9 +6,16 @@ from pathlib import Path
 
 import pytest
 
-STATIC = Path(__file__).parents[4] / "lockstep" / "dashboard" / "static"
+LOCKSTEP = Path(__file__).parents[4] / "lockstep"
+STATIC = LOCKSTEP / "dashboard" / "static"
+OF_DEMO = LOCKSTEP / "demo" / "static"
 VENDOR = STATIC / "vendor"
-OURS = sorted(path for path in STATIC.rglob("*") if path.suffix in {".js", ".css", ".html"} and path.parent != VENDOR)
+OURS = sorted(
+    path
+    for directory in (STATIC, OF_DEMO)
+    for path in directory.rglob("*")
+    if path.suffix in {".js", ".css", ".html"} and path.parent != VENDOR
+)
 
 
 def locked() -> dict[str, str]:
@@ -31,13 +38,19 @@ def test_every_vendored_package_has_its_licence() -> None:
     assert packages == {name.removesuffix(".LICENSE") for name in locked() if name.endswith(".LICENSE")}
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(STATIC)))
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(LOCKSTEP)))
 def test_a_file_of_the_page_needs_no_other_server_and_no_inline_code(path: Path) -> None:
     text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert re.findall(r"https?://\S+|\bstyle=|innerHTML|\beval\(|<script>", text) == []
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(STATIC)))
+def where(path: Path, name: str) -> Path:
+    """The file of a relative address in this one. The demo's are served below /demo/timeline/static."""
+    is_of_dashboard = OF_DEMO in path.parents and name.startswith("../../../static/")
+    return STATIC / name.removeprefix("../../../static/") if is_of_dashboard else path.parent / name
+
+
+@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(LOCKSTEP)))
 def test_what_a_module_imports_is_there(path: Path) -> None:
     names = re.findall(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']|url\("([^"]+)"\)""", path.read_text("utf-8"))
-    assert [name for pair in names for name in pair if name and not (path.parent / name).is_file()] == []
+    assert [name for pair in names for name in pair if name and not where(path, name).is_file()] == []

@@ -15,18 +15,23 @@ ENDPOINTS = Endpoints(
 LISTEN = "127.0.0.1:6"
 
 
-def test_it_loads_with_three_sinks_and_four_tables(tmp_path):
+def test_it_loads_with_three_sinks_a_view_and_seven_tables(tmp_path):
     file = tmp_path / "lockstep.toml"
     file.write_text(configuration(ENDPOINTS, listen=LISTEN))
 
     config = load(file)
 
-    assert set(config.sinks) == {"search", "cache", "warehouse"}
+    assert set(config.sinks) == {"search", "cache", "warehouse", "timeline"}
+    assert set(config.views) == {"timeline"}
+    assert config.sinks["timeline"].topic
     assert [str(table) for table in config.source.table_names] == [
         "public.customers",
         "public.products",
         "public.orders",
         "public.order_items",
+        "public.users",
+        "public.follows",
+        "public.tweets",
     ]
 
 
@@ -40,8 +45,10 @@ def test_it_loads_with_another_mapping_too(tmp_path):
     assert config.sinks["search"].fields.keys() == {"public.products.title"}
 
 
-def test_checkpoints_are_beside_it(tmp_path):
+def test_checkpoints_and_states_of_views_are_beside_it(tmp_path):
     file = tmp_path / "lockstep.toml"
     file.write_text(configuration(ENDPOINTS, listen=LISTEN))
 
-    assert load(file).spark.checkpoint_directory == str(tmp_path / "checkpoints")
+    spark = load(file).spark
+    assert spark.checkpoint_directory == str(tmp_path / "checkpoints")
+    assert spark.view_directory == tmp_path / "views"

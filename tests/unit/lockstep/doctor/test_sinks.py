@@ -5,11 +5,12 @@ from typing import Any, cast
 
 import pytest
 
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Severity
 from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load, read
-from lockstep.doctor.sinks import append_only_findings, check_sink, uncaptured_findings
+from lockstep.doctor.sinks import append_only_findings, check_sink, check_view_topics, uncaptured_findings
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import column, table
 from tests.generations import prepared_store
@@ -110,3 +111,31 @@ sets = { "views.ids" = ["of:{nobody}"] }
     findings = check_sink(config, name="ids", shapes={orders.name: orders}, sql=cast("Any", None))
     assert findings[-1].severity is Severity.ERROR
     assert findings[-1].fix == "mend it in [views.ids] or [sinks.cache]"
+
+
+def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Brokers:
+        def partition_counts(self) -> dict[str, int]:
+            return {"shop.__views.hits.g1": 1}
+
+        def lacking_rights(self, topics: Any, _: object) -> dict[str, list[str]]:
+            return {"shop.__views.hits.g2": ["Describe"]} if "shop.__views.hits.g2" in topics else {}
+
+        def why_not_created(self, plan: Any) -> LockstepError | None:
+            return LockstepError("no right Create", hint="grant it") if plan.name == "shop.__views" else None
+
+    store = prepared_store(1)
+    open_memory(store, 2).sink.prepare([table()], go_live=False)
+    monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(store, 1))
+    monkeypatch.setattr("lockstep.doctor.sinks.TopicAdmin", lambda _: Brokers())
+    view = (
+        'sink = "cache"\ntopic = true\nkey = ["page"]\nsql = "select page, count(*) as n from clicks group by page"\n'
+    )
+    findings = check_view_topics(_config(tmp_path, _FILE + _SINKS + f"[views.hits]\n{view}"), name="hits")
+    assert [(each.severity, each.what) for each in findings] == [
+        (Severity.ERROR, "the right Describe on topic shop.__views.hits.g2 lacks"),
+        (Severity.OK, "topic shop.__views.hits.g1 is there"),
+        (Severity.ERROR, "no right Create"),
+    ]
