@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validat
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
+from cdc.kafka.topic_names import STREAM_QUERIES, control_topic
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -125,6 +126,11 @@ class Config(Settings):
             other = topics.setdefault(stream.topic, name)
             if other != name:
                 problems.append(f"streams.{other} and streams.{name} have one topic: remove one of them")
+            if stream.topic.startswith(f"{control_topic(self.pipeline.name, STREAM_QUERIES)}."):
+                problems.append(
+                    f"streams.{name}.topic has what the results of this pipeline's queries lack: a query over it could"
+                    " write there what it reads, without end"
+                )
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -365,6 +371,8 @@ def validated(document: dict[str, Any]) -> tuple[Config | None, list[str]]:
     document = _with_sink_secrets(document)
     expanded, problems = _expanded(document)
     views = document.get("views", {})
+    if not isinstance(views, dict):  # which is told of already
+        views = {}
     config, found = _checked(Config, expanded, views)
     lenders, of_lenders = _checked(_Lenders, {"sinks": _not_applied(document)}, views)
     problems += dict.fromkeys([*found, *of_lenders])
@@ -474,6 +482,8 @@ def _way_out(path: tuple[str, ...]) -> str:
     match path:
         case ("sinks", name, *_):
             return f"use login.password_file or ${sink_password_variable(name)}"
+        case ("views" | "stream_queries", *_):
+            return "use login.password_file, or the sink's own login"
         case ("source", *_):
             return f"use source.password_file or ${SOURCE_PASSWORD_VARIABLE}"
         case ("alerts", *_):

@@ -11,10 +11,15 @@ from pydantic import model_validator
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.view_sections import kind_of_sink
 from sinks.registry import SinkSettings
-from sinks.table_settings import NOT_OF_A_VIEW
 
 _OWN: Final = ("sink", "sql", "key")
 """What a query's section has besides settings of its kind of sink."""
+
+_NOT_OF_A_QUERY: Final = "a stream query has no such setting; its query says which rows and columns it has"
+_OF_ITS_SINK: Final = {
+    "apply": "a stream query is always applied: remove it, or say so of a sink",
+    "type": "a stream query has the store of its sink: remove it, or name another sink",
+}
 
 
 class StreamQuerySection(StreamQuerySettings):
@@ -50,8 +55,11 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
             problems.append(f"{at}: must be a section, or a table in {{ }}")
             continue
         lender = section.get("sink")
-        if lender is not None and not isinstance(lender, str):  # the settings themselves
+        if isinstance(lender, dict) and "lender" in section:  # the settings themselves
             made[name] = section
+            continue
+        if lender is not None and not isinstance(lender, str):
+            problems.append(f"{at}.sink: must be the name of a sink")
             continue
         if lender is None or not isinstance(sinks.get(lender), dict):
             problems.append(
@@ -65,9 +73,10 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
         refused = [
             setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender", "topic"}
         ]
-        problems += [f"{at}.{setting}: {NOT_OF_A_VIEW}" for setting in refused]
+        problems += [f"{at}.{setting}: {_NOT_OF_A_QUERY}" for setting in refused]
+        problems += [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
         taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
-        own = {key: value for key, value in section.items() if key not in (*_OWN, *refused)}
+        own = {key: value for key, value in section.items() if key not in (*_OWN, *_OF_ITS_SINK, *refused)}
         query = {key: section[key] for key in ("sql", "key") if key in section}
         made[name] = query | {"sink": taken_over | own, "lender": lender}
     return {**document, "stream_queries": made}, problems

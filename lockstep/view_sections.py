@@ -48,6 +48,9 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         return rest, ["views: must be a section, or a table in { }"]
     if not isinstance(sinks, dict):
         return rest, []
+    queries = document.get("stream_queries", {})
+    if not isinstance(queries, dict):  # which is told of them
+        queries = {}
     problems = list[str]()
     lends, made = dict[str, Any](), dict[str, Any]()
     for name, section in sinks.items():
@@ -57,6 +60,8 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             lends[name] = section["apply"]
             if section["apply"] is False and kind_of_sink(section) is None:  # the models get no such section
                 problems.append(f"sinks.{name}.type: {problem_of_type(section.get('type'))}")
+            if section["apply"] is False and section.get("searches"):
+                problems.append(f"sinks.{name}.searches: with apply = false the sink has no documents to be searched")
     used = set[str]()
     for name, section in views.items():
         if isinstance(section, dict) and isinstance(section.get("sink"), str):
@@ -65,10 +70,9 @@ def with_views(document: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             made[name] = _as_sink(name, section, sinks, views)
         except _Unfit as unfit:
             problems += unfit.problems
-    queries = document.get("stream_queries", {})
     used |= {section["lender"] for section in queries.values() if isinstance(section, dict) and "lender" in section}
     problems += [
-        f"sinks.{name}.apply is false, and no view names the sink: name it in a view, or remove it"
+        f"sinks.{name}.apply is false, and no view or stream query names the sink: name it in one, or remove it"
         for name, applies in lends.items()
         if applies is False and name not in used
     ]

@@ -19,6 +19,7 @@ CLOCK_OFFSET: Final = "clock_offset_ms"
 """The column with what was added to the time of a stream that has ``sent``, in milliseconds."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DURATION: Final = re.compile(r"(?P<count>\d{1,6}) (?P<unit>millisecond|second|minute|hour|day)s?")
 _UNIT_MS: Final = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 
@@ -95,6 +96,18 @@ class StreamSettings(Settings):
         description="how much later than it was received an event may have happened; else it is refused",
     )
 
+    @field_validator("topic")
+    @classmethod
+    def _is_topic(cls, topic: str) -> str:
+        if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise ValueError("a topic's name has up to 249 letters, digits, dots, underscores and hyphens")
+        return topic
+
+    @field_validator("id")
+    @classmethod
+    def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _once(names)
+
     @field_validator("late", "ahead")
     @classmethod
     def _is_duration(cls, text: str) -> str:
@@ -129,6 +142,18 @@ class StreamQuerySettings(Settings):
 
     sql: Annotated[str, Field(min_length=1)]
     key: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    @field_validator("key")
+    @classmethod
+    def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _once(names)
+
+
+def _once(names: tuple[str, ...]) -> tuple[str, ...]:
+    repeated = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if repeated:
+        raise ValueError(f"names a column twice: {', '.join(repeated)}")
+    return names
 
 
 def result_name(query: str) -> TableName:

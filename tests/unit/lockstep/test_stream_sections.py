@@ -90,10 +90,33 @@ def test_a_query_may_be_read_twice() -> None:
         (("[stream_queries.recent]", "[stream_queries.Recent]"), "stream_queries.Recent: a name is a lower-case"),
         (("apply = false\n", "apply = false\n[sinks.recent]\ntype = 'redis'\n"), "have one name"),
         (('late = "10 minutes"', 'late = "soon"'), "streams.searches.late: must be a number and a unit"),
+        (('key = ["id"]', 'key = ["id", "id"]'), "stream_queries.recent.key: names a column twice: id"),
+        (('key = ["id"]', 'key = ["id"]\ntype = "redis"'), "stream_queries.recent.type: a stream query has the store"),
+        (('key = ["id"]', 'key = ["id"]\napply = false'), "stream_queries.recent.apply: a stream query is always"),
+        (('key = ["id"]', 'key = ["id"]\ntopic = true'), "stream_queries.recent.topic: a stream query has no such"),
+        (('key = ["id"]', 'key = ["id"]\nurl = "postgresql://a:b@c/d"'), "use login.password_file, or the sink's own"),
+        (('sink = "warehouse"', "sink = 3"), "stream_queries.recent.sink: must be the name of a sink"),
+        (
+            ('sink = "warehouse"', 'sink = { type = "redis", url = "redis://x/0" }'),
+            "stream_queries.recent.sink: must be the name of a sink",
+        ),
+        (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
+        (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
+        (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic has what the results"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], problem: str) -> None:
     assert problem in problems(tmp_path, change)
+
+
+@pytest.mark.parametrize("queries", ["stream_queries = 3\n", "[[stream_queries]]\nsink = 'warehouse'\n"])
+def test_stream_queries_that_are_no_section_are_told_of(tmp_path: Path, queries: str) -> None:
+    text = TEXT.split("[stream_queries", maxsplit=1)[0].replace("apply = false\n", "")
+    path = tmp_path / "lockstep.toml"
+    path.write_text(queries + text if queries.startswith("stream") else text + queries)
+    with pytest.raises(ConfigurationError) as refused:
+        read(path)
+    assert refused.value.problems == ("stream_queries: must be a section, or a table in { }",)
 
 
 def test_two_streams_of_one_topic_are_refused(tmp_path: Path) -> None:

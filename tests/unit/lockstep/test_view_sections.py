@@ -91,7 +91,7 @@ def test_a_sink_may_only_lend_its_address(tmp_path: Path) -> None:
 
 def test_a_sink_of_which_nobody_takes_the_address_is_applied_or_removed(tmp_path: Path) -> None:
     assert problems(tmp_path, VALID.split("[views.totals]", maxsplit=1)[0] + "apply = false\n") == [
-        "sinks.cache.apply is false, and no view names the sink: name it in a view, or remove it"
+        "sinks.cache.apply is false, and no view or stream query names the sink: name it in one, or remove it"
     ]
 
 
@@ -123,6 +123,22 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
+
+
+def test_searches_of_a_sink_without_documents_are_refused(tmp_path: Path) -> None:
+    lender = '[sinks.search]\ntype = "opensearch"\nurls = ["http://x:1"]\napply = false\nsearches = true\n'
+    text = VALID.replace('sink = "cache"', 'sink = "search"') + lender
+    assert "sinks.search.searches: with apply = false the sink has no documents to be searched" in problems(
+        tmp_path, text
+    )
+
+
+def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None:
+    text = "views = 3\n" + VALID.split("[views.totals]", maxsplit=1)[0] + "nonsense = 1\n"
+    assert problems(tmp_path, text) == [
+        "views: must be a section, or a table in { }",
+        "sinks.cache.nonsense: unknown setting: check its spelling and its section",
+    ]
 
 
 @pytest.mark.parametrize(
