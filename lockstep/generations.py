@@ -13,6 +13,7 @@ from rich.text import Text
 
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
@@ -325,8 +326,23 @@ def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[
 
     Raises as ``captured_now`` as well.
     """
-    config = config_now(config)
-    return log_ends(config, [table for table in config.sink_tables(settings) if table not in without])
+    cluster = TopicAdmin(config.kafka.client())
+    tables = [table for table in sink_tables_now(config, settings) if table not in without]
+    topics = [table_topic(config.pipeline.name, table) for table in tables]
+    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
+
+
+def sink_tables_now(config: Config, settings: SinkSettings) -> list[TableName]:
+    """The tables that a sink with these settings has by now, also those that only a newer configuration names.
+
+    Jobs take these up all the same. Raises as ``captured_now``.
+    """
+    captured = captured_now(config.as_pipeline())
+    if config.source.has_patterns:
+        # One that this configuration doesn't know to be append-only would look like one with a key.
+        append_only = config.source.append_only.intersection(captured.append_only)
+        config = config.capturing(config.source.resolved([*captured.keyed, *append_only]))
+    return list(dict.fromkeys([*config.sink_tables(settings), *captured.of(settings.tables)]))
 
 
 def config_now(config: Config) -> Config:

@@ -10,7 +10,8 @@ Two coordination records, each with one writer, so that nobody overwrites what a
 
 A table that is set aside isn't read. Its position stays in the start position (``jobs.query.start_position``), and the
 watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it. When it
-comes back it lacks what the watermark has passed meanwhile, until it has caught up.
+comes back it lacks what the watermark has passed meanwhile, until it has caught up. Where it can't come back it has
+failed, and the watermark stays from then on, as it does for all that have.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -79,8 +80,11 @@ class Aside:
 
     @property
     def holds_watermark(self) -> bool:
-        """Whether the sink is said to have this table, and doesn't get its changes."""
-        return self.awaited and not self.is_read
+        """Whether the sink is said to have this table, and doesn't get its changes.
+
+        So it is with every table that has failed: also with one that the watermark has never waited for.
+        """
+        return self.state is AsideState.FAILED or (self.awaited and not self.is_read)
 
     def to_json(self) -> dict[str, Any]:
         return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}

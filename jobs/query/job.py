@@ -814,10 +814,11 @@ def _keeper(
     # and isn't true of that one yet. It has waited for those that were paused.
     awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
     held = {topic for topic, aside in asides.items() if aside.holds_watermark}
+    passed_over = {topic for topic in held if not asides[topic].awaited}
     # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
     uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
     topics = [*log.table_of, *uncopied]
-    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, awaited=awaited)
+    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)
     return ProgressKeeper(
         opened.generations,
         Watermark(
@@ -862,16 +863,19 @@ def _as_of_start(
     return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
 
 
-def _joining(stored: Progress, log: LogFacts, unread: Set[str], *, awaited: Set[str]) -> set[str]:
+def _joining(
+    stored: Progress, log: LogFacts, unread: Set[str], passed_over: Set[str], *, awaited: Set[str]
+) -> set[str]:
     """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
-    it waits for. ``awaited`` are topics that are read again and for which it has waited.
+    it waits for. Among these are the ``passed_over``, for which it hasn't waited before. ``awaited`` are topics that
+    are read again and for which it has.
     """
     if not stored.watermark_lsn:
         return set()
     came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
     never_read = unread - {topic for topic, _ in stored.next_offsets}
     new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
-    return new | came_back | never_read | (set(stored.joining) & {*log.topics, *unread})
+    return new | came_back | never_read | passed_over | (set(stored.joining) & {*log.topics, *unread})
 
 
 def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from typing import Final
 
 import orjson
 
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import TableName
@@ -19,7 +20,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
-from lockstep.generations import check_nothing_aside, config_now, take
+from lockstep.generations import check_nothing_aside, sink_tables_now, take
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
 from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
@@ -230,9 +231,8 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         give_up_after_s=_REMOVAL_S,
     )
     destination = retrying(opened, retries)
-    config = config_now(context.config)
-    tables = config.sink_tables(context.settings)  # some may have been taken up since the build began
-    kept_topics = set(config.topics_of(tables))
+    tables = sink_tables_now(context.config, context.settings)  # some may have been taken up since the build began
+    kept_topics = {table_topic(context.config.pipeline.name, table) for table in tables}
     progress = destination.generations.load_progress()
     dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()
     if progress is not None and dropped_topics:

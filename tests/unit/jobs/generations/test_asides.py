@@ -70,8 +70,12 @@ def test_the_watermark_never_counts_a_table_that_was_out_until_it_has_caught_up(
     assert read_tables([A, B], {A: resumed}) == [A, B]
     assert _after({A: Order(Wish.PAUSE, 4)}, resumed) == Aside(AsideState.OUT, 9, 4, awaited=False)
     refused = failed({A: resumed}, {A: LockstepError("no room")}, {A: Order(Wish.APPLY, 3)}, now_ms=9)[A]
-    assert (refused.state, refused.awaited, refused.holds_watermark) == (AsideState.FAILED, False, False)
+    assert (refused.state, refused.awaited) == (AsideState.FAILED, False)
+    assert refused.holds_watermark, "nobody has taken it out any more: the sink is said to have it"
     assert _after({A: Order(Wish.APPLY, 4)}, refused) == replace(resumed, order=4)
+    out_again = _after({A: Order(Wish.OUT, 4)}, refused)
+    assert out_again is not None
+    assert not out_again.holds_watermark
 
 
 def test_a_table_that_left_the_sink_is_forgotten_and_is_not_awaited_when_it_comes_back() -> None:

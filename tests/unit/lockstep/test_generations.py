@@ -1,0 +1,35 @@
+"""lockstep.generations: which tables a sink has by now."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.model.table import TableName
+from jobs.query.captured_tables import Captured
+from lockstep import generations
+from lockstep.config import read
+from lockstep.generations import sink_tables_now
+
+ORDERS, ITEMS, LATE, LOG = (TableName("public", name) for name in ("orders", "items", "late", "log"))
+
+
+@pytest.mark.parametrize(
+    ("tables", "named", "expected"),
+    [
+        ('"public.orders", "public.items"', "", [ORDERS, ITEMS, LATE]),
+        ('"public.orders", "public.*"', "", [ORDERS, LATE]),
+        ('"public.orders", "public.items"', 'tables = ["public.items"]', [ITEMS]),
+    ],
+)
+def test_a_table_that_only_a_newer_configuration_names_is_one_of_the_sink(
+    tables: str, named: str, expected: list[TableName], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job has taken it up: a switch must not lose its rows, nor a rebuild in place remove them."""
+    path = tmp_path / "lockstep.toml"
+    path.write_text(
+        f'[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = [{tables}]\n'
+        f'[kafka]\nbootstrap_servers = "nowhere:1"\n[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n{named}\n'
+    )
+    config = read(path)
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ORDERS, LATE], [LOG], "s"))
+    assert sink_tables_now(config, config.sinks["cache"]) == expected
