@@ -4,6 +4,7 @@ One thread writes it, step by step. Each reader sees it as of one step, whatever
 """
 
 import sqlite3
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -105,10 +106,16 @@ class ViewCopy:
 
 
 class CopyReader:
-    """The copy as of one step, ``at``. Close it soon: the file grows meanwhile. Any thread, one at a time."""
+    """The copy as of one step, ``at``. Close it soon: the file grows meanwhile.
+
+    Any thread reads it, one at a time. Whoever closes it meanwhile ends what that one reads.
+    """
 
     def __init__(self, file: Path, key: tuple[str, ...]) -> None:
         self._key = key
+        # SQLite's module crashes where a connection is closed that another thread is using.
+        self._use = threading.Lock()
+        self._is_closed = False
         self._connection = _opened(file)
         self._connection.execute("begin")
         self.at = At(*self._connection.execute("select number, end, epoch, lsn from step").fetchone())
@@ -120,7 +127,12 @@ class CopyReader:
         self.close()
 
     def close(self) -> None:
-        self._connection.close()
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._connection.interrupt()
+        with self._use:
+            self._connection.close()
 
     def rows(self, wanted: Filter, *, portion: int) -> Iterator[list[tuple[str, str | None]]]:
         """All rows with these values in their key, so many at a time: the key and the row, both JSON."""
@@ -135,8 +147,16 @@ class CopyReader:
     ) -> Iterator[list[tuple[str, str | None]]]:
         conditions = [condition, *(f"k{self._key.index(name)} = ?" for name in wanted)]
         query = f"select key, row from rows where {' and '.join(conditions)}"
-        cursor = self._connection.execute(query, [*values, *wanted.values()])
-        while found := cursor.fetchmany(portion):
+        cursor: sqlite3.Cursor | None = None
+        while True:
+            with self._use:
+                if self._is_closed:
+                    return
+                if cursor is None:
+                    cursor = self._connection.execute(query, [*values, *wanted.values()])
+                found = cursor.fetchmany(portion)
+            if not found:
+                return
             yield found
 
 

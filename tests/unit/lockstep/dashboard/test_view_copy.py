@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -6,6 +8,7 @@ import pytest
 
 from lockstep.dashboard.view_copy import GONE_S, At, CopyReader, ViewCopy
 from monitor.view_feed import ViewRecord
+from tests.pipeline import ROOT
 
 
 def record(offset: int, one: int, other: str, row: bytes | None = b"{}") -> ViewRecord:
@@ -42,6 +45,40 @@ def test_a_reader_sees_the_rows_of_one_step(copy: ViewCopy) -> None:
     with copy.reader() as after:
         assert after.at == at(2, 5)
         assert keys(after) == [(1, "b"), (2, "a"), (3, "c")]
+
+
+def test_who_closes_a_reader_that_another_thread_uses_waits_for_it(tmp_path: Path) -> None:
+    """A follower leaves at any moment, and SQLite's module crashes where a connection is closed that is in use."""
+    program = """
+import sys, threading
+from contextlib import suppress
+from pathlib import Path
+from sqlite3 import OperationalError
+from lockstep.dashboard.view_copy import At, ViewCopy
+from monitor.view_feed import ViewRecord
+
+copy = ViewCopy(Path(sys.argv[1]), ["a"])
+copy.add([ViewRecord(number, b'{"a":%d}' % number, b"{}") for number in range(3_000)], now_s=0)
+copy.commit(At(1, 3_000, 1, 1), now_s=0)
+sys.setswitchinterval(1e-6)
+for number in range(1_000):
+    reader = copy.reader()
+    found = reader.rows({}, portion=500)
+
+    def read():
+        with suppress(OperationalError):  # interrupted
+            next(found, None)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(number % 60):
+        pass
+    reader.close()
+    thread.join()
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_columns_of_the_key_are_filters(copy: ViewCopy) -> None:
