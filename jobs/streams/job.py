@@ -256,7 +256,8 @@ class _Run:
     def _check_checkpoint(self) -> None:
         newest, batch = self._checkpoint.newest_planned(), self._figures.batch
         known = None if batch < 0 else self._planned_batch(batch)
-        check_checkpoint(self._plan.name, self._figures, planned=newest, ends=None if known is None else known.ends)
+        ends, committed = None if known is None else known.ends, self._checkpoint.newest_committed()
+        check_checkpoint(self._plan.name, self._figures, planned=newest, committed=committed, ends=ends)
 
     def _planned_batch(self, batch_id: int) -> PlannedBatch | None:
         return self._checkpoint.planned(batch_id, sources=len(self._streams))
