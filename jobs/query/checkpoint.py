@@ -87,9 +87,13 @@ class Checkpoint:
         """The newest batch that was planned, be it complete or not; None when there is none."""
         return self._newest("offsets")
 
+    def newest_committed(self) -> int | None:
+        """The newest batch that is complete; None when there is none."""
+        return self._newest("commits")
+
     def committed(self) -> Offsets | None:
         """Where the last complete batch ends, None when there is none. Raises LockstepError when that isn't known."""
-        batch_id = self._newest("commits")
+        batch_id = self.newest_committed()
         return None if batch_id is None else self.end_offsets(batch_id)
 
     def topics(self) -> frozenset[str] | None:

@@ -179,6 +179,8 @@ class _Run:
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
         self._is_live = self._opened.generations.live() == self._generation
+        if self._is_live:
+            self._drop_earlier()
         self._ends = self._cluster.committed_ends(list(begun.start))
         fence = self._lease.claim(self._opened.sink.claim)
         self._table = table
@@ -256,7 +258,16 @@ class _Run:
     def _check_checkpoint(self) -> None:
         newest, batch = self._checkpoint.newest_planned(), self._figures.batch
         known = None if batch < 0 else self._planned_batch(batch)
-        check_checkpoint(self._plan.name, self._figures, planned=newest, ends=None if known is None else known.ends)
+        ends, committed = None if known is None else known.ends, self._checkpoint.newest_committed()
+        check_checkpoint(self._plan.name, self._figures, planned=newest, committed=committed, ends=ends)
+
+    def _check_figures(self) -> None:
+        """Raise Unavailable where the store has other figures than this job: it was put back meanwhile.
+
+        The job begins again then, and finds whether it may go on.
+        """
+        if Figures.parse(self._lease.record(figures_name(self._generation))) != self._figures:
+            raise Unavailable(f"the result of stream query {self._plan.name!r} was put back while its job ran")
 
     def _planned_batch(self, batch_id: int) -> PlannedBatch | None:
         return self._checkpoint.planned(batch_id, sources=len(self._streams))
@@ -309,6 +320,7 @@ class _Run:
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> None:
         self._lease.check()
+        self._check_figures()
         state_rows = self._compare_dropped()
         this = self._planned_batch(batch_id)
         before = self._planned_batch(batch_id - 1) if batch_id else None
@@ -423,6 +435,10 @@ class _Run:
             return
         self._opened.generations.switch()
         self._is_live = True
+        self._drop_earlier()
+
+    def _drop_earlier(self) -> None:
+        """Drop the builds before the one that readers have. A job that was killed may have left some."""
         for earlier in list_generations(self._opened):
             if earlier.number < self._generation:
                 set_phase(self._opened.records, earlier.number, Phase.RETIRED)

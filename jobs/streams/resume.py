@@ -112,22 +112,25 @@ def check_topics(query: str, begun: Begun, topic_ids: Mapping[str, str]) -> None
         )
 
 
-def check_checkpoint(query: str, figures: Figures, *, planned: int | None, ends: Offsets | None) -> None:
+def check_checkpoint(
+    query: str, figures: Figures, *, planned: int | None, committed: int | None, ends: Offsets | None
+) -> None:
     """Raise LockstepError where the checkpoint isn't the one that the result was written from.
 
-    ``planned`` is the newest batch of the checkpoint, None where it has none. ``ends`` are its offsets of the batch
+    ``planned`` is the newest batch of the checkpoint, ``committed`` the newest that Spark has done with, which it never
+    runs again. Each is None where there is none. ``ends`` are its offsets of the batch
     that the result has last; None where it doesn't know it. Batches that are cut anew may give other results: the
     watermark moves from batch to batch.
     """
     reason = None
     if figures.batch < 0:
-        if planned is not None and planned > 0:
+        if committed is not None or (planned is not None and planned > 0):
             reason = "its result has lost what was written, and its checkpoint is ahead of it"
     elif planned is None:
         reason = "its checkpoint is gone, and with it the events that it had kept"
     elif planned < figures.batch or ends != figures.offsets:
         reason = "its checkpoint is an earlier one than its result, or another one's"
-    elif planned > figures.batch + 1:
+    elif planned > figures.batch + 1 or (committed is not None and committed > figures.batch):
         reason = "its result has lost what was written last, and its checkpoint is ahead of it"
     if reason is not None:
         raise LockstepError(

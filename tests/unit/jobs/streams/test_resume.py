@@ -22,35 +22,40 @@ def test_a_batch_is_counted_once_however_often_it_is_done() -> None:
 
 
 @pytest.mark.parametrize(
-    ("figures", "planned", "ends"),
+    ("figures", "planned", "committed", "ends"),
     [
-        (Figures(), None, None),
-        (Figures(), 0, None),
-        (DONE, 4, ENDS),
-        (DONE, 5, ENDS),
+        (Figures(), None, None, None),
+        (Figures(), 0, None, None),
+        (DONE, 4, 3, ENDS),
+        (DONE, 4, 4, ENDS),
+        (DONE, 5, 4, ENDS),
     ],
-    ids=["new", "killed in its first batch", "killed before the commit", "killed in a batch"],
+    ids=["new", "killed in its first batch", "killed before the commit", "killed after it", "killed in a batch"],
 )
-def test_a_killed_query_goes_on(figures: Figures, planned: int | None, ends: Offsets | None) -> None:
-    check_checkpoint("q", figures, planned=planned, ends=ends)
+def test_a_killed_query_goes_on(
+    figures: Figures, planned: int | None, committed: int | None, ends: Offsets | None
+) -> None:
+    check_checkpoint("q", figures, planned=planned, committed=committed, ends=ends)
 
 
 @pytest.mark.parametrize(
-    ("figures", "planned", "ends", "reason"),
+    ("figures", "planned", "committed", "ends", "reason"),
     [
-        (Figures(), 3, None, "its result has lost what was written, and its checkpoint is ahead"),
-        (DONE, None, None, "its checkpoint is gone"),
-        (DONE, 3, None, "its checkpoint is an earlier one"),
-        (DONE, 4, {("web.searches", 0): 16}, "or another one's"),
-        (DONE, 5, None, "or another one's"),
-        (DONE, 6, ENDS, "its result has lost what was written last"),
+        (Figures(), 3, 2, None, "its result has lost what was written, and its checkpoint is ahead"),
+        (Figures(), 0, 0, None, "its result has lost what was written, and its checkpoint is ahead"),
+        (DONE, None, None, None, "its checkpoint is gone"),
+        (DONE, 3, 3, None, "its checkpoint is an earlier one"),
+        (DONE, 4, 3, {("web.searches", 0): 16}, "or another one's"),
+        (DONE, 5, 4, None, "or another one's"),
+        (DONE, 6, 5, ENDS, "its result has lost what was written last"),
+        (DONE, 5, 5, ENDS, "its result has lost what was written last"),
     ],
 )
 def test_a_query_whose_parts_do_not_belong_together_is_refused(
-    figures: Figures, planned: int | None, ends: Offsets | None, reason: str
+    figures: Figures, planned: int | None, committed: int | None, ends: Offsets | None, reason: str
 ) -> None:
     with pytest.raises(LockstepError, match=reason) as refused:
-        check_checkpoint("q", figures, planned=planned, ends=ends)
+        check_checkpoint("q", figures, planned=planned, committed=committed, ends=ends)
     assert refused.value.hint is not None
     assert "lockstep streams rebuild q" in refused.value.hint
 
