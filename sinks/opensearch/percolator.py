@@ -5,6 +5,7 @@ query by these fields when it is stored, and each document when it is asked abou
 copy: it is made anew from ``sinks.opensearch.searches`` whenever the table's index is another one or has other fields.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 from sinks.opensearch.names import PERCOLATOR
 from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up, whole
+from sinks.opensearch.search_queries import time_problems
 from sinks.page_size import PageSize
 
 _QUERY_FIELD: Final = "%query"
@@ -27,6 +29,7 @@ _QUERY_FIELD: Final = "%query"
 _QUERIES_MAX: Final = 10_000  # max_result_window
 _PERCOLATED_BYTES: Final = 4 * 1024 * 1024
 _FOREVER: Final = "1h"
+_OWN: Final = re.compile(r"\.g\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,8 @@ class Percolator:
 
         Raises LockstepError with what the server has against it.
         """
+        if problems := time_problems(query, self._target.properties or {}):
+            raise LockstepError(problems[0], hint="mend the query; docs/searches.md says which can stand")
         path, parameters = f"/{self._queries_index}_W/_doc/{name}", {"refresh": "true", "require_alias": "true"}
         try:
             self._client.call("PUT", path, {_QUERY_FIELD: query}, parameters)
@@ -180,5 +185,6 @@ def remove_others(indexes: OpenSearchIndexes, kept: Sequence[TableName]) -> None
         "GET", f"/{indexes.prefix}.{PERCOLATOR}.*/_alias", parameters={"expand_wildcards": "all"}
     )
     wanted = {percolator_index(indexes, table) for table in kept}
-    for name in sorted(names.keys() - wanted):
+    # A table may be in a schema of that name: its index ends in another way.
+    for name in sorted(name for name in names.keys() - wanted if _OWN.search(name)):
         indexes.client.call("DELETE", f"/{name}", missing_ok=True)

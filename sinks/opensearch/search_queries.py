@@ -4,7 +4,9 @@ A standing query is asked about a document when that changes. What depends on th
 document is stored would change without that, and nobody would be told.
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 _OVER_QUERIES: Final[Mapping[str, frozenset[str]]] = {
@@ -13,6 +15,9 @@ _OVER_QUERIES: Final[Mapping[str, frozenset[str]]] = {
     "dis_max": frozenset({"queries"}),
 }
 """Queries that are made of others, and where these are."""
+
+_BESIDE_QUERIES: Final = frozenset({"minimum_should_match", "adjust_pure_negative", "tie_breaker", "boost", "_name"})
+"""What else such a query may have. The server knows other names of the places above, too: nothing hides behind one."""
 
 _OF_FIELDS: Final = frozenset(
     {
@@ -33,6 +38,9 @@ _HINTS: Final[Mapping[str, str]] = {
 
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte", "from", "to"})
 _OF_THE_SERVER: Final = frozenset({"_id", "_index", "_routing", "_version", "_seq_no", "_source"})
+_BY_FREQUENCY: Final = "cutoff_frequency"
+_DATES: Final = frozenset({"date", "date_nanos", "date_range"})
+_NOW: Final = re.compile(r"\bnow\b", re.IGNORECASE)
 _DEPTH_MAX: Final = 20
 
 
@@ -53,6 +61,8 @@ def _problems(query: Any, depth: int) -> Iterator[str]:
         if not isinstance(of, Mapping):
             yield f"{kind} is an object"
             return
+        for part in sorted(map(str, of.keys() - _OVER_QUERIES[kind] - _BESIDE_QUERIES)):
+            yield f"{kind} can't have {part}"
         for part in sorted(_OVER_QUERIES[kind] & of.keys()):
             inner = of[part]
             for one in inner if isinstance(inner, list) and kind != "constant_score" else [inner]:
@@ -67,6 +77,10 @@ def _problems(query: Any, depth: int) -> Iterator[str]:
             yield f"{kind} has to name its fields"
         elif any(not isinstance(field, str) or "*" in field for field in of["fields"]):
             yield f"{kind} has to name each of its fields in full: a pattern would take in columns that are added later"
+        elif wrong := sorted({field.partition("^")[0] for field in of["fields"]} & _OF_THE_SERVER):
+            yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"
+        if isinstance(of, Mapping) and _BY_FREQUENCY in of:
+            yield f"{kind} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
     elif kind not in _WITHOUT_FIELDS:
         yield f"{kind} can't stand" + (f"; {_HINTS[kind]}" if kind in _HINTS else "")
 
@@ -84,8 +98,47 @@ def _field_problems(kind: str, of: Mapping[str, Any]) -> Iterator[str]:
             bounds = [str(how[bound]) for bound in sorted(_BOUNDS & how.keys())]
             if any(bound.lstrip().lower().startswith("now") for bound in bounds):
                 yield f"range of {field} depends on the time: documents would begin and cease to match unchanged"
+        if isinstance(how, Mapping) and _BY_FREQUENCY in how:
+            yield f"{kind} of {field} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
         if kind == "intervals" and _has_script(how):
             yield f"intervals of {field} has a script, and a script may depend on anything"
+
+
+def time_problems(query: Any, properties: Mapping[str, Any]) -> list[str]:
+    """Why a query that can stand otherwise depends on the time: the word ``now`` is the time where it is asked of a
+    date. ``properties`` are the fields of the index."""
+    dates = {path for path, kind in _types(properties) if kind in _DATES}
+    return list(dict.fromkeys(_time_problems(query, dates)))
+
+
+def _time_problems(query: Any, dates: AbstractSet[str]) -> Iterator[str]:
+    ((kind, of),) = query.items()
+    asked: list[tuple[Any, Any]] = []
+    if kind in _OVER_QUERIES:
+        for part in sorted(_OVER_QUERIES[kind] & of.keys()):
+            for one in of[part] if isinstance(of[part], list) else [of[part]]:
+                yield from _time_problems(one, dates)
+    elif kind in _NAMES_ITS_FIELDS:
+        asked = [(field.partition("^")[0], of.get("query")) for field in of["fields"]]
+    elif kind in _OF_FIELDS and kind not in ("range", "exists"):
+        asked = list(of.items())
+    for field, how in asked:
+        if field in dates and _says_now(how):
+            yield f"{kind} of {field} depends on the time: documents would begin and cease to match unchanged"
+
+
+def _types(properties: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Each field and field of a field, by its path, and its type."""
+    for name, how in properties.items():
+        yield before + name, str(how.get("type", "object"))
+        for inner in ("properties", "fields"):
+            yield from _types(how.get(inner, {}), f"{before}{name}.")
+
+
+def _says_now(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_says_now, value.values()))
+    return any(map(_says_now, value)) if isinstance(value, list) else _NOW.search(str(value)) is not None
 
 
 def _has_script(value: Any) -> bool:

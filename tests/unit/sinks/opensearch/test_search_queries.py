@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sinks.opensearch.search_queries import query_problems
+from sinks.opensearch.search_queries import query_problems, time_problems
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,10 @@ def test_what_depends_on_the_document_alone_can_stand(query: Any) -> None:
         ({"terms": {"city": {"index": "x", "id": "1", "path": "y"}}}, "terms takes its values from another document"),
         ({"multi_match": {"query": "rust"}}, "multi_match has to name its fields"),
         ({"multi_match": {"query": "rust", "fields": ["s*"]}}, "multi_match has to name each of its fields in full"),
+        ({"bool": {"mustNot": [{"ids": {"values": ["1"]}}]}}, "bool can't have mustNot"),
+        ({"multi_match": {"query": "a", "fields": ["city", "_index^2"]}}, "multi_match asks for _index, which isn't"),
+        ({"match": {"a": {"query": "x", "cutoff_frequency": 0.1}}}, "match of a has cutoff_frequency"),
+        ({"multi_match": {"query": "x", "fields": ["a"], "cutoff_frequency": 1}}, "multi_match has cutoff_frequency"),
         (
             {"intervals": {"a": {"match": {"query": "x", "filter": {"script": {"source": "true"}}}}}},
             "intervals of a has a script",
@@ -71,3 +75,44 @@ def test_a_query_of_any_depth_is_looked_at_to_a_bound() -> None:
     for _ in range(50_000):
         query = {"constant_score": {"filter": query}}
     assert query_problems(query) == ["queries lie in each other more than 20 deep"]
+
+
+FIELDS = {
+    "at": {"type": "date"},
+    "during": {"type": "date_range"},
+    "city": {"type": "text", "fields": {"day": {"type": "date"}}},
+    "doc": {"properties": {"at": {"type": "date_nanos"}}},
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ({"term": {"at": "now/d"}}, "at"),
+        ({"term": {"during": {"value": "NOW-1h"}}}, "during"),
+        ({"terms": {"city.day": ["2026-01-01", "now"]}}, "city.day"),
+        ({"match": {"doc.at": {"query": "now+1d"}}}, "doc.at"),
+        ({"multi_match": {"query": "now", "fields": ["city", "at^2"]}}, "at"),
+        ({"simple_query_string": {"query": "rust | now", "fields": ["city", "at"]}}, "at"),
+    ],
+)
+def test_now_is_the_time_where_it_is_asked_of_a_date(query: Any, field: str) -> None:
+    for whole in (query, {"bool": {"must": query}}, {"dis_max": {"queries": [{"match_all": {}}, query]}}):
+        assert query_problems(whole) == []
+        (found,) = time_problems(whole, FIELDS)
+        assert f"of {field} depends on the time" in found
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"match": {"city": "now"}},
+        {"term": {"at": "2026-01-01"}},
+        {"range": {"at": {"gte": "2026-01-01||/d"}}},
+        {"exists": {"field": "at"}},
+        {"multi_match": {"query": "now", "fields": ["city"]}},
+        {"match_all": {}},
+    ],
+)
+def test_now_is_a_word_elsewhere(query: Any) -> None:
+    assert time_problems({"bool": {"filter": [query]}}, FIELDS) == []
