@@ -264,17 +264,21 @@ class Follower:
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
 
             def differing() -> Iterator[bytes]:
-                for identity in live.percolator(search.table).found(search.query):
-                    seen[identity] = b""
+                percolator = live.percolator(search.table)
+                for identity in percolator.found(search.query):
+                    seen[_entry(str(search.table), identity)] = b""
                     told = self._told_of(search.table, identity)[1].get(search.name)
                     if told is None or not told.matches:
                         yield identity
                 for entry in self._told_to_match(search.name):
-                    table, identity = _parts(entry)
-                    if table != str(search.table):
+                    if seen.get(entry) is not None:
+                        continue
+                    # Of a generation with other ids or another table it is another document.
+                    now = percolator.identity_of(self._told_of_entry(entry)[0])
+                    if now is None or _entry(str(search.table), now) != entry:
                         self._tell([self._ceased(entry, search.name)])
-                    elif seen.get(identity) is None:
-                        yield identity
+                    else:
+                        yield now
 
             for portion in _portions(differing(), _DOCUMENTS):
                 self._look_at(live, search.table, dict.fromkeys(portion, ""))
@@ -283,8 +287,11 @@ class Follower:
 
     def _ceased(self, entry: bytes, search: str) -> Match:
         """That a document ceases to match a search as of the version that was told of."""
-        (table, identity), (key, told) = _parts(entry), self._told_of_entry(entry)
-        return Match(self._name, search, table, identity, key, Told(matches=False, tag=told[search].tag))
+        stored = self._documents.get(entry)
+        assert stored is not None, "it was told to match"
+        key, told, identity = orjson.loads(stored)
+        _, tag = told[search]
+        return Match(self._name, search, _table_of(entry), identity.encode(), key, Told(matches=False, tag=tag))
 
     def _look_at(self, live: "_LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
         """Tell what is to be told of these documents. Each has the tag of the event that was seen of it last, or ""."""
@@ -326,7 +333,7 @@ class Follower:
         )
         told[match.search] = match.told
         fields = {search: [each.matches, each.tag] for search, each in told.items()}
-        self._documents[entry] = orjson.dumps([match.key, fields])
+        self._documents[entry] = orjson.dumps([match.key, fields, match.identity.decode()])
 
     def _told_of(self, table: TableName, identity: bytes) -> tuple[dict[str, Any], dict[str, Told]]:
         return self._told_of_entry(_entry(str(table), identity))
@@ -336,7 +343,7 @@ class Follower:
         stored = self._documents.get(entry)
         if stored is None:
             return {}, {}
-        key, told = orjson.loads(stored)
+        key, told, _ = orjson.loads(stored)
         return key, {search: Told(*fields) for search, fields in told.items()}
 
     def _tables(self) -> set[TableName]:
@@ -438,13 +445,14 @@ def _is_below(progress: Progress, position: Mapping[TopicPartition, int]) -> boo
     return any(reached.get(at, 0) < end for at, end in position.items())
 
 
-def _parts(entry: bytes) -> tuple[str, bytes]:
-    table, identity = orjson.loads(entry)
-    return table, identity.encode()
+def _table_of(entry: bytes) -> str:
+    table: str = orjson.loads(entry)[0]
+    return table
 
 
 def _entry(table: str, identity: bytes) -> bytes:
-    return orjson.dumps([table, identity.decode()])
+    """By what a document is remembered, as on the topic: another generation may find it by another routing."""
+    return orjson.dumps([table, orjson.loads(identity)["_id"]])
 
 
 def _portions(of: Iterable[_Item], most: int) -> Iterator[list[_Item]]:

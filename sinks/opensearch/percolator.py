@@ -153,6 +153,10 @@ class Percolator:
         """Where a row's document is found again: JSON. ``key`` has the columns as they are called here."""
         return orjson.dumps(self._target.identity({name: key[name] for name in self.shape.key}))
 
+    def identity_of(self, key: Mapping[str, JsonValue]) -> bytes | None:
+        """The same; None for a key that has other columns."""
+        return self.identity(key) if key.keys() == set(self.shape.key) else None
+
     def documents(self, identities: Sequence[bytes]) -> Iterator[tuple[bytes, Document]]:
         """Those of these documents that are there, as of now."""
         wanted = [orjson.loads(identity) for identity in identities]

@@ -305,3 +305,35 @@ def test_documents_are_found_by_their_own_ids_and_told_of_by_their_own_names(
         follower.close()
     finally:
         by_hand.close()
+
+
+@pytest.mark.parametrize("is_routed_first", [True, False])
+def test_a_generation_with_another_routing_changes_nothing_of_what_matches(
+    by_hand: AppliedByHand, is_routed_first: bool
+) -> None:
+    settings = by_hand.config.sinks[SINK]
+    routed = settings.model_copy(update={"routing": {"public.profile": ("id",)}})
+    first, second = (routed, settings) if is_routed_first else (settings, routed)
+    by_hand.config.sinks[SINK] = first
+    written = by_hand.publish(profile(1, "Bern"), profile(2, "Bern"))
+    by_hand.apply(written)
+    by_hand.add("bern", IN_BERN)
+    follower = Follower(by_hand.config, SINK)
+    assert events(by_hand.news(follower)) == [("begins", "bern", "1"), ("begins", "bern", "2")]
+    follower.close()
+
+    by_hand.config.sinks[SINK] = second
+    by_hand.prepare(2, go_live=False)
+    by_hand.apply(written, generation=2)
+    by_hand.switch(2)
+    follower = Follower(by_hand.config, SINK)
+    assert by_hand.news(follower) == []
+    by_hand.write(Delete(PROFILE, {"id": 1}), generation=2)
+    assert events(by_hand.news(follower)) == [("ceases", "bern", "1")]
+    follower.close()
+
+    # What went while nobody told of searches.
+    by_hand.write(Delete(PROFILE, {"id": 2}), generation=2)
+    follower = Follower(by_hand.config, SINK)
+    assert events(by_hand.news(follower)) == [("ceases", "bern", "2")]
+    follower.close()
