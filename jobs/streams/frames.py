@@ -42,6 +42,9 @@ _POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offs
 _NAMED_QUERY: Final = "CTERelationRef"
 """The operator that reads what stands after `with`, in each place where it is named."""
 
+_BY_CHANCE: Final = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Sample"})
+_CLOCKS: Final = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp"})
+
 _SOME_TIME_MS: Final = 1_000_000_000_000
 """Any time for which the bridge makes a long of Java's."""
 
@@ -202,6 +205,7 @@ def planned(
         logical = classic._jdf.queryExecution().analyzed()
         streams, problems = _read_by(logical, sources)
         problems += _growing_joins(spark, logical)
+        problems += _undetermined(logical)
         jvm: Any = spark._jvm
         if not logical.deterministic():
             problems.append("sql: its values must follow from the events alone; it has a function such as rand()")
@@ -264,9 +268,13 @@ def _nodes(logical: Any) -> list[Any]:
     """All operators of a plan, the root first."""
     found = [logical]
     for node in found:
-        children = node.children()
-        found += [children.apply(index) for index in range(children.size())]
+        found += _elements(node.children())
     return found
+
+
+def _elements(of: Any) -> list[Any]:
+    """Those of a Scala sequence."""
+    return [of.apply(index) for index in range(of.size())]
 
 
 def _kind(node: Any) -> str:
@@ -284,7 +292,24 @@ def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], li
         problems.append(f"sql: it reads something that is no stream ({', '.join(others)})")
     if len(leaves) > len(set(streams)) or len(named) > len(set(named)):
         problems.append("sql: it reads a stream twice; Spark would read each at its own pace")
+    elif len(streams) > len(leaves):
+        problems.append("sql: an alias is called as a stream is: choose another one")
     return sorted(set(streams)), problems
+
+
+def _undetermined(logical: Any) -> list[str]:
+    """Parts whose result doesn't follow from the events alone, or may be another one when a batch is done again."""
+    nodes = _nodes(logical)
+    problems = []
+    if any(_kind(node) in _BY_CHANCE for node in nodes):
+        problems.append("sql: which rows limit, offset and tablesample leave is left to chance: remove it")
+    if any(node.subqueries().size() for node in nodes):
+        problems.append("sql: it has a query within an expression: join the streams instead")
+    expressions = [each for node in nodes for each in _elements(node.expressions())]
+    clocks = {_kind(leaf) for each in expressions for leaf in _elements(each.collectLeaves())} & _CLOCKS
+    if clocks:
+        problems.append("sql: it asks for the time of now; its values must follow from the events alone")
+    return problems
 
 
 def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:

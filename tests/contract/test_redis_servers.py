@@ -228,7 +228,8 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
 def test_doctor_says_that_a_server_is_a_sentinel_or_of_a_cluster(
     start: Start, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cluster = start("cluster", "--cluster-enabled", "yes")
+    bus = str(ports.pick(None, taken=()))  # else it is one that the kernel may have given to a connection
+    cluster = start("cluster", "--cluster-enabled", "yes", "--cluster-port", bus)
     with _sentinel(tmp_path, start("primary")) as sentinel:
         path = tmp_path / "lockstep.toml"
         path.write_text(f"""

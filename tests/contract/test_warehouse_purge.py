@@ -146,7 +146,8 @@ def test_a_table_of_which_a_part_is_left_out_keeps_its_deletes_and_no_other_one_
     """Else one that has left capture for good would keep all of them."""
     opened = open_sink()
     opened.sink.prepare([table(), OTHER])
-    opened.sink.apply(batch(*GONE, upsert({"id": 1, "note": "a"}, 1, of=OTHER), delete({"id": 1}, 2, of=OTHER)))
+    opened.sink.apply(batch(*GONE, upsert({"id": 1, "note": "a"}, 1, of=OTHER)))
+    opened.sink.apply(batch(delete({"id": 1}, 2, of=OTHER)))
     behind = replace(up_to(9), left_at_ms={"its topic": 5})
     opened.generations.save_progress(behind, whole=[table().name])
     others = f"select count(*) from {name}_g1.{OTHER.name.name}"

@@ -210,6 +210,7 @@ def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, t
     until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
     first = shop.write("create table late1 (id int primary key, v text)", "insert into late1 values (1, 'a')")
     shop.captured.wait_for("public.late1: matches source.tables, and is captured from now on")
+    until(lambda: TableName("public", "late1") in load(shop.path).source.table_names)  # Kafka says so, too
     kill(process)
     process = Process(tmp_path / "second.log", *command)
     shop.wait(first, shop.all)

@@ -123,7 +123,7 @@ def _wait(captured: Captured, words: str, *, seconds: float, times: int = 1) -> 
     until(holds, seconds=seconds)
 
 
-def _check_everything(captured: Captured, database: Database, partitions: int, *, seconds: float = 60.0) -> None:
+def _check_everything(captured: Captured, database: Database, partitions: int, *, seconds: float = 300.0) -> None:
     """The first copy, new partitions, writers, a repair and a whole copy, each in so many seconds."""
     captured.begin()
     _wait(captured, "streaming from", seconds=seconds)
