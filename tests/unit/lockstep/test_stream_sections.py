@@ -89,6 +89,10 @@ def test_a_query_may_be_read_twice() -> None:
         (('key = ["id"]', 'key = ["id"]\nlogin = { password = "x" }'), "stream_queries.recent.login.password: use"),
         (("[stream_queries.recent]", "[stream_queries.Recent]"), "stream_queries.Recent: a name is a lower-case"),
         (("apply = false\n", "apply = false\n[sinks.recent]\ntype = 'redis'\n"), "have one name"),
+        (
+            ('url = "postgresql://a/b"', 'url = "duckdb:////var/lib/a.duckdb"'),
+            "stream_queries.recent: a stream query's result is in a warehouse in PostgreSQL",
+        ),
         (('late = "10 minutes"', 'late = "soon"'), "streams.searches.late: must be a number and a unit"),
         (('key = ["id"]', 'key = ["id", "id"]'), "stream_queries.recent.key: names a column twice: id"),
         (('key = ["id"]', 'key = ["id"]\ntype = "redis"'), "stream_queries.recent.type: a stream query has the store"),
