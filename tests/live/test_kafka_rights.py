@@ -237,7 +237,7 @@ def test_the_job_of_a_view_with_a_topic_needs_the_rights_that_it_is_to_be_given(
     name, user, view = pipeline.name, f"{pipeline.name}-sinks", f"{pipeline.name}_owners"
     pipeline.path.write_text(
         f'{pipeline.path.read_text()}\n[views.{view}]\nsink = "{name}_cache"\ntopic = true\nkey = ["owner"]\n'
-        f'sql = "select owner, count(*) as n from {name}.account group by owner"\n'
+        f'sql = "select owner, count(*) as n from {name}.account where owner is not null group by owner"\n'
     )
     config = load(pipeline.path)
     topic = view_topic(name, view, 1)
