@@ -12,7 +12,7 @@ from tests.databases import Database, url_of
 from tests.job_process import JobProcess
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone]
 
 _KILLS = 2
 _SEARCHES = 40

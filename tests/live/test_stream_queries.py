@@ -16,7 +16,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, url_of
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.alone]
 
 EVENT = {"time": "at", "late": "10 minutes", "id": ["id"]}
 SEARCHES = {**EVENT, "columns": {"id": "text", "user_id": "int8", "at": "timestamptz", "query": "text"}}
