@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, PositionMismatch, Unavailable
 from cdc.model.table import Table
 from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, from_arrow
 from jobs.executor.stream_results import apply_results
@@ -201,7 +201,7 @@ class _Run:
             self._report(SinkStarted(name, self._generation, location))
             is_due = self._wait(self._query)
         except (PySparkException, Py4JError) as error:
-            raise spark_error(name, str(error)) from error
+            raise stream_error(name, str(error)) from error
         finally:
             self._end()
             call.close()
@@ -300,12 +300,12 @@ class _Run:
         if may_be_interrupted:
             return  # a batch that was interrupted is run again
         if isinstance(self._failure, PySparkException | Py4JError):
-            raise spark_error(self._plan.name, str(self._failure)) from self._failure
+            raise stream_error(self._plan.name, str(self._failure)) from self._failure
         if self._failure is not None:
             raise self._failure
         error = query.exception()
         if error is not None:
-            raise spark_error(self._plan.name, str(error))
+            raise stream_error(self._plan.name, str(error))
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""
@@ -447,6 +447,18 @@ class _Run:
                     dropped.generations.drop()
                 finally:
                     dropped.sink.close()
+
+
+def stream_error(query: str, text: str) -> LockstepError:
+    """A failed query's message -> what it means, as ``spark_error``: nobody can copy a stream again. Pure."""
+    error = spark_error(query, text)
+    if not isinstance(error, PositionMismatch):
+        return error
+    return PositionMismatch(
+        f"a topic no longer holds what stream query {query!r} has to read next",
+        hint="records were deleted before they were read, or the topic was recreated; where a new start says the same,"
+        f" `lockstep streams rebuild {query}` builds the result from what the topics still hold",
+    )
 
 
 def _refused_record(batch_id: int, row: RejectedEvent) -> tuple[str, str]:
