@@ -26,8 +26,8 @@ from stack.stack import Endpoints
 from tests.databases import Database
 
 _numbers = itertools.count(1)
-_PATIENCE_S = 60.0
-_STOP_PATIENCE_S = 150.0
+_PATIENCE_S = 300.0
+_STOP_PATIENCE_S = 300.0
 """A capture that is told to stop may be in a commit, for which it waits two minutes."""
 
 

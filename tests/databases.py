@@ -26,7 +26,7 @@ from stack.stack import Endpoints
 
 PUBLICATION = "lockstep_test"
 _MARK = "test.mark"
-_PATIENCE_S = 30.0
+_PATIENCE_S = 300.0
 
 
 def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S) -> Any:

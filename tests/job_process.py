@@ -93,7 +93,7 @@ class JobProcess(Reports):
         """The exit code once it has ended and all its reports are here, else None."""
         return None if self._reader.is_alive() else self._process.poll()
 
-    def finish(self, timeout_s: float = 180) -> int:
+    def finish(self, timeout_s: float = 300) -> int:
         """Wait for its end; returns the exit code."""
         code = self._process.wait(timeout_s)
         self._reader.join()

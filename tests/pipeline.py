@@ -44,7 +44,7 @@ from tests.topics import read_committed
 ROOT = Path(__file__).parent.parent
 
 
-def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 300.0) -> None:
     """Poll until the condition holds; fail with ``what`` at the time-out."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -207,13 +207,13 @@ url = "{self.endpoints.warehouse_url}"
         self._here.append(rebuild)
         return rebuild
 
-    def stop(self, process: Process, *, timeout_s: float = 60.0) -> int:
+    def stop(self, process: Process, *, timeout_s: float = 300.0) -> int:
         """SIGTERM, and wait for the exit code."""
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         return process.wait(timeout_s)
 
-    def wait_ended(self, process: Process, *, timeout_s: float = 90.0) -> int:
+    def wait_ended(self, process: Process, *, timeout_s: float = 300.0) -> int:
         """The exit code. A process that doesn't end says where it is before the test fails."""
         try:
             return process.wait(timeout_s)
@@ -258,9 +258,9 @@ url = "{self.endpoints.warehouse_url}"
             assert process.poll() is None, process.told()
             return "streaming from" in process.told()
 
-        wait_until(streaming, what="capture streams", timeout_s=180)
+        wait_until(streaming, what="capture streams")
 
-    def wait_published(self, *processes: Process, timeout_s: float = 90.0) -> None:
+    def wait_published(self, *processes: Process, timeout_s: float = 300.0) -> None:
         """Wait until all that is committed now has been published. None of these captures may end."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
@@ -276,7 +276,7 @@ url = "{self.endpoints.warehouse_url}"
 
         wait_until(published, what=f"published up to {target:X}", timeout_s=timeout_s)
 
-    def wait_applied(self, applier: Running, *, timeout_s: float = 180.0) -> None:
+    def wait_applied(self, applier: Running, *, timeout_s: float = 300.0) -> None:
         """Wait until every sink has applied all that is committed now."""
         with self.sql() as connection:
             target = emit_heartbeat(connection)
@@ -504,7 +504,7 @@ class Writes(Protocol):
 def kill_a_job(pipeline: Pipeline, *, begun: Callable[[], bool], writes: Writes) -> None:
     """Start to apply in another process, and kill it after some traffic that it was there for."""
     job = pipeline.start_apply()
-    wait_until(begun, what="the job has begun", timeout_s=300)
+    wait_until(begun, what="the job has begun")
     seen = writes.transactions
     wait_until(lambda: writes.transactions > seen + 100, what="some traffic")
     os.killpg(job.pid, signal.SIGKILL)

@@ -79,7 +79,7 @@ class Job(_Here):
     def _run(self) -> int:
         return self._sinks(report=lambda report: self.add(seen(report)), stop=self._stop, opened=self._spark)
 
-    def finish(self, timeout_s: float = 180) -> int:
+    def finish(self, timeout_s: float = 300) -> int:
         """Wait for its end; returns the exit code. Raises what ``run`` raised."""
         code = self.wait_ended(timeout_s)
         if self.error is not None:

@@ -61,7 +61,9 @@ class Streams:
             for name, fields in streams.items()
         }
         self.query, self.settings = query, settings
-        TopicAdmin(self.client).create([TopicPlan(s.topic, partitions, 1, {}) for s in self.streams.values()])
+        # The events' times are of the past, and a broker that goes by them deletes what is older than a week.
+        kept = {"retention.ms": "-1"}
+        TopicAdmin(self.client).create([TopicPlan(s.topic, partitions, 1, kept) for s in self.streams.values()])
         self._producer = Producer(self.client)
 
     def send(self, stream: str, *records: Mapping[str, Any] | bytes | None, received: float | None = None) -> None:

@@ -10,7 +10,7 @@ from cdc.capture.assembler import Event
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.protocol.envelope import TAG_HEADER
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 
 def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
@@ -53,7 +53,7 @@ def event_of(message: Message) -> Event:
 
 
 def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:
-    """Change settings of topics."""
+    """Change settings of topics, and wait until the broker answers with them: it takes them up a moment later."""
     resources = [
         ConfigResource(
             ResourceType.TOPIC,
@@ -67,7 +67,16 @@ def configure(client: Mapping[str, str | int], topics: Collection[str], settings
     ]
     admin = AdminClient(dict(client))
     for future in admin.incremental_alter_configs(resources).values():
-        future.result(30)
+        future.result(_PATIENCE_S)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not all(
+        entries[name].value == value
+        for future in admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in topics]).values()
+        for entries in [future.result(_PATIENCE_S)]
+        for name, value in settings.items()
+    ):
+        assert time.monotonic() < deadline, "the broker doesn't take up a topic's settings"
+        time.sleep(0.02)
 
 
 def compact_soon(client: Mapping[str, str | int], *topics: str) -> None:

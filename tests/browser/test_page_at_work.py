@@ -61,7 +61,7 @@ def test_screenshots_of_a_pipeline_at_work_are_small(browser: Browser, dashboard
     name = dashboard.pipeline.name
     with traffic(dashboard.pipeline), opened(browser, dashboard.address) as first:
         until(lambda: seen(first.page)[0]["topics"]["events_per_s"])
-        until(lambda: len(first.page.evaluate(_LAG, f"{name}_search")) >= POINTS, seconds=300)
+        until(lambda: len(first.page.evaluate(_LAG, f"{name}_search")) >= POINTS)
         for image, screen, colours, words in (
             ("dashboard", "#/", "light", "all well"),
             ("dashboard-dark", "#/", "dark", "all well"),

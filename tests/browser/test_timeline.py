@@ -40,7 +40,7 @@ REDIS_DATABASE = 12
 """The view's keys have the name that the demo gives them, so they have a database of the server for themselves."""
 
 BUILD_S = 300.0
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 PATIENCE_MS = 1000 * PATIENCE_S
 IMAGE_BYTES_MAX = 150_000
 SCREENSHOTS = os.environ.get("LOCKSTEP_SCREENSHOTS")

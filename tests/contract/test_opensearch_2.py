@@ -45,7 +45,7 @@ def node() -> Iterator[str]:
         running, tail = process.spawn(launch)
         assert running is not None, tail.last(20)
         try:
-            until(lambda: server.is_ready(chosen, tail) or not process.is_alive(running), seconds=120)
+            until(lambda: server.is_ready(chosen, tail) or not process.is_alive(running))
             assert process.is_alive(running), tail.last(20)
             yield server.address(server.actual_ports(chosen, tail))
         finally:

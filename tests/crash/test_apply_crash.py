@@ -65,7 +65,7 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
     capture = pipeline.start_capture()
     with traffic(pipeline, pause_s=0.05):
         killed = pipeline.start_apply()
-        wait_until(lambda: _batches(killed) >= 4, what="batches are applied", timeout_s=300)
+        wait_until(lambda: _batches(killed) >= 4, what="batches are applied")
         os.killpg(killed.pid, signal.SIGKILL)  # the driver and its JVM
         killed.wait()
         job = pipeline.apply(spark)
@@ -84,11 +84,11 @@ def test_kill_9_of_a_job_that_goes_on_after_a_kill(pipeline: Pipeline) -> None:
     with traffic(pipeline, pause_s=0.05):
         for _ in range(2):
             killed = pipeline.start_apply()
-            wait_until(lambda job=killed: _batches(job) >= 4, what="batches are applied", timeout_s=300)
+            wait_until(lambda job=killed: _batches(job) >= 4, what="batches are applied")
             os.killpg(killed.pid, signal.SIGKILL)
             killed.wait()
         job = pipeline.start_apply()
-        wait_until(lambda: _batches(job) >= 4, what="batches are applied", timeout_s=300)
+        wait_until(lambda: _batches(job) >= 4, what="batches are applied")
     pipeline.wait_applied(job)
     pipeline.assert_sinks_equal()
     assert_history_is_whole(pipeline)

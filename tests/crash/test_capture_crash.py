@@ -114,7 +114,7 @@ def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:
     os.kill(old.pid, signal.SIGSTOP)
     new = pipeline.start_capture()
     try:
-        wait_until(lambda: "streaming from" in new.log.read_text(), what="the second capture streams", timeout_s=120)
+        wait_until(lambda: "streaming from" in new.log.read_text(), what="the second capture streams")
     finally:
         os.kill(old.pid, signal.SIGCONT)
     assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.log.read_text()

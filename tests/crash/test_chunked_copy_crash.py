@@ -57,7 +57,7 @@ def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
         seen = 0 if copy is None else copy.rows
         return seen >= rows
 
-    wait_until(copied, what="rows are copied", timeout_s=120)
+    wait_until(copied, what="rows are copied")
     assert seen < ROWS
     return seen
 
@@ -65,7 +65,7 @@ def _wait_for_rows(pipeline: Pipeline, capture: Process, rows: int) -> int:
 def _finish(pipeline: Pipeline, capture: Process) -> None:
     """Let it go on to its end: the topic has the source's rows."""
     pipeline.wait_streaming(capture)
-    wait_until(lambda: _copy(pipeline) is None, what="the copy ends", timeout_s=120)
+    wait_until(lambda: _copy(pipeline) is None, what="the copy ends")
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.told()
     assert pipeline.newest_rows() == pipeline.source_rows()

@@ -56,7 +56,7 @@ def _wait_for_ranges(pipeline: Pipeline, process: Process, count: int) -> int:
         assert process.poll() is None, process.told()
         return len(_ranges(pipeline)) >= count
 
-    wait_until(copied, what="ranges are copied", timeout_s=120)
+    wait_until(copied, what="ranges are copied")
     state = pipeline.state()
     assert state is not None
     assert state.phase is SnapshotPhase.COPYING
@@ -117,7 +117,7 @@ def test_a_frozen_capture_that_wakes_up_publishes_nothing(pipeline: Pipeline) ->
     finally:
         for process in frozen:
             process.resume()
-    assert pipeline.wait_ended(old, timeout_s=180) == EXIT_TAKEN_OVER, old.told()
+    assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.told()
     _finish(pipeline, new)
 
 

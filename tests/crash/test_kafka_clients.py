@@ -80,4 +80,4 @@ def test_every_open_client_answers_again_after_a_restart_of_its_broker(asks: lis
     getattr(stack, end)("kafka")
     stack.start("kafka")
     for ask in asks:
-        wait_until(lambda ask=ask: _answers(ask), what="the client answers", timeout_s=60)
+        wait_until(lambda ask=ask: _answers(ask), what="the client answers")

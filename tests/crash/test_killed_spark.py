@@ -45,7 +45,7 @@ def test_a_worker_and_then_the_jvm_of_a_job_are_killed(pipeline: Pipeline) -> No
     job = pipeline.start("lockstep", "apply", "--config", str(pipeline.path), f"{pipeline.name}_cache")
     _insert(pipeline, 1)
     pipeline.wait_streaming(capture)
-    wait_until(lambda: "batch applied" in job.told(), what="a batch is applied", timeout_s=300)
+    wait_until(lambda: "batch applied" in job.told(), what="a batch is applied")
     for number, worker in enumerate(python_workers(job.pid), 2):
         worker.kill()
         _insert(pipeline, number)

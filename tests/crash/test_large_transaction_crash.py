@@ -106,7 +106,7 @@ def test_kill_9_around_a_transaction_of_millions_of_rows_loses_and_repeats_nothi
         state = pipeline.state()
         return state is not None and state.begun is not None and state.seq > 0
 
-    wait_until(in_its_middle, what="a part of it is published", timeout_s=300)
+    wait_until(in_its_middle, what="a part of it is published")
     memory.append(_kill(capture))
     state = pipeline.state()
     assert state is not None

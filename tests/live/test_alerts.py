@@ -17,7 +17,7 @@ from tests.pipeline import Process
 
 pytestmark = pytest.mark.live
 
-_PATIENCE_S = 90.0
+_PATIENCE_S = 300.0
 _KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
 _SECRET = "tell-nobody"
 

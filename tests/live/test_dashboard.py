@@ -62,12 +62,12 @@ class Dashboard:
                 cwd=ROOT,
                 env=environment if token is None else environment | {TOKEN_VARIABLE: token},
             )
-        until(lambda: self._said(began) is not None or self.process.poll() is not None, seconds=60)
+        until(lambda: self._said(began) is not None or self.process.poll() is not None)
         said = self._said(began)
         assert said is not None, self.messages.read_text()
         self.port = int(said[1])
         self.cookie = ""
-        until(lambda: self.status("GET", "/healthz") == 200, seconds=60)
+        until(lambda: self.status("GET", "/healthz") == 200)
 
     def _said(self, began: int) -> re.Match[str] | None:
         return re.search(r"dashboard: http://\S+:(\d+)/", self.messages.read_text()[began:])
@@ -102,10 +102,10 @@ class Dashboard:
 
     def begins_anew(self) -> None:
         """Wait until the process has begun anew, with another port."""
-        until(lambda: (said := self._all_said()) and int(said[-1]) != self.port, seconds=60)
+        until(lambda: (said := self._all_said()) and int(said[-1]) != self.port)
         assert self.process.poll() is None
         self.port = int(self._all_said()[-1])
-        until(lambda: self.status("GET", "/healthz") == 200, seconds=60)
+        until(lambda: self.status("GET", "/healthz") == 200)
 
     def _all_said(self) -> list[str]:
         return re.findall(r"dashboard: http://\S+:(\d+)/", self.messages.read_text())
@@ -179,7 +179,7 @@ def test_figures_are_those_of_the_lag_command(
             and state.sinks[0].events_behind == said["stages"][3]["events_behind"]
         )
 
-    until(agree, seconds=60)
+    until(agree)
 
 
 def test_once_prints_the_same_document(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,7 +235,7 @@ def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> N
 
 def test_what_isnt_well_is_an_alert_with_its_next_step(captured: Captured, dashboard: Dashboard) -> None:
     captured.stop()
-    until(lambda: "capture" in json.dumps(dashboard.get("/api/alerts")["open"]), seconds=60)
+    until(lambda: "capture" in json.dumps(dashboard.get("/api/alerts")["open"]))
     assert all("`lockstep" in one["message"] for one in dashboard.get("/api/alerts")["open"])
 
 
@@ -263,7 +263,7 @@ def test_an_action_does_what_it_says_and_leaves_a_line(captured: Captured, dashb
         events = dashboard.get("/api/key?table=public.t&key=1")["events"]
         return sum(event["op"] == "r" for event in events)
 
-    until(lambda: copies() == 2, seconds=60)
+    until(lambda: copies() == 2)
     kinds = [entry["message"] for entry in dashboard.get("/api/alerts")["log"] if entry["kind"] == "action"]
     assert len(kinds) == 2, "one when it was asked for, one when it ended"
     assert "action=copy subject=public.t asked_by=127.0.0.1" in dashboard.messages.read_text()
@@ -372,7 +372,7 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     assert broken != text
     captured.path.write_text(broken)
     dashboard = Dashboard(captured.path, tmp_path)
-    until(lambda: _has_looked(dashboard), seconds=90)
+    until(lambda: _has_looked(dashboard))
     state = _state(dashboard)
     problem = next(problem for problem in state.problems if problem.state == "unanswered")
     assert problem.where in (("cache",) if what == "store" else ("pipeline", what))
@@ -386,7 +386,7 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
         assert (code, list(refusal)) == (503, ["message"])
     if what == "kafka":
         with _stream(dashboard, "/api/tail") as tail:
-            until(lambda: tail.readline().startswith(b"event: trouble"), seconds=60)
+            until(lambda: tail.readline().startswith(b"event: trouble"))
             assert json.loads(tail.readline().removeprefix(b"data: "))["message"]
     dashboard.stop()
 

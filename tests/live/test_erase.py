@@ -114,7 +114,7 @@ def test_nothing_is_left_of_a_row_and_a_rebuild_does_not_bring_it_back(pipeline:
         pipeline.wait_applied(job)
         # A generation beside the live one, as after a switch.
         with pipeline.rebuild(spark, f"{name}_cache") as rebuild:
-            wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends", timeout_s=120)
+            wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends")
             assert rebuild.poll() == 0, rebuild.told()
         topic = f"{name}.{name}.entry"
         key = '{"account_id": 2, "line": 1}'
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_row_and_a_rebuild_does_not_bring_it_back(pipeline:
         assert again["until_ms"] == report["until_ms"]
         for sink in ("search", "warehouse"):
             with pipeline.rebuild(spark, f"{name}_{sink}") as rebuild:
-                wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends", timeout_s=120)
+                wait_until(lambda: rebuild.poll() is not None, what="the rebuild ends")
                 assert rebuild.poll() == 0, rebuild.told()
         assert SECRET not in stored(pipeline)
         pipeline.wait_applied(job)

@@ -838,7 +838,7 @@ def test_a_query_that_has_ended_leaves_no_client_and_no_connection_open(
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)  # type: ignore[misc]
         assert job.stop() == 0
     # A thread that looks at a query's surroundings ends with its next look. What was left would stay.
-    until(lambda: _open_here(spark)["kafka clients"] <= before["kafka clients"], seconds=30)
+    until(lambda: _open_here(spark)["kafka clients"] <= before["kafka clients"])
     # One may be that of the JVM's thread that tells what is no longer in use there, whichever query comes first.
     assert _open_here(spark)["spark's calls"] <= before["spark's calls"] + 1
 

@@ -33,7 +33,7 @@ from tests.spark_here import Job, Rebuild
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-_PATIENCE_S = 240.0
+_PATIENCE_S = 300.0
 _numbers = itertools.count(1)
 
 Rows = dict[int, str]
@@ -171,7 +171,7 @@ def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
     with shop.job(spark) as job:
         for sink in (shop.all, shop.some, shop.one):
             job.wait_for("SinkStarted", sink=sink)
-        until(lambda: shop.rows(shop.some, "t") == {1: "first"}, seconds=120)
+        until(lambda: shop.rows(shop.some, "t") == {1: "first"})
         assert shop.aside(shop.some, "late1") is not None, "it isn't there yet, and the others go on"
         for number in (1, 2):
             table = f"late{number}"
@@ -207,7 +207,7 @@ def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, t
         process.wait()
 
     process = Process(tmp_path / "first.log", *command)
-    until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
+    until(lambda: shop.rows(shop.all, "t") == {1: "first"})
     first = shop.write("create table late1 (id int primary key, v text)", "insert into late1 values (1, 'a')")
     shop.captured.wait_for("public.late1: matches source.tables, and is captured from now on")
     until(lambda: TableName("public", "late1") in load(shop.path).source.table_names)  # Kafka says so, too
@@ -216,7 +216,7 @@ def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, t
     shop.wait(first, shop.all)
     assert shop.rows(shop.all, "late1") == {1: "a"}
     second = shop.write("create table late2 (id int primary key, v text)", "insert into late2 values (1, 'a')")
-    until(lambda: "the sink has other tables" in process.told(), seconds=180)
+    until(lambda: "the sink has other tables" in process.told())
     kill(process)
     third = shop.write("update late2 set v = 'b'", "insert into t values (2, 'second')")
     process = Process(tmp_path / "third.log", *command)
@@ -234,12 +234,12 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
     captured = shop.captured
     shop.write("create table late1 (id int primary key, v text)", "insert into late1 values (1, 'a'), (2, 'b')")
     with shop.job(spark) as job:
-        until(lambda: shop.rows(shop.all, "late1") == shop.rows(shop.some, "late1") == {1: "a", 2: "b"}, seconds=180)
+        until(lambda: shop.rows(shop.all, "late1") == shop.rows(shop.some, "late1") == {1: "a", 2: "b"})
         captured.stop()
         captured.configure(exclude_tables=("public.late1",))
         captured.start()
         captured.wait_for("public.late1: isn't captured any more")
-        until(lambda: _state(shop.aside(shop.some, "late1")) is AsideState.UNCAPTURED, seconds=120)
+        until(lambda: _state(shop.aside(shop.some, "late1")) is AsideState.UNCAPTURED)
         lsn = shop.write("delete from late1 where id = 1", "insert into t values (2, 'meanwhile')")
         shop.wait(lsn)
         for sink in (shop.all, shop.some):
@@ -252,7 +252,7 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
         captured.configure(exclude_tables=())
         captured.start()
         for sink in (shop.all, shop.some):
-            until(lambda sink=sink: shop.rows(sink, "late1") == {2: "b"}, seconds=180)
+            until(lambda sink=sink: shop.rows(sink, "late1") == {2: "b"})
         lsn = shop.write("insert into late1 values (3, 'c')")
         shop.wait(lsn)
         assert shop.rows(shop.all, "late1") == shop.rows(shop.some, "late1") == {2: "b", 3: "c"}
@@ -268,7 +268,7 @@ def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_olde
     shop = start_shop(tables=tables)
     captured = shop.captured
     with shop.job(spark, shop.all, shop.one) as job:
-        until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
+        until(lambda: shop.rows(shop.all, "t") == {1: "first"})
         lsn = shop.write(
             "create schema sales",
             "create table sales.late (id int primary key, v text)",
@@ -298,7 +298,7 @@ def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
 ) -> None:
     shop = start_shop()
     with shop.job(spark, shop.all) as job:
-        until(lambda: shop.rows(shop.all, "t") == {1: "first"}, seconds=180)
+        until(lambda: shop.rows(shop.all, "t") == {1: "first"})
         before = load(shop.path)
         number, _ = begin_beside(before, shop.all, before.sinks[shop.all], print)
         opened = open_sink(shop.all, before.sinks[shop.all], number)
@@ -330,7 +330,7 @@ def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
         captured.stop()
         captured.configure(exclude_tables=("public.t",))
         captured.start()
-        until(lambda: any("the view reads public.t" in str(report) for report in job.reports), seconds=180)
+        until(lambda: any("the view reads public.t" in str(report) for report in job.reports))
         (status,) = view_now(load(shop.path), shop.view)
         assert (status.state, "public.t, which isn't captured" in (status.reason or "")) == (ViewState.WAITING, True)
         lsn = shop.write("delete from t where id = 3", "insert into t values (4, 'meanwhile')")

@@ -105,7 +105,7 @@ def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_gi
     query = ("--table", f"{name}.account", "--query", '{"match_all": {}}')
     pipeline.run("searches", "add", "all", "--sink", search, *query)
     watching = pipeline.start("lockstep", "searches", "watch", search, "--config", str(pipeline.path))
-    wait_until(lambda: "search compared" in watching.told(), what="the search is told of", timeout_s=120)
+    wait_until(lambda: "search compared" in watching.told(), what="the search is told of")
     assert pipeline.stop(watching) == 0
     pipeline.run("lag")
     pipeline.run("state")
@@ -216,14 +216,14 @@ def test_a_sink_goes_on_without_the_table_whose_topic_it_may_not_read(
             write(key)
             pipeline.wait_published(capture)
             following = following or pipeline.apply(spark, cache)
-            until(lambda: reason() is not None, seconds=180)
+            until(lambda: reason() is not None)
             told = reason() or ""
             wanted = (f"{name}.{name}.entry", f"the right {right}", f"lockstep resume {cache}")
             assert [part in told for part in wanted] == [True] * 3, told
-            until(lambda key=key: has("account", key), seconds=180)
+            until(lambda key=key: has("account", key))
             assert not has("entry", key)
         pipeline.run("resume", cache, f"{name}.entry")
-        until(lambda key=key: has("entry", key), seconds=180)
+        until(lambda key=key: has("entry", key))
     pipeline.run("wait", "--sink", cache, "--timeout", "180")
     pipeline.run("verify", cache)
     assert following is not None

@@ -150,7 +150,7 @@ def test_a_compacted_topic_has_every_column_of_every_row(captured: Captured) -> 
         captured.settle()
         return len(captured.events("public.t")) < 3 * live
 
-    until(compacted, seconds=60)
+    until(compacted)
     topic = captured.topic("public.t")
     ends = TopicAdmin(captured.client).end_offsets([(topic, partition) for partition in range(3)])
     assert sum(ends.values()) > 5 * live  # so many were written

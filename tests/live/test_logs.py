@@ -120,7 +120,7 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
     addresses = _write_config(pipeline)
     _insert(pipeline, f"{_MARK}-copied", "1", f"{_MARK}-copied")
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
-    pipeline.wait_applied(group, timeout_s=300)
+    pipeline.wait_applied(group)
     _refuse_equal_documents(pipeline.endpoints, pipeline.name)
 
     _insert(pipeline, f"{_MARK}-text", f"{_MARK}-note", f"{_MARK}-text")  # not a number: the search's turn
@@ -134,13 +134,13 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
             f"update {pipeline.name}.person set tags = '{{{_MARK}}}' where code = '{_MARK}-large'",
         ):
             connection.execute(statement.encode())
-    pipeline.wait_applied(group, timeout_s=300)
+    pipeline.wait_applied(group)
     metrics = _metrics(addresses)
     for kind in ("search", "cache", "warehouse"):
         assert _rejected(metrics, f"{pipeline.name}_{kind}") > 0, f"{kind}\n{group.told()[-8000:]}"
     with pipeline.sql() as connection:  # not before: with it in one batch, the warehouse refuses no equal document
         connection.execute(f"delete from {pipeline.name}.person where code = '{_MARK}-copied'".encode())
-    pipeline.wait_applied(group, timeout_s=300)
+    pipeline.wait_applied(group)
     metrics += _metrics(addresses)
     with LagCollector(pipeline.config.as_pipeline(), pipeline.config.sinks) as collector:
         metrics += exposition(gauges_of(collector.collect(), now_s=1.0)).decode()
@@ -148,7 +148,7 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
     _insert(pipeline, f"{_MARK}-message", "5", f"{_MARK}-message", big=_MARK * _MESSAGE_BYTES_MAX)
     wait_until(lambda: "more than max_message_bytes" in group.told(), what="capture stops")
     metrics += _metrics(addresses)
-    assert pipeline.stop(group, timeout_s=120) == 0, group.told()[-8000:]
+    assert pipeline.stop(group) == 0, group.told()[-8000:]
 
     told = group.told()
     for trace in _TRACES:

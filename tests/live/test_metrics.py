@@ -91,7 +91,7 @@ def test_prometheus_finds_what_was_written(pipeline: Pipeline, tmp_path: Path) -
     with _prometheus(tmp_path, [capture_at, apply_at]) as url:
 
         def says(expression: str, value: float) -> None:
-            wait_until(lambda: _asked(url, expression) == [value], what=expression, timeout_s=120)
+            wait_until(lambda: _asked(url, expression) == [value], what=expression)
 
         says(f'lockstep_capture_records_published_total{{topic="{topic}"}}', _ROWS)
         says(f'lockstep_capture_copied_rows_total{{table="{pipeline.name}.account"}}', _COPIED)

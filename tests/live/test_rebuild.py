@@ -282,7 +282,7 @@ def test_a_new_sink_is_built_from_a_log_that_holds_one_event_per_key(own_pipelin
             keys = {(topic, key) for topic, key, _, _ in records}
             return len(records) < 1.6 * len(keys) and sum(value is None for _, _, value, _ in records) < len(keys) / 20
 
-        wait_until(is_compacted, what="the topics are compacted", timeout_s=120)
+        wait_until(is_compacted, what="the topics are compacted")
     # Else no sink may go on after a pause, however short.
     configure(pipeline.client, topics, {"delete.retention.ms": "3600000"})
     name = f"{pipeline.name}_late"

@@ -40,17 +40,17 @@ def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: 
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
     log = group.log  # type: ignore[attr-defined]
     with traffic(pipeline, pause_s=0.05):
-        wait_until(lambda: "streaming from" in log.read_text(), what="capture streams", timeout_s=300)
+        wait_until(lambda: "streaming from" in log.read_text(), what="capture streams")
         capture = next(
             child for child in _children(group.pid) if b"capture" in Path(f"/proc/{child}/cmdline").read_bytes()
         )
         os.kill(capture, signal.SIGKILL)
-        wait_until(lambda: log.read_text().count("streaming from") == 2, what="capture streams again", timeout_s=300)
-    pipeline.wait_applied(group, timeout_s=300)
+        wait_until(lambda: log.read_text().count("streaming from") == 2, what="capture streams again")
+    pipeline.wait_applied(group)
     pipeline.assert_sinks_equal()
     members = _children(group.pid)
     assert len(members) == 3, "capture, jobs and the web page"
-    assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
+    assert pipeline.stop(group) == 0, log.read_text()
     assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
     assert re.search(r"process ended process=capture exit_code=-9", log.read_text())
 
@@ -59,12 +59,12 @@ def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: 
 def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
     log = group.log  # type: ignore[attr-defined]
-    wait_until(lambda: "streaming from" in log.read_text(), what="capture streams", timeout_s=300)
+    wait_until(lambda: "streaming from" in log.read_text(), what="capture streams")
     members = _children(group.pid)
     assert len(members) == 3, "capture, jobs and the web page"
     os.kill(group.pid, signal.SIGKILL)
     group.wait()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end", timeout_s=120)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end")
 
 
 def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeline: Pipeline) -> None:
@@ -74,9 +74,9 @@ def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeli
         group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
         log = group.log  # type: ignore[attr-defined]
         directory = load(pipeline.path).alerts.directory
-        wait_until(lambda: "there is no web page" in log.read_text(), what="it is said", timeout_s=300)
-        wait_until(lambda: not _may_tell(directory), what="another process tells", timeout_s=300)
-        assert pipeline.stop(group, timeout_s=120) == 0, log.read_text()
+        wait_until(lambda: "there is no web page" in log.read_text(), what="it is said")
+        wait_until(lambda: not _may_tell(directory), what="another process tells")
+        assert pipeline.stop(group) == 0, log.read_text()
 
 
 def _may_tell(directory: Path) -> bool:

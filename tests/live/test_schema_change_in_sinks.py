@@ -133,7 +133,7 @@ class Followed:
             row = self.read(kind, key) or {}
             return all(name in row and row[name] == value for name, value in expected.items())
 
-        until(is_shown, seconds=60)
+        until(is_shown)
 
     def assert_equal(self) -> None:
         """`lockstep verify` finds no difference in any sink."""
@@ -290,7 +290,7 @@ def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newe
     try:
         assert lacking() == rows
         with followed.process() as job:
-            until(lambda: any(not stored.lacks for stored in sink.rows(table, some)), seconds=120)
+            until(lambda: any(not stored.lacks for stored in sink.rows(table, some)))
             job.kill()
         assert 0 < lacking() < rows, "it was killed in the middle"
         with followed.job() as job:
@@ -322,7 +322,7 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
         return False
 
     try:
-        until(has_rows, seconds=180)
+        until(has_rows)
         os.killpg(build.pid, signal.SIGKILL)
         build.wait()
         database.execute("alter table t add d int not null default 5", "update t set d = 7 where id = 1")

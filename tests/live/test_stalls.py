@@ -24,7 +24,7 @@ from tests.services import Services
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone, pytest.mark.busy]
 
 _QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0", "cache": "timeout_s = 1.5"}
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 _LOOK_S = 0.5
 _QUIET_LOOKS = 20
 """At half a second each: longer than it takes to say that a stage hangs."""

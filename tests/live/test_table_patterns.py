@@ -248,7 +248,7 @@ def test_a_table_that_joins_is_counted_and_is_no_restart_of_capture(
                 assert process.poll() is None, process.told()
                 return _figures(address).get(figure) == value
 
-            until(is_said, seconds=90)
+            until(is_said)
 
         of_topic = "lockstep_capture_records_published_total{topic="
         says(f'{of_topic}"{captured.name}.public.t"}}', 1)
@@ -523,7 +523,7 @@ def test_a_capture_that_takes_over_goes_on_with_what_the_one_before_took_in_mean
     )
     newer.start()
     try:
-        until(lambda: any("streaming from" in line for line in said), seconds=60)
+        until(lambda: any("streaming from" in line for line in said))
         assert _recorded(captured) == ["public.late", "public.t"]
     finally:
         stop.set()

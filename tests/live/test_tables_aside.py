@@ -96,7 +96,7 @@ class Pipeline:
             aside = self.aside(of)
             return (None if aside is None else aside.state) is state
 
-        until(is_so, seconds=120)
+        until(is_so)
         return self.aside(of)
 
     def wait_refused(self, of: Table, reason: str) -> None:
@@ -104,7 +104,7 @@ class Pipeline:
             aside = self.aside(of)
             return aside is not None and reason in (aside.reason or "")
 
-        until(is_so, seconds=120)
+        until(is_so)
 
     def rows(self, of: Table) -> dict[Any, Any]:
         opened = self.opened()
@@ -120,7 +120,7 @@ class Pipeline:
             except LockstepError:  # the job hasn't made its tables yet
                 return False
 
-        until(is_there, seconds=120)
+        until(is_there)
 
     def _progress(self) -> Progress | None:
         opened = self.opened()
@@ -139,7 +139,7 @@ class Pipeline:
             stored = self._progress()
             return stored is not None and stored.watermark_lsn == lsn
 
-        until(is_reached, seconds=120)
+        until(is_reached)
 
     def is_running(self) -> bool:
         opened = self.opened()
@@ -488,7 +488,7 @@ def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
             switch_to(pipeline.config, sink, number=None, back=True)
         assert exit_code(["resume", sink, account, *options]) == 0
         job = pipeline.apply(spark, sink)
-        until(lambda: not load_asides(opened.records, 1), seconds=120)
+        until(lambda: not load_asides(opened.records, 1))
         assert switch_to(pipeline.config, sink, number=None, back=True) == (2, 1)
         assert job.stop() == 0
         assert {stored.key["id"]: stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == (

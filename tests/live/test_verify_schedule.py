@@ -24,7 +24,7 @@ from tests.pipeline import Pipeline
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-_PATIENCE_S = 120.0
+_PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")
