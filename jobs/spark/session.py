@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import SparkSession
@@ -190,11 +191,24 @@ def open_session(
                 f"Spark didn't start: {type(error).__name__}",
                 hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
             ) from error
+    if settings.is_local:
+        _write_no_checksums(session)
     # PySpark's listener for accumulators, which nothing here has, would print a traceback when the JVM hangs up.
     accumulators = getattr(session.sparkContext, "_accumulatorServer", None)
     if accumulators is not None:
         accumulators.handle_error = lambda _request, _address: None
     return session
+
+
+def _write_no_checksums(session: SparkSession) -> None:
+    """Have files on this machine written without a checksum beside each.
+
+    For both Hadoop runs `chmod`, which would be four processes a batch instead of two. Hadoop's own file system without
+    checksums won't do: Spark couldn't copy the state of a stream query with it.
+    """
+    context: Any = session.sparkContext
+    files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
 
 
 class SparkEnded(LockstepError):
@@ -309,9 +323,6 @@ def spark_conf(
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
-        # Hadoop's default writes a checksum beside each local file, and runs `chmod` for both: four processes a batch
-        # instead of two.
-        conf["spark.hadoop.fs.file.impl"] = "org.apache.hadoop.fs.RawLocalFileSystem"
     else:
         conf |= _CLUSTER_SETTINGS
         if settings.package is not None:
