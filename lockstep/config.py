@@ -121,6 +121,12 @@ class Config(Settings):
             for name in self.stream_queries
             if name in self.sinks
         ]
+        problems += [
+            f"stream_queries.{name}.pattern.{problem}"
+            for name, query in self.stream_queries.items()
+            if query.pattern is not None
+            for problem in query.pattern.problems(self.streams)
+        ]
         topics: dict[str, str] = {}
         for name, stream in self.streams.items():
             other = topics.setdefault(stream.topic, name)

@@ -282,6 +282,24 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # sink = "warehouse"                       # the section whose store, address and login it takes
 # key = ["page", "hour"]                   # columns that tell the result's rows apart
 # sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
+
+# A pattern instead of SQL: events that follow each other within a time. It has no key of its own to name.
+# [stream_queries.given_up]
+# sink = "warehouse"
+# [stream_queries.given_up.pattern]
+# per = ["page"]                           # columns that the events have in common
+# within = "30 minutes"                    # how much later than the first event the last one may be
+# select = { first_id = "tried[0].id" }    # further columns, over the steps' names
+# [[stream_queries.given_up.pattern.steps]]
+# name = "tried"
+# stream = "clicks"
+# where = "id like 'try-%'"                # a condition on the stream's columns
+# times = 3                                # so many of them
+# [[stream_queries.given_up.pattern.steps]]
+# name = "done"
+# stream = "clicks"
+# where = "id like 'done-%'"
+# without = true                           # none of these may be there; after the last event: until the time is over
 """)
 
 

@@ -13,7 +13,10 @@ from lockstep.view_sections import kind_of_sink
 from sinks.registry import SinkSettings
 from sinks.warehouse.settings import WarehouseSettings
 
-_OWN: Final = ("sink", "sql", "key")
+_QUERY: Final = tuple(StreamQuerySettings.model_fields)
+"""The settings of a query."""
+
+_OWN: Final = ("sink", *_QUERY)
 """What a query's section has besides settings of its kind of sink."""
 
 _NOT_OF_A_QUERY: Final = "a stream query has no such setting; its query says which rows and columns it has"
@@ -32,7 +35,7 @@ class StreamQuerySection(StreamQuerySettings):
     @property
     def query(self) -> StreamQuerySettings:
         """The query alone."""
-        return StreamQuerySettings(sql=self.sql, key=self.key)
+        return StreamQuerySettings(**{name: getattr(self, name) for name in _QUERY if name in self.model_fields_set})
 
     @model_validator(mode="after")
     def _names_no_tables(self) -> "StreamQuerySection":
@@ -86,6 +89,6 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
         problems += [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
         taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
         own = {key: value for key, value in section.items() if key not in (*_OWN, *_OF_ITS_SINK, *refused)}
-        query = {key: section[key] for key in ("sql", "key") if key in section}
+        query = {key: section[key] for key in _QUERY if key in section}
         made[name] = query | {"sink": taken_over | own, "lender": lender}
     return {**document, "stream_queries": made}, problems

@@ -15,12 +15,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from cdc.model.table import ReplicaIdentity, Table
-from jobs.spark.source import clock_frame
 from jobs.streams.settings import (
     CLOCK_OFFSET,
     RECEIVED,
     TYPES,
-    StreamQuerySettings,
     StreamSettings,
     column_of,
     duration_ms,
@@ -33,11 +31,11 @@ MALFORMED: Final = "malformed"
 
 _PRIVATE: Final = "__lockstep_"
 _EVENT: Final = _PRIVATE + "event"
-_RECORD: Final = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
 _CORRUPT: Final = _PRIVATE + "corrupt"
 _PROBLEM: Final = _PRIVATE + "problem"
 _TIME: Final = _PRIVATE + "time"
-_POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
+POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
+"""The columns of an event with the place of its record."""
 
 _NAMED_QUERY: Final = "CTERelationRef"
 """The operator that reads what stands after `with`, in each place where it is named."""
@@ -102,10 +100,15 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
 
 def events(records: DataFrame, stream: StreamSettings) -> DataFrame:
     """A streaming frame of Kafka's source -> the stream's events in time, each once."""
+    return events_with_position(records, stream).drop(*POSITION)
+
+
+def events_with_position(records: DataFrame, stream: StreamSettings) -> DataFrame:
+    """The same, with the place of each event's record."""
     frame = parsed(records, stream)
     names = [name for name in frame.columns if not name.startswith(_PRIVATE)]
     frame = frame.where(f.col(_PROBLEM).isNull()).withWatermark(stream.time, stream.late)
-    return frame.dropDuplicatesWithinWatermark(list(stream.id or _POSITION)).select(*names)
+    return frame.dropDuplicatesWithinWatermark(list(stream.id or POSITION)).select(*names, *POSITION)
 
 
 def side_frame(records: DataFrame, name: str, stream: StreamSettings, *, watermark_ms: int | None) -> DataFrame:
@@ -118,7 +121,7 @@ def side_frame(records: DataFrame, name: str, stream: StreamSettings, *, waterma
     is_late = f.col(_PROBLEM).isNull() & (f.col(_TIME) <= watermark)
     kind = f.when(f.col(_PROBLEM).isNotNull(), f.lit(MALFORMED)).when(is_late, f.lit(LATE))
     late = f.when(f.col("kind") == f.lit(LATE), f.lit(True))
-    topic, partition, offset = map(f.col, _POSITION)
+    topic, partition, offset = map(f.col, POSITION)
     value = f.col(_PRIVATE + "value")
     text = f.try_validate_utf8(value.cast("string"))
     facts = f.struct(
@@ -166,7 +169,7 @@ def result_texts(result: DataFrame) -> DataFrame:
     """
     texts = []
     for field in result.schema.fields:
-        value, kind = f.col(_quoted(field.name)), field.dataType.simpleString()
+        value, kind = f.col(quoted(field.name)), field.dataType.simpleString()
         text = _iso(value) if kind == "timestamp" else value.cast("string")
         if kind == "timestamp_ntz":
             text = f.regexp_replace(text, " ", "T")
@@ -174,7 +177,8 @@ def result_texts(result: DataFrame) -> DataFrame:
     return result.select(f.to_json(f.struct(*texts), {"ignoreNullFields": "false"}).alias("row"))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name in Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -186,36 +190,35 @@ class QueryRefused(Exception):
         self.problems = problems
 
 
-def planned(
-    spark: SparkSession, name: str, query: StreamQuerySettings, sources: Mapping[str, tuple[DataFrame, StreamSettings]]
-) -> tuple[DataFrame, Table, list[str]]:
-    """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
+Sources = Mapping[str, tuple[DataFrame, StreamSettings]]
+"""A streaming frame of Kafka's source for each stream, by its name."""
 
-    ``sources`` has a streaming frame of Kafka's source for each stream. ``spark`` is a session of this query's own:
-    the streams are views in it. Raises QueryRefused.
+
+def planned_sql(spark: SparkSession, sql: str, sources: Sources) -> tuple[DataFrame, list[str]]:
+    """The query over these streams: its streaming frame, and the streams that it reads.
+
+    ``spark`` is a session of this query's own: the streams are views in it. Raises QueryRefused.
     """
     for stream, (records, settings) in sources.items():
         events(records, settings).createOrReplaceTempView(stream)
     try:
-        _check_is_query(spark, query.sql)
-        frame = spark.sql(query.sql)
+        _check_is_query(spark, sql)
+        frame = spark.sql(sql)
         classic: Any = frame
         if not frame.isStreaming:
             raise QueryRefused("sql: it reads no stream; name streams of [streams.NAME] in its from")
         logical = classic._jdf.queryExecution().analyzed()
         streams, problems = _read_by(logical, sources)
         problems += _growing_joins(spark, logical)
-        problems += _undetermined(logical)
+        problems += [f"sql: {problem}" for problem in undetermined(logical)]
         jvm: Any = spark._jvm
-        if not logical.deterministic():
-            problems.append("sql: its values must follow from the events alone; it has a function such as rand()")
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         checker.checkForStreaming(logical, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
     except (PySparkException, Py4JError) as error:
-        raise QueryRefused(f"sql: {_first_line(error)}") from None
+        raise QueryRefused(f"sql: {first_line(error)}") from None
     if problems:
         raise QueryRefused(*problems)
-    return frame, _table(name, query, frame), streams
+    return frame, streams
 
 
 def _check_is_query(spark: SparkSession, sql: str) -> None:
@@ -228,65 +231,53 @@ def _check_is_query(spark: SparkSession, sql: str) -> None:
             raise QueryRefused("sql: it is a statement and no query: begin it with select or with")
 
 
-def query_problems(
-    spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
-) -> list[str]:
-    """What is wrong with a query, a sentence each. Nothing is read, and Spark needs no Kafka for it."""
-    records = clock_frame(spark).select(
-        *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],
-        f.col("timestamp"),
-    )
-    try:
-        planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
-    except QueryRefused as refused:
-        return list(refused.problems)
-    return []
-
-
-def _table(name: str, query: StreamQuerySettings, frame: DataFrame) -> Table:
-    """Raises QueryRefused."""
+def result_table(name: str, frame: DataFrame, *, key: tuple[str, ...], said_in: str) -> Table:
+    """A query's result as a table, whose columns the setting ``said_in`` has. Raises QueryRefused."""
     problems, columns = [], []
     for field in frame.schema.fields:
         kind = field.dataType.simpleString()
         column = column_of(field.name, kind)
         if column is None:
             problems.append(
-                f"sql: column {field.name!r} has the type {kind}, and a result has {TYPES}: cast it, or select a member"
+                f"{said_in}: column {field.name!r} has the type {kind}, and a result has {TYPES}: cast it, or select a"
+                " member"
             )
         else:
             columns.append(column)
     names = [column.name for column in columns]
-    problems += [f"sql: two columns are called {each!r}: name one `as`" for each in {*names} if names.count(each) > 1]
+    problems += [
+        f"{said_in}: two columns are called {each!r}: name one `as`" for each in {*names} if names.count(each) > 1
+    ]
     if not problems:
-        problems += [f"key: the result has no column {each!r}" for each in query.key if each not in names]
+        problems += [f"key: the result has no column {each!r}" for each in key if each not in names]
     if problems:
         raise QueryRefused(*problems)
-    return Table(result_name(name), tuple(columns), query.key, ReplicaIdentity.DEFAULT)
+    return Table(result_name(name), tuple(columns), key, ReplicaIdentity.DEFAULT)
 
 
-def _nodes(logical: Any) -> list[Any]:
+def nodes_of(logical: Any) -> list[Any]:
     """All operators of a plan, the root first."""
     found = [logical]
     for node in found:
-        found += _elements(node.children())
+        found += elements(node.children())
     return found
 
 
-def _elements(of: Any) -> list[Any]:
+def elements(of: Any) -> list[Any]:
     """Those of a Scala sequence."""
     return [of.apply(index) for index in range(of.size())]
 
 
-def _kind(node: Any) -> str:
+def kind_of(node: Any) -> str:
     return str(node.getClass().getSimpleName())
 
 
 def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], list[str]]:
     """The streams that a plan reads, and what is wrong with what it reads."""
-    nodes = _nodes(logical)
-    streams = [str(node.alias()) for node in nodes if _kind(node) == "SubqueryAlias" and str(node.alias()) in sources]
-    leaves = [_kind(node) for node in nodes if node.children().size() == 0 and _kind(node) != _NAMED_QUERY]
-    named = [node.cteId() for node in nodes if _kind(node) == _NAMED_QUERY]
+    nodes = nodes_of(logical)
+    streams = [str(node.alias()) for node in nodes if kind_of(node) == "SubqueryAlias" and str(node.alias()) in sources]
+    leaves = [kind_of(node) for node in nodes if node.children().size() == 0 and kind_of(node) != _NAMED_QUERY]
+    named = [node.cteId() for node in nodes if kind_of(node) == _NAMED_QUERY]
     problems = []
     if others := sorted({kind for kind in leaves if not kind.startswith("StreamingRelation")}):
         problems.append(f"sql: it reads something that is no stream ({', '.join(others)})")
@@ -297,18 +288,20 @@ def _read_by(logical: Any, sources: Mapping[str, object]) -> tuple[list[str], li
     return sorted(set(streams)), problems
 
 
-def _undetermined(logical: Any) -> list[str]:
-    """Parts whose result doesn't follow from the events alone, or may be another one when a batch is done again."""
-    nodes = _nodes(logical)
+def undetermined(logical: Any) -> list[str]:
+    """Why a plan's result doesn't follow from the events alone, or may be another one when a batch is done again."""
+    nodes = nodes_of(logical)
     problems = []
-    if any(_kind(node) in _BY_CHANCE for node in nodes):
-        problems.append("sql: which rows limit, offset and tablesample leave is left to chance: remove it")
+    if any(kind_of(node) in _BY_CHANCE for node in nodes):
+        problems.append("which rows limit, offset and tablesample leave is left to chance: remove it")
     if any(node.subqueries().size() for node in nodes):
-        problems.append("sql: it has a query within an expression: join the streams instead")
-    expressions = [each for node in nodes for each in _elements(node.expressions())]
-    clocks = {_kind(leaf) for each in expressions for leaf in _elements(each.collectLeaves())} & _CLOCKS
+        problems.append("it has a query within an expression: join the streams instead")
+    expressions = [each for node in nodes for each in elements(node.expressions())]
+    clocks = {kind_of(leaf) for each in expressions for leaf in elements(each.collectLeaves())} & _CLOCKS
     if clocks:
-        problems.append("sql: it asks for the time of now; its values must follow from the events alone")
+        problems.append("it asks for the time of now; its values must follow from the events alone")
+    if not logical.deterministic():
+        problems.append("its values must follow from the events alone; it has a function such as rand()")
     return problems
 
 
@@ -318,8 +311,8 @@ def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:
     helper = jvm.org.apache.spark.sql.catalyst.analysis.StreamingJoinHelper
     some_time = jvm.scala.Some(_SOME_TIME_MS)
     problems = []
-    for node in _nodes(logical):
-        if _kind(node) != "Join" or helper.isWatermarkInJoinKeys(node):
+    for node in nodes_of(logical):
+        if kind_of(node) != "Join" or helper.isWatermarkInJoinKeys(node):
             continue
         left, right = node.left().outputSet(), node.right().outputSet()
         bounds = [
@@ -334,5 +327,5 @@ def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:
     return problems
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0][:300]

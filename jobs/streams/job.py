@@ -44,8 +44,9 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.source import kafka_options, starting_offsets
-from jobs.streams.frames import LATE, MALFORMED, QueryRefused, planned, result_texts, side_frame, union
+from jobs.streams.frames import LATE, MALFORMED, QueryRefused, result_texts, side_frame, union
 from jobs.streams.plan import StreamQueryPlan
+from jobs.streams.planning import planned
 from jobs.streams.records import begun_name, figures_name
 from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
 from jobs.streams.settings import StreamSettings

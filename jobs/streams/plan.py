@@ -39,8 +39,7 @@ class StreamQueryPlan:
     def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
         """What the result depends on, where these are the streams that the query reads."""
         return {
-            "sql": self.query.sql,
-            "key": list(self.query.key),
+            **self.query.model_dump(mode="json", exclude_none=True),
             **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
             **definition(self.settings),
         }

@@ -18,6 +18,15 @@ RECEIVED: Final = "received_at"
 CLOCK_OFFSET: Final = "clock_offset_ms"
 """The column with what was added to the time of a stream that has ``sent``, in milliseconds."""
 
+BEGAN: Final = "began_at"
+"""The column of a pattern's result with the time of a match's first event."""
+
+ENDED: Final = "ended_at"
+"""The column of a pattern's result with the time of a match's last event."""
+
+TIMES_MAX: Final = 100
+"""A match has so many events of a step at most: all are kept until it is one."""
+
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DURATION: Final = re.compile(r"(?P<count>\d{1,6}) (?P<unit>millisecond|second|minute|hour|day)s?")
@@ -137,16 +146,126 @@ class StreamSettings(Settings):
         return (RECEIVED,) if self.sent is None else (RECEIVED, CLOCK_OFFSET)
 
 
-class StreamQuerySettings(Settings):
-    """A query in Spark SQL over streams. Its rows are final: none changes, and none goes."""
+class StepSettings(Settings):
+    """An event of a pattern, or one that must not happen there."""
 
-    sql: Annotated[str, Field(min_length=1)]
-    key: Annotated[tuple[str, ...], Field(min_length=1)]
+    name: str = Field(description="what `select` calls the event")
+    stream: str = Field(description="the stream that it is from")
+    where: Annotated[
+        str | None, Field(default=None, min_length=1, description="a condition on the stream's columns, in Spark SQL")
+    ]
+    times: Annotated[int, Field(default=1, ge=1, le=TIMES_MAX, description="how many of them there have to be")]
+    without: bool = Field(
+        default=False,
+        description="no such event may be between the one before and the one after; with none after, until the time"
+        " is over",
+    )
+
+
+class PatternSettings(Settings):
+    """Events that have something in common and follow each other within a time."""
+
+    per: Annotated[
+        tuple[str, ...], Field(min_length=1, description="columns of all its streams that the events have in common")
+    ]
+    steps: Annotated[tuple[StepSettings, ...], Field(min_length=1, description="the events, in their order")]
+    within: str = Field(description="how much later than the first event the last one may be, as '30 minutes'")
+    select: Annotated[
+        Mapping[str, str],
+        Field(default_factory=dict, description="further columns, each an expression over the events' names"),
+    ]
+
+    @field_validator("per")
+    @classmethod
+    def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _once(names)
+
+    @field_validator("within")
+    @classmethod
+    def _is_duration(cls, text: str) -> str:
+        if not duration_ms(text):
+            raise ValueError("must be more than 0")
+        return text
+
+    @model_validator(mode="after")
+    def _steps_fit(self) -> Self:
+        names = [step.name for step in self.steps]
+        problems = name_problems("steps", names)
+        problems += [f"steps: two are called {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
+        problems += [f"steps.{name}: the result has this column already" for name in names if name in self.own_columns]
+        problems += [
+            f"steps.{step.name}: `times` doesn't fit with `without`: one such event is one too many; remove `times`"
+            for step in self.steps
+            if step.without and step.times > 1
+        ]
+        if self.steps[0].without:
+            problems.append(f"steps.{names[0]}: a pattern begins with an event: the first step has no `without`")
+        elif sum(step.times for step in self.steps) == 1 and not self.steps[-1].without:
+            problems.append("steps: it is a single event: write a query as `sql`, or add a step")
+        problems += name_problems("select", list(self.select))
+        problems += [
+            f"select.{name}: the result has this column already" for name in self.select if name in self.own_columns
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def own_columns(self) -> tuple[str, ...]:
+        """The columns of its result before those of ``select``."""
+        return (*self.per, BEGAN, ENDED)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of its steps, each once, in the order of the steps."""
+        return tuple(dict.fromkeys(step.stream for step in self.steps))
+
+    def problems(self, streams: Mapping[str, StreamSettings]) -> list[str]:
+        """What doesn't fit to the streams that are configured, a sentence each."""
+        problems = [
+            f"steps.{step.name}: there is no section [streams.{step.stream}]"
+            for step in self.steps
+            if step.stream not in streams
+        ]
+        known = {name: streams[name] for name in self.streams if name in streams}
+        for column in self.per:
+            kinds = {name: stream.columns[column] for name, stream in known.items() if column in stream.columns}
+            problems += [f"per: stream {name!r} has no column {column!r}" for name in known if name not in kinds]
+            if len(set(kinds.values())) > 1:
+                told = ", ".join(f"{kind} in {name!r}" for name, kind in kinds.items())
+                problems.append(f"per: {column!r} is {told}: give it one type")
+        return problems
+
+
+class StreamQuerySettings(Settings):
+    """A query in Spark SQL over streams, or a pattern. Its rows are final: none changes, and none goes."""
+
+    sql: Annotated[str | None, Field(default=None, min_length=1)]
+    key: Annotated[tuple[str, ...], Field(default=(), min_length=1)]
+    pattern: PatternSettings | None = None
 
     @field_validator("key")
     @classmethod
     def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return _once(names)
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.sql is None) == (self.pattern is None):
+            raise ValueError("it needs `sql` with `key`, or a `pattern`, and not both")
+        if self.pattern is None and not self.key:
+            raise ValueError("key: is missing")
+        if self.pattern is not None and self.key:
+            raise ValueError(
+                f"key: a match is told apart by {', '.join(self.key_columns)}, since no two begin at the same time:"
+                " remove it"
+            )
+        return self
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """The columns by which the result's rows are told apart."""
+        return self.key if self.pattern is None else (*self.pattern.per, BEGAN)
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ class SparkSql:
 
     def stream_query_problems(self, plan: StreamQueryPlan) -> list[str]:
         """What is wrong in a stream query, a sentence each. Raises LockstepError when Spark doesn't start."""
-        from jobs.streams.frames import query_problems
+        from jobs.streams.planning import query_problems
 
         return query_problems(self._opened().newSession(), plan.name, plan.query, plan.streams)
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, SecretStr
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import StreamSettings
+from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
@@ -61,7 +61,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
     "docs/metrics.md": (MetricsSettings,),
-    "docs/stream-queries.md": (StreamSettings, StreamQuerySection),
+    "docs/stream-queries.md": (StreamSettings, StreamQuerySection, PatternSettings, StepSettings),
     "docs/sinks/README.md": (Tls,),
     "docs/sinks/opensearch.md": (OpenSearchSettings,),
     "docs/sinks/redis.md": (RedisSettings,),

@@ -26,7 +26,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("page", ["search-clicks", "sessions"])
+@pytest.mark.parametrize("page", ["abandoned-carts", "search-clicks", "sessions"])
 def test_a_stream_query_of_the_docs_has_the_result_that_its_page_says(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path, page: str
 ) -> None:
@@ -41,7 +41,7 @@ def test_a_stream_query_of_the_docs_has_the_result_that_its_page_says(
         endpoints.kafka_bootstrap,
         tmp_path,
         dict(zip(document["streams"], settings, strict=True)),
-        StreamQuerySettings(sql=section["sql"], key=tuple(section["key"])),
+        StreamQuerySettings.model_validate({name: value for name, value in section.items() if name != "sink"}),
         WarehouseSettings.model_validate({"url": url_of(endpoints.warehouse_url, database.name), "schema": "result"}),
     )
     try:

@@ -1,9 +1,11 @@
 """Which queries over streams are refused before anything is read, and with which words."""
 
+from typing import Any
+
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.streams.frames import query_problems
+from jobs.streams.planning import query_problems
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -75,3 +77,76 @@ def test_a_query_that_can_not_be_kept_is_refused_with_the_reason(spark: SparkSes
     query = StreamQuerySettings(sql=sql, key=("id",))
     problems = query_problems(spark.newSession(), "q", query, STREAMS)
     assert [each for each in problems if each.startswith(problem)], problems
+
+
+PAYMENTS = StreamSettings.model_validate(
+    {
+        "topic": "payments",
+        "columns": {"search_id": "text", "paid_at": "timestamptz", "amount": "numeric(10,2)", "at": "text"},
+        "time": "paid_at",
+        "late": "1 minute",
+    }
+)
+SEARCH, PAYMENT = {"name": "search", "stream": "searches"}, {"name": "paid", "stream": "payments"}
+
+
+def pattern_problems(spark: SparkSession, **changes: Any) -> list[str]:
+    pattern = {"per": ["search_id"], "within": "1 hour", "steps": [SEARCH, PAYMENT], **changes}
+    query = StreamQuerySettings.model_validate({"pattern": pattern})
+    return query_problems(spark.newSession(), "q", query, {**STREAMS, "payments": PAYMENTS})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"select": {"amount": "paid.amount * 2", "took": "unix_millis(paid.paid_at) - unix_millis(began_at)"}},
+        {"select": {"who": "search_id", "text": "to_json(paid)", "at": "search.at"}},
+        {"steps": [{**SEARCH, "times": 3}], "select": {"ids": "array_join(search.id, ',')", "first": "search[0].id"}},
+        {"steps": [{**SEARCH, "where": "n > 1 and id like 'a%'"}, {**PAYMENT, "without": True}]},
+    ],
+)
+def test_a_pattern_is_taken_with_expressions_over_its_events(spark: SparkSession, changes: dict[str, Any]) -> None:
+    assert pattern_problems(spark, **changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"steps": [SEARCH, {**SEARCH, "name": "a", "stream": "b"}]},
+            "pattern.steps.a: there is no section [streams.b]",
+        ),
+        ({"per": ["id"]}, "pattern.per: stream 'payments' has no column 'id'"),
+        ({"per": ["at"]}, "pattern.per: 'at' is timestamptz in 'searches', text in 'payments': give it one type"),
+        ({"steps": [{**SEARCH, "where": "n"}, PAYMENT]}, "pattern.steps.search.where: [DATATYPE_MISMATCH"),
+        ({"steps": [{**SEARCH, "where": "m > 1"}, PAYMENT]}, "pattern.steps.search.where: [UNRESOLVED_COLUMN"),
+        ({"steps": [{**SEARCH, "where": "rand() > 1"}, PAYMENT]}, "pattern.steps.search.where: its values must follow"),
+        ({"steps": [{**SEARCH, "where": "at > now()"}, PAYMENT]}, "pattern.steps.search.where: it asks for the time"),
+        ({"steps": [{**SEARCH, "where": "count(*) > 1"}, PAYMENT]}, "pattern.steps.search.where: [INVALID_WHERE"),
+        ({"select": {"a": "paid.nothing"}}, "pattern.select.a: [FIELD_NOT_FOUND]"),
+        ({"select": {"a": "other.id"}}, "pattern.select.a: [UNRESOLVED_COLUMN"),
+        ({"select": {"a": "max(paid.amount)"}}, "pattern.select.a: it must be an expression over the events of one"),
+        (
+            {"select": {"a": "explode(array(1, 2))"}},
+            "pattern.select.a: it must be an expression over the events of one",
+        ),
+        ({"select": {"a": "uuid()"}}, "pattern.select.a: its values must follow from the events alone"),
+        ({"select": {"a": "paid"}}, "pattern: column 'a' has the type struct<"),
+        (
+            {"steps": [SEARCH, {**PAYMENT, "without": True}], "select": {"a": "paid.amount"}},
+            "pattern.select.a: [UNRESOLVED_COLUMN",
+        ),
+    ],
+)
+def test_a_pattern_that_can_not_be_kept_is_refused_with_the_reason(
+    spark: SparkSession, changes: dict[str, Any], problem: str
+) -> None:
+    problems = pattern_problems(spark, **changes)
+    assert [each for each in problems if each.startswith(problem)], problems
+
+
+def test_all_that_is_wrong_with_a_pattern_is_told_at_once(spark: SparkSession) -> None:
+    problems = pattern_problems(spark, steps=[{**SEARCH, "where": "m"}, PAYMENT], select={"a": "x", "b": "rand()"})
+    assert [problem.partition(":")[0] for problem in problems] == [
+        "pattern.steps.search.where", "pattern.select.a", "pattern.select.b"
+    ]  # fmt: skip

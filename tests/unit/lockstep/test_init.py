@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.settings import TableOptions
-from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from jobs.streams.settings import PatternSettings, StepSettings, StreamQuerySettings, StreamSettings
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
 from lockstep.init_examples import left_out_lines
@@ -37,7 +37,7 @@ LEFT_OUT = {
 }
 """Settings that the file doesn't mention, and why."""
 
-_SETTING = re.compile(r"# (\[[a-z][^\]]*\]|[a-z_]+ = .*)")
+_SETTING = re.compile(r"# (\[+[a-z][^\]]*\]+|[a-z_]+ = .*)")
 
 
 def _uncommented() -> str:
@@ -140,8 +140,13 @@ def test_a_view_has_all_of_its_settings_in_it() -> None:
 def test_a_stream_and_a_query_over_it_have_all_of_their_settings_in_it() -> None:
     [stream] = _document()["streams"].values()
     assert stream.keys() == StreamSettings.model_fields.keys()
-    [query] = _document()["stream_queries"].values()
-    assert query.keys() == {"sink", *StreamQuerySettings.model_fields}
+    queries = _document()["stream_queries"].values()
+    assert {name for query in queries for name in query} == {"sink", *StreamQuerySettings.model_fields}
+    [pattern] = [query["pattern"] for query in queries if "pattern" in query]
+    assert pattern.keys() == PatternSettings.model_fields.keys()
+    assert {name for step in pattern["steps"] for name in step} == StepSettings.model_fields.keys()
+    for query in queries:
+        StreamQuerySettings.model_validate({name: value for name, value in query.items() if name != "sink"})
 
 
 def test_what_is_left_out_would_be_missed_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,33 @@ def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path
         config.chosen_to_apply(("recent", "other"))
 
 
+PATTERN = """
+[stream_queries.twice]
+sink = "warehouse"
+[stream_queries.twice.pattern]
+per = ["id"]
+within = "1 hour"
+steps = [{ name = "search", stream = "searches", times = 2 }]
+"""
+
+
+def test_a_query_may_be_a_pattern(tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(TEXT + PATTERN)
+    plan = stream_query_plan(read(path), "twice")
+    assert plan.query.pattern is not None
+    assert plan.query.key_columns == ("id", "began_at")
+    text = (TEXT + PATTERN).replace('stream = "searches", times', 'stream = "clicks", times')
+    path.write_text(text.replace('per = ["id"]', 'per = ["user_id"]'))
+    with pytest.raises(ConfigurationError) as refused:
+        read(path)
+    (problem,) = refused.value.problems
+    assert "stream_queries.twice.pattern.steps.search: there is no section [streams.clicks]" in problem
+
+
 def test_a_query_may_be_read_twice() -> None:
     """The models expand the document again."""
-    once, _ = with_stream_queries(tomllib.loads(TEXT))
+    once, _ = with_stream_queries(tomllib.loads(TEXT + PATTERN))
     assert with_stream_queries(once) == (once, [])
 
 

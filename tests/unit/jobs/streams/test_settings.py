@@ -6,7 +6,16 @@ import pytest
 from pydantic import ValidationError
 
 from cdc.model.table import TableName
-from jobs.streams.settings import StreamSettings, column_of, duration_ms, name_problems, result_name, spark_type
+from jobs.streams.settings import (
+    PatternSettings,
+    StreamQuerySettings,
+    StreamSettings,
+    column_of,
+    duration_ms,
+    name_problems,
+    result_name,
+    spark_type,
+)
 
 SEARCHES: dict[str, Any] = {
     "topic": "web.searches",
@@ -95,3 +104,70 @@ def test_names_are_names_in_sql() -> None:
     assert name_problems("streams", ["searches"]) == []
     (problem,) = name_problems("streams", ["Web-Searches"])
     assert problem.startswith("streams.Web-Searches: a name is a lower-case letter")
+
+
+CART: dict[str, Any] = {"name": "cart", "stream": "carts"}
+PAID: dict[str, Any] = {"name": "paid", "stream": "payments"}
+ABANDONED: dict[str, Any] = {"per": ["user_id"], "within": "1 hour", "steps": [CART, {**PAID, "without": True}]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"per": []}, "at least 1 item"),
+        ({"per": ["id", "id"]}, "names a column twice: id"),
+        ({"within": "0 minutes"}, "must be more than 0"),
+        ({"within": "soon"}, "a number and a unit"),
+        ({"steps": []}, "at least 1 item"),
+        ({"steps": [CART]}, "steps: it is a single event: write a query as `sql`, or add a step"),
+        ({"steps": [CART, CART]}, "steps: two are called 'cart'"),
+        ({"steps": [{**CART, "without": True}, PAID]}, "steps.cart: a pattern begins with an event"),
+        ({"steps": [CART, {**PAID, "without": True, "times": 2}]}, "steps.paid: `times` doesn't fit with `without`"),
+        ({"steps": [{**CART, "name": "user_id"}, PAID]}, "steps.user_id: the result has this column already"),
+        ({"steps": [{**CART, "name": "The cart"}, PAID]}, "steps.The cart: a name is a lower-case letter"),
+        ({"steps": [{**CART, "times": 101}]}, "less than or equal to 100"),
+        ({"select": {"began_at": "cart.at"}}, "select.began_at: the result has this column already"),
+        ({"select": {"A": "cart.at"}}, "select.A: a name is a lower-case letter"),
+    ],
+)
+def test_a_pattern_that_says_nothing_is_refused_with_the_reason(changes: dict[str, Any], problem: str) -> None:
+    PatternSettings.model_validate(ABANDONED)
+    with pytest.raises(ValidationError, match=problem):
+        PatternSettings.model_validate(ABANDONED | changes)
+
+
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ({}, "it needs `sql` with `key`, or a `pattern`, and not both"),
+        ({"key": ["id"]}, "it needs `sql` with `key`, or a `pattern`, and not both"),
+        ({"sql": "select 1", "key": ["id"], "pattern": ABANDONED}, "and not both"),
+        ({"sql": "select 1"}, "key: is missing"),
+        ({"pattern": ABANDONED, "key": ["user_id"]}, "key: a match is told apart by user_id, began_at"),
+    ],
+)
+def test_a_query_is_sql_with_a_key_or_a_pattern_without(query: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        StreamQuerySettings.model_validate(query)
+
+
+def test_a_match_is_told_apart_by_what_its_events_have_in_common_and_when_it_began() -> None:
+    assert StreamQuerySettings.model_validate({"pattern": ABANDONED}).key_columns == ("user_id", "began_at")
+    assert StreamQuerySettings.model_validate({"sql": "select 1 as id", "key": ["id"]}).key_columns == ("id",)
+
+
+def test_a_pattern_is_over_streams_that_have_its_columns_in_one_type() -> None:
+    pattern = PatternSettings.model_validate(ABANDONED)
+    columns = {"at": "timestamptz", "user_id": "int8"}
+    streams = {
+        name: StreamSettings.model_validate(SEARCHES | {"topic": name, "columns": columns})
+        for name in ("carts", "payments")
+    }
+    assert pattern.problems(streams) == []
+    assert pattern.problems({"carts": streams["carts"]}) == ["steps.paid: there is no section [streams.payments]"]
+    other = StreamSettings.model_validate(SEARCHES | {"columns": columns | {"user_id": "text"}})
+    assert pattern.problems(streams | {"payments": other}) == [
+        "per: 'user_id' is int8 in 'carts', text in 'payments': give it one type"
+    ]
+    without = StreamSettings.model_validate(SEARCHES)
+    assert pattern.problems(streams | {"carts": without}) == ["per: stream 'carts' has no column 'user_id'"]
