@@ -27,6 +27,9 @@ ENDED: Final = "ended_at"
 TIMES_MAX: Final = 100
 """A match has so many events of a step at most: all are kept until it is one."""
 
+STEPS_MAX: Final = 20
+"""Which steps an event fits is a bit each in one number, and nobody reads longer patterns."""
+
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DURATION: Final = re.compile(r"(?P<count>\d{1,6}) (?P<unit>millisecond|second|minute|hour|day)s?")
@@ -168,7 +171,9 @@ class PatternSettings(Settings):
     per: Annotated[
         tuple[str, ...], Field(min_length=1, description="columns of all its streams that the events have in common")
     ]
-    steps: Annotated[tuple[StepSettings, ...], Field(min_length=1, description="the events, in their order")]
+    steps: Annotated[
+        tuple[StepSettings, ...], Field(min_length=1, max_length=STEPS_MAX, description="the events, in their order")
+    ]
     within: str = Field(description="how much later than the first event the last one may be, as '30 minutes'")
     select: Annotated[
         Mapping[str, str],
@@ -190,7 +195,8 @@ class PatternSettings(Settings):
     @model_validator(mode="after")
     def _steps_fit(self) -> Self:
         names = [step.name for step in self.steps]
-        problems = name_problems("steps", names)
+        problems = [f"per.{name}: the result has this column already" for name in self.per if name in (BEGAN, ENDED)]
+        problems += name_problems("steps", names)
         problems += [f"steps: two are called {name!r}" for name in dict.fromkeys(names) if names.count(name) > 1]
         problems += [f"steps.{name}: the result has this column already" for name in names if name in self.own_columns]
         problems += [

@@ -116,6 +116,8 @@ ABANDONED: dict[str, Any] = {"per": ["user_id"], "within": "1 hour", "steps": [C
     [
         ({"per": []}, "at least 1 item"),
         ({"per": ["id", "id"]}, "names a column twice: id"),
+        ({"per": ["began_at"]}, "per.began_at: the result has this column already"),
+        ({"steps": [{**CART, "name": f"n{n}"} for n in range(21)]}, "at most 20 items"),
         ({"within": "0 minutes"}, "must be more than 0"),
         ({"within": "soon"}, "a number and a unit"),
         ({"steps": []}, "at least 1 item"),
