@@ -11,7 +11,7 @@ import gc
 import importlib
 import os
 import socket
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 
 import orjson
 import pyarrow
@@ -38,11 +38,9 @@ def work(sock: socket.socket, authenticated: bool) -> int:
     """PySpark's own worker, but one that ends without a word when Spark has hung up.
 
     That is how a task ends whose query was stopped, or whose JVM is gone. The driver says what it has to say of it.
-    PySpark's worker for states also tells its steps on the standard output, which is nobody's business.
     """
     try:
-        with redirect_stdout(None):
-            return _pyspark_worker(sock, authenticated)
+        return _pyspark_worker(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # at once: what is buffered for Spark would be tried again
 
