@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
 from lockstep.config import Config, load
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.verify import verify
@@ -54,6 +55,12 @@ def test_a_table_that_the_sink_does_not_have_is_refused(config: Config) -> None:
 
     assert "has no table public.items" in error.message
     assert error.hint == "its tables: public.orders"
+
+
+def test_a_sink_without_a_captured_table_has_nothing_to_compare(config: Config) -> None:
+    without = config.capturing(config.source.only([TableName("public", "items")]))
+    with pytest.raises(LockstepError, match=r"public\.orders isn't captured"):
+        verify(without, VerifyOptions("cache"), say=print, progress=lambda _: None, stopping=lambda: False)
 
 
 def test_text_that_is_no_table_is_refused(config: Config) -> None:
