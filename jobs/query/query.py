@@ -577,14 +577,15 @@ class SinkQuery:
 
     def _read_progress(self) -> bool:
         """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
-        new = self._progress_reader.new_records()
-        self._unlearned += new
+        if not self._unlearned:  # while nobody answers, no more is held than there was to learn then
+            self._unlearned = self._progress_reader.new_records()
         records = self._unlearned
         if self._captured is not None and self._captured.has_changed(records):
             # What they say isn't true of a table that the sink doesn't read. The next query begins with all of them.
+            self._unlearned = []
             if self._plan.takes_up:
                 self._stop.set()
-            return bool(new)
+            return bool(records)
         # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
         bounded = {topic for record in records for topic in record.bounds}
         self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())

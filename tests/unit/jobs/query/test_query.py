@@ -1,5 +1,6 @@
 """What a query decides by itself."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from jobs.executor.long_batch import Told
 from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
+from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
@@ -110,6 +112,37 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
     Reader.cluster.answer = "first"
     assert query._read_progress()
     assert (Keeper.learned, asked) == ([record], [[topic]] * 3)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn(answers: bool) -> None:
+    """Another table has joined, which the load doesn't take up; or Kafka doesn't say which tables there are."""
+    reads = 0
+
+    class Reader:
+        def new_records(self) -> list[ProgressRecord]:
+            nonlocal reads
+            reads += 1
+            return [ProgressRecord(reads, 0, {}, selection="more")]
+
+    def look() -> Captured:
+        if not answers:
+            raise Unavailable("no answer")
+        return Captured([TableName("public", "orders")], selection="more")
+
+    class Loading(SinkQuery):
+        def __init__(self) -> None:
+            self._unlearned, self._progress_reader = [], cast("Any", Reader())
+            self._captured = CapturedWatch((), Captured([], selection="before"), look)
+            self._plan = cast("Any", SimpleNamespace(takes_up=False))
+            self._stop = threading.Event()
+
+    query = Loading()
+    for _ in range(1_000):
+        with contextlib.suppress(Unavailable):
+            assert query._read_progress()
+    assert len(query._unlearned) <= 1
+    assert (reads, query._stop.is_set()) == (1_000 if answers else 1, False)
 
 
 def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:
