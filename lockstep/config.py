@@ -520,6 +520,7 @@ _WORDS: Final = {
     "extra_forbidden": "unknown setting: check its spelling and its section",
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
+    "bool_type": "must be true or false, without quotes",
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

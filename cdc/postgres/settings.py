@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, StrictBool, field_validator, model_validator
 
 from cdc.model.table import TableName
 from cdc.model.table_pattern import TablePattern, is_pattern
@@ -27,7 +27,7 @@ class TableOptions(Settings):
         default=(),
         description="columns of a unique index, all not null, that key the events instead of the primary key",
     )
-    append_only: bool = Field(
+    append_only: StrictBool = Field(
         default=False, description="a table without any key: its topic keeps every event instead of the newest per key"
     )
 
