@@ -220,7 +220,7 @@ def switch_to(
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
         built_with = settings_of_generation(config, name, generation)
-        wanted = config.sink_tables(built_with)
+        wanted = sink_tables_now(config, built_with)
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
         # Nobody waits for what both lack.

@@ -8,7 +8,7 @@ from cdc.model.append_only import is_append_only
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from lockstep.config import Config
-from lockstep.generations import settings_of
+from lockstep.generations import config_now, settings_of
 from lockstep.verify.comparing.table_comparer import TableComparer
 from lockstep.verify.explain import explain
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, chosen_tables
@@ -40,7 +40,9 @@ def verify(
     _check_view(options, settings)
     chosen = chosen_tables(options, settings, config.source.keyed_names)
     is_view = settings.view is not None
-    names = chosen if is_view else [name for name in chosen if name in config.source.table_names]
+    config = config_now(config)  # capture may have been started without one that is named
+    captured = set(config.source.table_names)
+    names = chosen if is_view else [name for name in chosen if name in captured]
     if not names:
         tables = ", ".join(map(str, chosen))
         raise LockstepError(f"nothing of sink {options.sink!r} can be compared: {tables} isn't captured", hint=_DOCTOR)
