@@ -65,7 +65,7 @@ def test_nobody_is_let_go_while_capture_lacks_a_table_that_the_configuration_nam
 def test_a_capture_without_a_named_table_that_has_no_topic_is_told_and_not_that_nothing_is_published(
     line: _Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.TopicAdmin, "partition_counts", lambda *_: {"shop.public.orders": 1})
+    monkeypatch.setattr(module.TopicAdmin, "partition_counts", lambda *_, **__: {"shop.public.orders": 1})
     monkeypatch.setattr(line, "_recorded", lambda: replace(state(), captured=(ORDERS,)))
     with pytest.raises(Unavailable, match=r"without public\.late.*start `lockstep capture`"):
         line.check()

@@ -100,7 +100,7 @@ class _Brokers:
         self._topics, self._lacking, self._refused = topics, lacking, refused
         self.trials = 0
 
-    def partition_counts(self) -> dict[str, int]:
+    def all_partition_counts(self) -> dict[str, int]:
         return dict.fromkeys(self._topics, 3)
 
     def lacking_rights(self, topics: Collection[str], _: object) -> dict[str, list[str]]:
