@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.times import time_text
 from jobs.generations.record import Generation, Phase, list_generations
 from jobs.generations.status import JobStatus, job_status
@@ -27,10 +27,7 @@ def stream_query_plan(
     """What the job of this stream query is about. Raises ConfigurationError for a name of none."""
     section = config.stream_queries.get(name)
     if section is None:
-        raise ConfigurationError(
-            f"no such stream query: {name}",
-            hint=f"stream queries of this configuration: {', '.join(config.stream_queries) or 'none'}",
-        )
+        raise config.not_found("stream query", name)
     return StreamQueryPlan(
         name,
         section.query,

@@ -226,7 +226,7 @@ def dashboard_app(
     _add_page(app)
     _add_looks(app, sampler, questions, streams)
     _add_answers(app, sampler, questions, running, log, attendant)
-    _add_wait(app, waits)
+    _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
     _add_actions(app, questions, running)
     _add_views(app, config, changes)
@@ -363,7 +363,7 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     return model.Health(ready=True, message=f"The pipeline is looked at, and every part goes on.{told}")
 
 
-def _add_wait(app: FastAPI, waits: Waits) -> None:
+def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
     @app.post("/api/wait")
     async def wait(body: model.ToWaitFor) -> model.Waited:
         """Answers when readers of the sinks see everything that was committed up to the LSN, or after the time."""
@@ -371,6 +371,7 @@ def _add_wait(app: FastAPI, waits: Waits) -> None:
             lsn = parse_lsn(body.lsn)
         except ValueError:
             raise ConfigurationError("lsn isn't one of PostgreSQL's", hint="it looks like 0/16B3748") from None
+        config.chosen_sinks(body.sinks)
         waited = await waits.wait_async(lsn, body.sinks, timeout_s=body.timeout_s)
         return model.Waited.model_validate(waited.to_json())
 
@@ -519,6 +520,8 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
         the last one is `trouble`. A reader that comes back with `Last-Event-ID` gets what it lacks.
         """
         settings = config.sinks.get(name)
+        if name in config.stream_queries:
+            raise config.not_found("view", name)
         if settings is None or settings.view is None:
             raise ConfigurationError("there is no such view", hint="`lockstep.toml` names those that there are")
         if not settings.topic:

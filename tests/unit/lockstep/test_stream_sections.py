@@ -1,7 +1,7 @@
 """Stream queries in the configuration: each takes the store of a sink."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ from rich.console import Console
 from cdc.model.errors import ConfigurationError
 from jobs.generations.status import JobState, JobStatus
 from jobs.streams.resume import Figures
-from lockstep.config import read
+from lockstep.config import Config, read
+from lockstep.generations import settings_of
+from lockstep.rejections.book import RejectionBook
 from lockstep.stream_queries import StreamQueryStatus, stream_queries_table, stream_query_plan
 from lockstep.stream_sections import with_stream_queries
+from lockstep.views.kept import view_now
 from sinks.warehouse.settings import WarehouseSettings
 
 TEXT = """
@@ -72,6 +75,47 @@ def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path
         config.chosen_to_apply(("recent", "other"))
 
 
+SINKS = """
+[sinks.cache]
+type = "redis"
+[sinks.search]
+type = "opensearch"
+[views.totals]
+sink = "search"
+key = ["id"]
+sql = "select id from orders"
+"""
+
+
+@pytest.mark.parametrize(
+    ("look_up", "told", "command"),
+    [
+        (
+            lambda config: config.chosen_sinks(["cache", "recent"]),
+            "recent is a stream query and no sink",
+            "streams list",
+        ),
+        (lambda config: settings_of(config, "recent"), "recent is a stream query", "lockstep streams rebuild recent"),
+        (lambda config: view_now(config, "recent"), "recent is a stream query and no view", "lockstep apply recent"),
+        (lambda config: RejectionBook(config).read("recent"), "recent is a stream query and no sink", "streams list"),
+        (lambda config: config.chosen_to_apply(["searches"]), "searches is a stream and no sink", "lockstep doctor"),
+        (lambda config: stream_query_plan(config, "cache"), "cache is a sink and no stream query", "rebuild cache"),
+        (lambda config: stream_query_plan(config, "totals"), "totals is a view and no stream query", "rebuild totals"),
+        (lambda config: view_now(config, "cache"), "cache is a sink and no view", "lockstep generations cache"),
+        (lambda config: stream_query_plan(config, "resent"), "no such stream query: resent", "recent"),
+        (lambda config: settings_of(config, "cash"), "no such sink: cash", "cache, search, totals"),
+    ],
+)
+def test_a_name_of_something_else_is_told_with_the_commands_that_are_meant_for_it(
+    tmp_path: Path, look_up: Callable[[Config], object], told: str, command: str
+) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(TEXT + SINKS)
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        look_up(read(path))
+    assert command in (refused.value.hint or "")
+
+
 def test_a_query_may_be_read_twice() -> None:
     """The models expand the document again."""
     once, _ = with_stream_queries(tomllib.loads(TEXT))
@@ -106,6 +150,7 @@ def test_a_query_may_be_read_twice() -> None:
         ),
         (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
         (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
+        (("[kafka]", '[verify]\nsinks = ["recent"]\n[kafka]'), "verify.sinks names stream queries, whose results"),
         (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic has what the results"),
     ],
 )
