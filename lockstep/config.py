@@ -271,6 +271,11 @@ class Config(Settings):
         )
 
     @property
+    def stores(self) -> dict[str, SinkSettings]:
+        """Whatever is written to: the settings of the sinks, and of the sinks of stream queries' results."""
+        return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
+
+    @property
     def views(self) -> dict[str, ViewSettings]:
         """The views, by name."""
         return {name: settings.view for name, settings in self.sinks.items() if settings.view is not None}
