@@ -27,6 +27,7 @@ from sinks.registry import SinkSettings
 from tests.databases import until
 from tests.job_process import spark_settings
 from tests.spark_here import Job
+from tests.topics import remove_later
 
 _numbers = itertools.count(1)
 
@@ -62,6 +63,7 @@ class Streams:
             topics["max_message_bytes"] = max_message_bytes
         self.kafka = KafkaSettings.model_validate({"bootstrap_servers": bootstrap, "topics": topics})
         self.client = self.kafka.client()
+        remove_later(self.client, self.pipeline)
         self.spark: SparkSettings = spark_settings(directory)
         self.streams = {
             name: StreamSettings.model_validate({"topic": f"{self.pipeline}.web.{name}", **fields})
@@ -88,7 +90,10 @@ class Streams:
         for stream in self.streams.values():
             wanted = NewPartitions(stream.topic, self._partitions)
             admin.create_partitions([wanted])[stream.topic].result(30)
-            until(lambda topic=stream.topic: TopicAdmin(self.client).partition_counts()[topic] == self._partitions)
+            until(partial(self._has_partitions, stream.topic))
+
+    def _has_partitions(self, topic: str) -> bool:
+        return TopicAdmin(self.client).partition_counts([topic])[topic] == self._partitions
 
     def send(
         self,

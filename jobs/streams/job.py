@@ -271,7 +271,8 @@ class _Run:
         look_at, told = 0.0, None
         while True:
             if time.monotonic() >= look_at:
-                counts = self._cluster.partition_counts([stream.topic for stream in streams.values()])
+                topics = [stream.topic for stream in streams.values()]
+                counts = self._cluster.partition_counts(topics, must_see=True)
                 lacking = lacking_topic(self._plan.name, streams, counts)
                 if lacking is not None and self._plan.once:
                     raise lacking
@@ -304,7 +305,7 @@ class _Run:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
         records, name = self._opened.records, begun_name(self._generation)
         topics = sorted(stream.topic for stream in streams.values())
-        counts = self._cluster.partition_counts(topics)
+        counts = self._cluster.partition_counts(topics, must_see=True)
         topic_ids, definition = self._cluster.topic_ids(topics), self._plan.definition(streams)
         text = records.load(name)
         if text is None:

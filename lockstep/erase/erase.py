@@ -215,7 +215,7 @@ class _Erasing:
                 f"stream queries ({queries}): their results, their side topics, and the events that their checkpoints"
                 " keep, where events have values of the row."
             )
-        topics = TopicAdmin(self._client).partition_counts()
+        topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic
             for topic in sorted(topics)
