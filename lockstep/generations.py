@@ -14,7 +14,7 @@ from rich.text import Text
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
@@ -79,11 +79,7 @@ class Description:
 
 def settings_of(config: Config, name: str) -> SinkSettings:
     """A sink's settings. Raises ConfigurationError for a name that isn't there."""
-    if name not in config.sinks:
-        raise ConfigurationError(
-            f"no such sink: {name}", hint=f"sinks of this configuration: {', '.join(config.sinks) or 'none'}"
-        )
-    return config.sinks[name]
+    return config.chosen_sinks([name])[name]
 
 
 def settings_of_generation(config: Config, name: str, generation: Generation) -> SinkSettings:

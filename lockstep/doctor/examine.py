@@ -34,7 +34,7 @@ from lockstep.doctor.sinks import (
     uncaptured_findings,
 )
 from lockstep.doctor.spark_sql import SparkSql
-from lockstep.doctor.streams import check_stream_query, check_stream_topics
+from lockstep.doctor.streams import check_stream_query, check_stream_topics, unread_streams
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -71,10 +71,12 @@ def examine(config: Config) -> list[Finding]:
             findings += found
             if config.sinks[name].topic and _was_reached(f"sink {name}", found) and _was_reached("Kafka", kafka):
                 findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
+        read: dict[str, list[str]] = {}
         for name in config.stream_queries:
-            check = partial(check_stream_query, name=name, sql=sql)
+            check = partial(check_stream_query, name=name, sql=sql, read=read)
             way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
             findings += _guarded(f"stream query {name}", check, config, way=way)
+        findings += unread_streams(config.streams, config.stream_queries, read)
     if config.streams and _was_reached("Kafka", kafka):
         findings += _guarded("streams", check_stream_topics, config)
     findings += append_only_findings(config)

@@ -1,9 +1,12 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
+from collections.abc import Sequence
+
 from jobs.generations.asides import AsideState
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
+from monitor.stream_queries import STATES, UNKNOWN, StreamQueryStatus
 
 
 def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
@@ -47,6 +50,15 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)
     return gauges
+
+
+def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) -> None:
+    """Add the metrics of these builds of stream queries' results to those of a report, or to none."""
+    for status in statuses:
+        if status.generation is not None or status.problem is not None:
+            labels = status.name, "" if status.generation is None else str(status.generation)
+            for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
+                gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:

@@ -7,7 +7,10 @@ from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.metrics.pipeline import gauges_of
+from monitor.metrics.definitions import Part
+from monitor.metrics.meters import Gauges
+from monitor.metrics.pipeline import add_stream_queries, gauges_of
+from monitor.stream_queries import StreamQueryStatus
 
 
 def _shown(lag: LagReport) -> dict[str, float]:
@@ -53,6 +56,21 @@ def test_tables_that_a_sink_cannot_take_are_counted() -> None:
         assert ("failed_tables", "", failed) in _samples(LagReport((stage,), True, 0, {}))
     unasked = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.CURRENT)
     assert "failed_tables" not in {name for name, *_ in _samples(LagReport((unasked,), True, 0, {}))}
+
+
+def test_the_state_of_a_stream_query_is_one_and_an_unknown_one_stands_alone() -> None:
+    gauges = Gauges(Part.DASHBOARD)
+    stopped = StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED))
+    silent = StreamQueryStatus("taps", "topic", problem=Unavailable("no answer"))
+    add_stream_queries(gauges, [stopped, silent, StreamQueryStatus("never", "topic")])
+    shown = [
+        (sample.labels["sink"], sample.labels["generation"], sample.labels["state"], sample.value)
+        for metric in gauges
+        for sample in metric.samples
+    ]
+    assert ("recent", "2", "stopped", 1.0) in shown
+    assert ("recent", "2", "running", 0.0) in shown
+    assert [one for one in shown if one[0] != "recent"] == [("taps", "", "unknown", 1.0)]
 
 
 def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
