@@ -18,18 +18,8 @@ Answers = list[tuple[int, Mapping[str, Any] | None]]
 # A node that is up answers a connection at once; to a machine that is gone it would take as long as a slow request may.
 _CONNECT_S_MAX: Final = 5.0
 
-_AGAINST_QUERIES: Final = frozenset(
-    {
-        "exception",  # search.allow_expensive_queries
-        "illegal_argument_exception",
-        "illegal_state_exception",
-        "runtime_exception",
-        "too_many_clauses",
-        "too_many_nested_clauses",
-        "unsupported_operation_exception",
-    }
-)
-"""Kinds of errors of status 500 for which a query is to blame, and no node."""
+_AGAINST_QUERIES: Final = frozenset({"illegal_state_exception", "too_many_clauses"})
+"""Kinds of errors of status 500 for which a query is to blame, and no node: more words of the index fit than may be."""
 
 _ERROR_TYPE: Final = re.compile(r"\w{1,100}")
 

@@ -37,6 +37,9 @@ _PORTION_DOCUMENTS: Final = 500
 _FOREVER: Final = "1h"
 _MISSING: Final = 404
 _TRIED: Final = "tried"
+_NOBODYS: Final = "-"
+"""No search has this name. Of no names at all the server would ask nothing."""
+
 _MEND: Final = "mend the query; docs/searches.md says which can stand"
 
 _OWN: Final = re.compile(r"\.(?P<number>\d+)-(?P<run>[0-9a-f]+)\.[0-9a-f]+\.(?:g\d+|trial)")
@@ -53,6 +56,9 @@ class Document:
     key: Mapping[str, JsonValue]
     tag: str
     source: bytes
+
+
+_EMPTY: Final = Document({}, "", b"{}")
 
 
 class QueriesRefused(LockstepError):
@@ -103,6 +109,7 @@ class Percolator:
         try:
             self.store(_TRIED, query)
             self._ask_alone(self._index, query)
+            self._matches([_EMPTY])
         except LockstepError as error:
             if (reason := refusal_of_query(error)) is None:
                 raise
@@ -173,6 +180,7 @@ class Percolator:
                 raise Unavailable(f"the index of table {self._table} has just got other fields") from error
             culprits = self._culprits(documents)
             if not culprits:
+                self._check_asked()
                 raise
             raise QueriesRefused({name: self._reason(name, error) for name in culprits}) from error
 
@@ -193,7 +201,7 @@ class Percolator:
     def _culprits(self, documents: Sequence[Document]) -> list[str]:
         """The queries of which the server refuses to say whether these documents match; none where that is because of
         a document."""
-        if self._refuses(documents, []):
+        if self._refuses(documents, [_NOBODYS]):
             return []
         culprits, suspects = [], [sorted(self._queries)]
         while suspects:
@@ -214,6 +222,17 @@ class Percolator:
                 raise
             return True
         return False
+
+    def _check_asked(self) -> None:
+        """Raise LockstepError with the reason where the server refuses to ask about any document."""
+        try:
+            self._matches([_EMPTY], [_NOBODYS])
+        except LockstepError as error:
+            if (reason := refusal_of_query(error)) is not None:
+                raise LockstepError(
+                    f"opensearch refuses to say which searches a document of table {self._table} matches: {reason}",
+                    hint="mend the settings of the cluster: no search can be told of meanwhile",
+                ) from error
 
     def _reason(self, name: str, error: LockstepError) -> str:
         """Why the server refuses a query, in words that quote no document: those about the query without documents, or
