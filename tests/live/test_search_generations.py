@@ -21,7 +21,7 @@ from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
 from lockstep.config import Config, load
 from lockstep.doctor.searches import check_searches
-from lockstep.searches.commands import add, listed, parse_search, remove
+from lockstep.searches.commands import add, listed, parse_search, remove, watch
 from lockstep.searches.follower import Follower, Stopped
 from monitor.searches import SearchesWatch, StandingSearches
 from sinks.contract import Batch, Progress, TopicPartition
@@ -462,6 +462,24 @@ def test_a_long_comparison_shows_that_it_goes_on_and_ends_when_it_is_told_to(by_
     again = Follower(by_hand.config, SINK)
     assert len(by_hand.news(again)) == 30
     again.close()
+
+
+def test_whoever_is_told_to_stop_in_a_comparison_ends_in_order_and_leaves_no_index(by_hand: AppliedByHand) -> None:
+    class OnceThereAreQueries:
+        def __call__(self) -> bool:
+            return bool(by_hand.query_indexes())
+
+        def wait(self, seconds: float) -> bool:
+            return self()
+
+    by_hand.write(profile(1, "Bern"))
+    by_hand.add("bern", IN_BERN)
+    stopping = OnceThereAreQueries()
+    watch(by_hand.config, [SINK], stopping=stopping)
+    assert by_hand.query_indexes() == set()
+    follower = Follower(by_hand.config, SINK)
+    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
+    follower.close()
 
 
 def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand: AppliedByHand) -> None:
