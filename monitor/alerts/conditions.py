@@ -38,7 +38,15 @@ OF_CAPTURE: Final = (
     "no-standby",
     "dead-letters-unreadable",
 )
-OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
+OF_LIVE: Final = (
+    "lag",
+    "sink-unreachable",
+    "search-set-aside",
+    "searches-silent",
+    "verify-differs",
+    "verify-failed",
+    "verify-overdue",
+)
 """Their subject is a sink: only the generation that readers see has them."""
 OF_GENERATIONS: Final = (
     "job-stopped",
@@ -189,6 +197,7 @@ def find_conditions(
         *_capture(report, facts, settings),
         *_sinks(report, settings),
         *_views(report, settings, now_ms),
+        *_searches(report),
         *_stalled(report),
         *_verified(report, facts, verify, now_ms),
         *of_facts,
@@ -428,6 +437,32 @@ def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[
                 Severity.WARNING,
                 f"the state of {sink.label} takes {figures.state_bytes:,} bytes of disk",
                 f"`lockstep views explain {sink.name}` says what keeps them, on the machine of its job",
+                passes=True,
+            )
+
+
+def _searches(report: LagReport) -> Iterator[Condition]:
+    for name, searches in report.searches.items():
+        if searches.is_silent:
+            yield Condition(
+                "searches-silent",
+                name,
+                Severity.CRITICAL,
+                f"nobody tells of the {searches.count:,} standing searches of {name}",
+                f"`lockstep run` does with searches = true in [sinks.{name}], or `lockstep searches watch {name}`",
+                passes=True,
+            )
+        if searches.set_aside:
+            first = min(searches.set_aside)
+            others = len(searches.set_aside) - 1
+            yield Condition(
+                "search-set-aside",
+                name,
+                Severity.WARNING,
+                f"nobody is told of the search {first} of {name}"
+                + (f", nor of {others:,} others" if others else "")
+                + f": {searches.set_aside[first]}",
+                f"`lockstep searches list {name}` shows all; remove it, and add it with another query",
                 passes=True,
             )
 

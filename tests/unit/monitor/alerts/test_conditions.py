@@ -14,6 +14,7 @@ from jobs.generations.view_state import ToldView
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
+from monitor.searches import StandingSearches
 from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from views.counters import Counters
@@ -74,6 +75,12 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
         ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
         ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
         ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
+        ({"searches": {"search": StandingSearches(3, 0, {}, 60.0)}}, None),
+        ({"searches": {"search": StandingSearches(3, 0, {}, 61.0)}}, ("searches-silent/search", Severity.CRITICAL)),
+        (
+            {"searches": {"search": StandingSearches(3, 0, {"red": "no"}, 0.0)}},
+            ("search-set-aside/search", Severity.WARNING),
+        ),
         ({"unreadable_dead_letters": 1}, ("dead-letters-unreadable/capture", Severity.WARNING)),
     ],
 )
