@@ -62,7 +62,7 @@ def _topic_findings(config: Config) -> list[Finding]:
         return [error(_SUBJECT, what, _NOBODY_TOLD, without_rights(rights))]
     try:
         if cluster.missing([plan]):
-            refused = cluster.why_not_created(plan)
+            refused = cluster.why_not_created([plan]).get(plan.name)
             if refused is not None:
                 raise refused
             return [ok(_SUBJECT, f"topic {plan.name} is created by whoever tells of searches")]
