@@ -56,7 +56,7 @@ def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
     settings = {name: stream for name, (_, stream) in sources.items()}
     if problems := [f"pattern.{problem}" for problem in pattern.problems(settings)]:
         raise QueryRefused(*problems)
-    events = {name: events_with_position(*sources[name]) for name in pattern.streams}
+    events = {name: events_with_position(*sources[name], is_ordered=True) for name in pattern.streams}
     problems = _problems_of_steps(pattern, events)
     whole = {name: tuple(_columns(frame)) for name, frame in events.items()}
     used, found = _used_columns(pattern, events, whole)

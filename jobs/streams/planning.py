@@ -20,7 +20,8 @@ def planned(
 ) -> tuple[DataFrame, Table, list[str]]:
     """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
 
-    ``spark`` is a session of this query's own: the streams are views in it. Raises QueryRefused.
+    ``spark`` is a session of this query's own: the streams are views in it. The frame runs in a session with
+    ``frames.UNCHECKED``. Raises QueryRefused.
     """
     if query.pattern is not None:
         frame, streams, said_in = planned_pattern(query.pattern, sources), sorted(query.pattern.streams), "pattern"
@@ -30,16 +31,19 @@ def planned(
     return frame, result_table(name, frame, key=query.key_columns, said_in=said_in), streams
 
 
-def query_problems(
+def examined(
     spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
-) -> list[str]:
-    """What is wrong with a query, a sentence each. Nothing is read, and Spark needs no Kafka for it."""
+) -> tuple[list[str], list[str]]:
+    """What is wrong with a query, a sentence each, and where nothing is, the streams that it reads.
+
+    Nothing is read, and Spark needs no Kafka for it.
+    """
     records = clock_frame(spark).select(
         *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],
         f.col("timestamp"),
     )
     try:
-        planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
+        _, _, read = planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
     except QueryRefused as refused:
-        return list(refused.problems)
-    return []
+        return list(refused.problems), []
+    return [], read
