@@ -6,6 +6,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cdc.model.append_only import stored_table
+from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency
@@ -22,9 +24,14 @@ from tests.builders import column, table
 from tests.events import EPOCH, value_bytes
 
 A, B = (table(column("id", "int8"), column("n", "int8"), name=TableName("public", name)) for name in ("a", "b"))
-HERE = {"a": A, "b": B}
+LOG = table(column("id", "int8"), column("n", "int8"), name=TableName("public", "log"), key=())
+HERE = {"a": A, "b": B, "log": LOG}
 LARGE, SMALL = 1 << 20, 1
 EMPTY = Consistency(EPOCH, 8, 0, since_lsn=8)
+
+
+def row(key: int, n: int) -> dict[str, JsonValue]:
+    return {"id": key, "n": n}
 
 
 class Failing(MemorySink):
@@ -42,7 +49,10 @@ class Failing(MemorySink):
 
 
 class Steps:
-    """One batch over topics a and b of one partition each, read as somebody says. ``kept`` is what the sink has."""
+    """One batch over topics a, b and log of one partition each, read as somebody says.
+
+    ``kept`` is what the sink says of itself.
+    """
 
     def __init__(
         self, store: MemoryStore, *, window_bytes: int = LARGE, reached: Offsets | None = None, fail_at: int = 0
@@ -56,8 +66,8 @@ class Steps:
             RedisSettings(),
             1,
             0,
-            {"a": A.name, "b": B.name},
-            {A.name: A, B.name: B},
+            {topic: table.name for topic, table in HERE.items()},
+            {table.name: table for table in HERE.values()},
             window_bytes=window_bytes,
             retry_s=0.01,
             run=str(id(self)),
@@ -71,11 +81,11 @@ class Steps:
 
     def read(self, topic: str, *rows: tuple[int, int, int]) -> None:
         """Records come: key, value, and LSN of each."""
-        start = self._next[topic]
+        start = self._next.setdefault(topic, 0)
         records = [
             {
-                "key": b'{"id":%d}' % key,
-                "value": value_bytes(HERE[topic], "u", {"id": key, "n": n}, lsn=lsn, seq=1),
+                "key": b'{"id":%d}' % key if HERE[topic].key else b"{}",
+                "value": value_bytes(HERE[topic], "u" if HERE[topic].key else "c", row(key, n), lsn=lsn, seq=1),
                 "topic": topic,
                 "partition": 0,
                 "offset": start + number,
@@ -103,9 +113,11 @@ class Steps:
     @property
     def rows(self) -> dict[str, dict[Any, Any]]:
         sink = MemorySink(self.store, 1)
-        return {
-            name: {stored.key["id"]: stored.row["n"] for stored in sink.scan(table)} for name, table in HERE.items()
-        }
+        return {table.name.name: {stored.key["id"]: stored.row["n"] for stored in sink.scan(table)} for table in (A, B)}
+
+    @property
+    def logged(self) -> list[Any]:
+        return sorted(stored.row["n"] for stored in MemorySink(self.store, 1).scan(stored_table(LOG)))
 
     @property
     def kept(self) -> Consistency | None:
@@ -116,7 +128,7 @@ class Steps:
 def bank() -> MemoryStore:
     """Prepared, and consistent as of a moment before all that comes."""
     store = MemoryStore()
-    MemorySink(store, 1).prepare([A, B])
+    MemorySink(store, 1).prepare([A, B, stored_table(LOG)])
     step_task.save_consistency(MemoryRecords(store), 1, EMPTY)
     return store
 
@@ -196,3 +208,17 @@ def test_a_sink_that_is_read_for_again_from_before_does_not_go_back(bank: Memory
     again.committed(40, a=3)
     assert again.rows["a"] == {1: 12}
     assert again.kept == Consistency(EPOCH, 40, 40, since_lsn=8)
+
+
+@pytest.mark.parametrize("window_bytes", [LARGE, SMALL], ids=["in memory", "on disk"])
+def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, window_bytes: int) -> None:
+    steps = Steps(bank, window_bytes=window_bytes)
+    steps.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32))
+    steps.read("a", (1, 10, 16))
+    assert (steps.logged, steps.rows["a"]) == ([], {})
+    steps.committed(40, log=3, a=1)
+    assert (steps.logged, steps.rows["a"]) == ([10, 10, 30], {1: 10})
+    again = Steps(bank, window_bytes=window_bytes)
+    again.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32), (2, 40, 40))
+    again.committed(48, log=4)
+    assert again.logged == [10, 10, 30, 40]
