@@ -148,19 +148,33 @@ class _Steps:
         if is_empty and before.is_reached and not self._moves(reached):
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
-        sink = self._opened.sink
         with self._whole.step():
-            for records in chain(self._waiting.tables(), [] if taken.records is None else [taken.records]):
-                for start, end in portions(records):
-                    apply_portion(self._task, sink, records.slice(start, end - start), {}, self._result)
-                    self._tell_of_life()
-            sink.apply(Batch([], next_offsets=reached, fence=self._task.fence))
+            last = None
+            for portion in self._portions(taken.records):
+                if last is not None:
+                    self._apply(last, {})
+                last = portion
+            if last is None:
+                self._opened.sink.apply(Batch([], next_offsets=reached, fence=self._task.fence))
+            else:
+                self._apply(last, reached)
             save_consistency(self._opened.records, self._task.generation, after)
         self._waiting.clear()
         self._consistency, self._position = after, reached
         self._moved_s = time.monotonic()
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+
+    def _portions(self, records: pa.Table | None) -> Iterator[pa.Table]:
+        """What has waited on disk, then these."""
+        for table in chain(self._waiting.tables(), [] if records is None else [records]):
+            for start, end in portions(table):
+                yield table.slice(start, end - start)
+
+    def _apply(self, portion: pa.Table, next_offsets: Offsets) -> None:
+        """A part of a step. Nothing in it is repeated: what fails takes back all of the step."""
+        apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
+        self._tell_of_life()
 
     def _moves(self, next_offsets: Offsets) -> bool:
         """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
