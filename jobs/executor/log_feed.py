@@ -87,7 +87,7 @@ class LogFeed:
         return rows
 
     def _ends(self) -> Offsets:
-        return self.cluster.end_offsets(partitions_of(self._topics, self.cluster.partition_counts()))
+        return self.cluster.end_offsets(partitions_of(self._topics, self.cluster.partition_counts(self._topics)))
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:
