@@ -255,6 +255,12 @@ class Config(Settings):
         captured = set(self.source.table_names)
         return tuple(name for name in map(TableName.parse, settings.tables) if name in captured)
 
+    def left_by_capture(self, settings: SinkSettings) -> tuple[TableName, ...]:
+        """The tables of a sink with these settings that this names, and that capture was started without."""
+        captured = set(self.source.table_names)
+        chosen = set(map(TableName.parse, settings.tables)) or set(self.source.named) - self.source.append_only
+        return tuple(name for name in self.source.named if name in chosen and name not in captured)
+
     def uncaptured_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
         """The tables that a sink with these settings names, and that aren't captured: they may join, or have left."""
         captured = set(self.source.table_names)
@@ -514,6 +520,7 @@ _WORDS: Final = {
     "extra_forbidden": "unknown setting: check its spelling and its section",
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
+    "bool_type": "must be true or false, without quotes",
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

@@ -24,6 +24,7 @@ from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from sinks.registry import SinkSettings
 from tests.job_process import spark_settings
 from tests.spark_here import Job
+from tests.topics import remove_later
 
 _numbers = itertools.count(1)
 
@@ -55,6 +56,7 @@ class Streams:
         topics = {"partitions": 1, "replication_factor": 1, "min_insync_replicas": 1}
         self.kafka = KafkaSettings.model_validate({"bootstrap_servers": bootstrap, "topics": topics})
         self.client = self.kafka.client()
+        remove_later(self.client, self.pipeline)
         self.spark: SparkSettings = spark_settings(directory)
         self.streams = {
             name: StreamSettings.model_validate({"topic": f"{self.pipeline}.web.{name}", **fields})
