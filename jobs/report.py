@@ -171,8 +171,9 @@ class UnreadableDeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class ViewLacksRecord:
-    """A view ends without the newest events: no progress record says of them that they are whole transactions.
+class LacksRecord:
+    """A view, or a consistent sink, ends without the newest events: no progress record says of them that they are
+    whole transactions.
 
     It has everything up to ``watermark_lsn``.
     """
@@ -215,7 +216,7 @@ Report = (
     | DefinitionDiffers
     | ColumnBackfillProgress
     | UnreadableDeadLetters
-    | ViewLacksRecord
+    | LacksRecord
     | StreamReport
 )
 Reporter = Callable[[Report], None]
@@ -350,9 +351,9 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                 },
                 f"`lockstep rejections list {report.sink}` shows them",
             )
-        case ViewLacksRecord():
+        case LacksRecord():
             return logging.WARNING, LogMessage(
-                "view lacks the newest transactions",
+                "sink lacks the newest transactions",
                 {
                     "sink": report.sink,
                     "generation": report.generation,

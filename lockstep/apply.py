@@ -63,6 +63,11 @@ def read_from(
             f"{name!r} is a view: it reads the log from where its state is, and from nowhere else",
             hint=f"build it again: lockstep rebuild {name} --switch",
         )
+    if settings_of(config, name).consistent:
+        raise ConfigurationError(
+            f"sink {name!r} is consistent: it reads the log on from its last step, and from nowhere else",
+            hint=f"build it again: lockstep rebuild {name} --switch",
+        )
     live = _ready_generation(config, name)
     chosen = settings_of_generation(config, name, live)
     start = _start(config, chosen, lsn=lsn, time_ms=time_ms)

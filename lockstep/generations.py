@@ -17,6 +17,7 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
 from jobs.generations.lease import is_running
@@ -42,7 +43,7 @@ class Description:
 
     These are settings that are different in today's configuration, and columns that the source has renamed since.
     ``job`` says whether anybody applies to it, ``verification`` how its last comparison with the source ended, ``view``
-    what the job of a view has told of it.
+    what the job of a view has told of it, ``consistency`` as of when the tables of a consistent sink are.
     """
 
     generation: Generation
@@ -51,6 +52,7 @@ class Description:
     job: JobStatus
     verification: Verification | None = None
     view: ToldView | None = None
+    consistency: KnownConsistency | None = None
 
     @property
     def needs_somebody(self) -> bool:
@@ -74,6 +76,7 @@ class Description:
             "job": self.job.to_json(),
             "verified": None if self.verification is None else self.verification.to_json(),
             "view": None if self.view is None else self.view.to_json(),
+            "consistent": None if self.consistency is None else self.consistency.to_json(),
         }
 
 
@@ -108,6 +111,7 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
             view = None if settings.view is None else load_told(opened.records, generation.number)
+            consistency = known_consistency(opened.records, generation.number, jobs[generation.number].asides)
             if verification is not None and verification.through_lsn:
                 verification = verification.in_epoch(epoch())
         finally:
@@ -116,7 +120,7 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
         differs = changed_settings(definition(built_with), today)
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
         job = jobs[generation.number]
-        descriptions.append(Description(generation, progress, tuple(differs), job, verification, view))
+        descriptions.append(Description(generation, progress, tuple(differs), job, verification, view, consistency))
     return descriptions
 
 
@@ -170,9 +174,15 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         for description in descriptions
         if description.view is not None
     ]
+    consistent = [
+        Text(f"generation {description.generation.number} of {name}: {description.consistency.text}", style="dim")
+        for description in descriptions
+        if description.consistency is not None
+    ]
     return Group(
         table,
         *views,
+        *consistent,
         *verified,
         *(
             Text(f"generation {of.generation.number} of {name}: {text}", style="red" if of.needs_somebody else "yellow")

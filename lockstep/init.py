@@ -193,6 +193,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # mask_salt_file = "/run/secrets/salt"     # for hashes, or $$LOCKSTEP_SINK_<NAME>_SALT
 # schema_changes = "stop"                  # at a column's new name; "keep": it keeps the name it has here
 # events_per_s = 0                         # the most that its job takes from the log a second; 0: no limit
+# consistent = false                       # true: readers see whole transactions; only in PostgreSQL
 # apply = true                             # false: it gets no table, and only says where the store of views is
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD

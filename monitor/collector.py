@@ -26,6 +26,7 @@ from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
 from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
+from jobs.consistency import KnownConsistency, known_consistency
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Generation, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
@@ -80,7 +81,9 @@ _TABLES_EVERY_S = 10.0
 
 _NOT_BEGUN = Generation(1, True, None)
 
-_Progresses = list[tuple[Generation, Progress | None, JobStatus | None, str | None, ToldView | None]]
+_Progresses = list[
+    tuple[Generation, Progress | None, JobStatus | None, str | None, ToldView | None, KnownConsistency | None]
+]
 _Answer = _Progresses | LockstepError
 _Asking = Literal["source", "others"]
 
@@ -345,7 +348,7 @@ class LagCollector:
         for name, answer in answers.items():
             if isinstance(answer, LockstepError):
                 continue
-            for generation, progress, _, blocked_by, _ in answer:
+            for generation, progress, _, blocked_by, *_ in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
                     signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
@@ -444,6 +447,7 @@ class LagCollector:
                 jobs.get(generation.number),
                 blocked_by,
                 self._told_view(name, generation.number),
+                self._consistency(name, generation.number, jobs.get(generation.number)),
             )
             for generation in generations
         ]
@@ -451,6 +455,12 @@ class LagCollector:
     def _told_view(self, name: str, number: int) -> ToldView | None:
         """What the job of a view has told of it."""
         return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
+
+    def _consistency(self, name: str, number: int, job: JobStatus | None) -> KnownConsistency | None:
+        """As of when its tables are, where it is to be consistent."""
+        if not self._settings[name].consistent:
+            return None
+        return known_consistency(self._opened(name, number).records, number, () if job is None else job.asides)
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
@@ -669,7 +679,7 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress, job, _, view in answer:
+        for generation, progress, job, _, view, consistency in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
@@ -689,6 +699,7 @@ class LagCollector:
                 is_view=self._settings[name].view is not None,
                 view=view,
                 joining=() if progress is None else progress.joining,
+                consistency=consistency,
             )
 
     def _records_left(

@@ -31,6 +31,7 @@ from cdc.model.lsn import format_lsn
 from cdc.model.times import time_text
 from cdc.protocol.control_records import CaptureState, Gap
 from cdc.stream.slot_guard import minutes_until_full
+from jobs.consistency import KnownConsistency
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.searches import StandingSearches
@@ -89,7 +90,8 @@ class SinkFacts:
     ``has_begun``: something was applied to it, as far as is known.
 
     ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
-    ``joining`` are topics of tables that joined, of which the watermark isn't true yet.
+    ``joining`` are topics of tables that joined, of which the watermark isn't true yet. ``consistency`` is that of a
+    consistent sink.
     """
 
     name: str
@@ -106,6 +108,7 @@ class SinkFacts:
     is_view: bool = False
     view: ToldView | None = None
     joining: tuple[str, ...] = ()
+    consistency: KnownConsistency | None = None
 
     @property
     def label(self) -> str:
@@ -258,6 +261,12 @@ class LagReport:
         return {sink.label: sink.view for sink in sinks if sink.view is not None}
 
     @property
+    def consistencies(self) -> dict[str, KnownConsistency]:
+        """As of when the tables of consistent sinks are, by the label of a generation."""
+        sinks = [stage.sink for stage in self.stages if stage.sink is not None]
+        return {sink.label: sink.consistency for sink in sinks if sink.consistency is not None}
+
+    @property
     def building_views(self) -> list[str]:
         """A sentence for each view whose state is being built."""
         return [
@@ -308,6 +317,9 @@ class LagReport:
                             "live": stage.sink.is_live,
                             "job": None if stage.sink.job is None else stage.sink.job.to_json(),
                             "view": None if stage.sink.view is None else stage.sink.view.to_json(),
+                            "consistent": (
+                                None if stage.sink.consistency is None else stage.sink.consistency.to_json()
+                            ),
                         }
                     ),
                 }

@@ -66,6 +66,10 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
     for label, told in lag.views.items():
         if not told.is_building:
             yield Remark(f"{label}: {view_text(told)}", "dim", f"{label}: figures")
+    for label, known in lag.consistencies.items():
+        yield Remark(
+            f"{label}: {known.text}", "dim" if known.of_tables.is_reached else "yellow", f"{label}: consistent"
+        )
     for name, error in lag.unanswered.items():
         yield Remark(f"{name} can't be asked: {error}", "red")
     for label, job in lag.idle.items():

@@ -1,6 +1,7 @@
 """The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and agreements."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -367,14 +368,34 @@ class CoordinationRecords(Protocol):
         ...
 
 
+class WholeSteps(Protocol):
+    """Several batches as one step: readers see all of it at once, whatever its tables, or nothing.
+
+    Raises ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
+    """
+
+    def step(self) -> AbstractContextManager[None]:
+        """What the sink and the records that were opened with it do inside is one step, durable when that has ended.
+
+        Whatever is raised inside takes all of it back. Then the sink is to be closed: nothing in it is repeated.
+        """
+        ...
+
+    def newest_tag(self) -> str:
+        """The greatest tag of the generation's rows, also of deleted ones; "" where there are none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedSink:
     """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone.
 
     ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
+    ``whole`` is None where the destination can't take several batches as one step.
     """
 
     sink: Sink
     generations: Generations
     records: CoordinationRecords
     blocked_by: Callable[[], str | None] = lambda: None
+    whole: WholeSteps | None = None

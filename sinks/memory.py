@@ -5,6 +5,8 @@ The reference that the contract suite is proven on, and a stand-in for tests of 
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import orjson
@@ -49,7 +51,7 @@ class MemoryStore:
     generations: dict[int, _Generation] = field(default_factory=dict)
     live: int | None = None
     records: dict[str, str] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def generation(self, number: int) -> _Generation:
         """One generation. Raises LockstepError when there is none of that number."""
@@ -70,7 +72,9 @@ def open_memory(
 ) -> OpenedSink:
     """A store opened for one generation. ``refuse`` returns the reason for an event to be rejected, or None."""
     sink = MemorySink(store, generation, refuse=refuse)
-    return OpenedSink(sink, MemoryGenerations(store, generation, sink), MemoryRecords(store))
+    return OpenedSink(
+        sink, MemoryGenerations(store, generation, sink), MemoryRecords(store), whole=MemorySteps(store, generation)
+    )
 
 
 class MemorySink:
@@ -182,6 +186,29 @@ class MemorySink:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+class MemorySteps:
+    """Steps of one generation of a store. Others wait while one is made."""
+
+    def __init__(self, store: MemoryStore, generation: int) -> None:
+        self._store = store
+        self._number = generation
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        with self._store.lock:
+            before = deepcopy(self._store.generation(self._number)), dict(self._store.records)
+            try:
+                yield
+            except BaseException:
+                self._store.generations[self._number], self._store.records = before
+                raise
+
+    def newest_tag(self) -> str:
+        with self._store.lock:
+            tables = self._store.generation(self._number).newest.values()
+            return max((event.tag for rows in tables for event in rows.values()), default="")
 
 
 class MemoryGenerations:

@@ -85,6 +85,7 @@ CHANGES_MAX: Final = 5_000_000
 
 _NOT_OF_VIEWS: Final = (
     "exclude", "rename", "mask", "mask_salt", "mask_salt_file", "computed", "where", "schema_changes", "events_per_s",
+    "consistent",
 )  # fmt: skip
 
 
@@ -101,6 +102,9 @@ class TableSettings(BaseModel):
 
     ``events_per_s`` is how many records of the log a job takes a second at most, each generation for itself; 0: no
     limit.
+
+    With ``consistent`` whoever reads several tables in one transaction of the store sees them as of one commit of the
+    source.
 
     ``max_open_rejections`` is how many rows that this sink refused may be kept; before there are more, the job stops.
 
@@ -125,6 +129,9 @@ class TableSettings(BaseModel):
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = frozenset(_NOT_OF_VIEWS)
     """Those that mean nothing for a view's result."""
 
+    NO_WHOLE_STEPS: ClassVar[str] = "this kind of sink can't show changes of several tables at once"
+    """Why ``consistent`` is refused; "" where it isn't."""
+
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
@@ -139,6 +146,7 @@ class TableSettings(BaseModel):
     schema_changes: Literal["stop", "keep"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
     events_per_s: int = Field(0, ge=0)
+    consistent: bool = False
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
     topic: StrictBool = False
@@ -207,6 +215,8 @@ class TableSettings(BaseModel):
             )
         if self.mask_salt is not None and self.mask_salt_file is not None:
             problems.append("mask_salt and mask_salt_file exclude each other")
+        if self.consistent and self.view is None:
+            problems += [f"consistent: {reason}" for reason in self.why_not_consistent()]
         if self.view is None and self.changes_max != CHANGES_MAX:
             problems.append("changes_max: it is a view's")
         if self.view is None and self.topic:
@@ -218,6 +228,15 @@ class TableSettings(BaseModel):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def why_not_consistent(self) -> list[str]:
+        """Why its tables can't be shown as of one commit."""
+        reasons = [self.NO_WHOLE_STEPS] if self.NO_WHOLE_STEPS else []
+        if self.computed or self.where:
+            reasons.append("not with computed or where: Spark reads the log for them, without the ends of transactions")
+        if self.events_per_s:
+            reasons.append("not with events_per_s: a step ends where a transaction ends")
+        return reasons
 
     def _given(self) -> set[str]:
         """The settings that aren't as they are by default."""

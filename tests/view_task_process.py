@@ -1,7 +1,8 @@
-"""Batches of views' tasks in processes of their own, which one server forks.
+"""Batches of tasks of views and of consistent sinks in processes of their own, which one server forks.
 
 A process is killed or stopped at a chosen point, or its files can't grow. Points are counted: before and after each
-transaction of the state, each write of rows to the sink and each commit to the view's topic.
+transaction of the state, each write of rows to the sink and each commit to the view's topic; of a consistent sink
+before and after each write of a step, that of its offsets and that of its LSN.
 
 The server has loaded all that a task needs, which takes longer than a batch does. It opens no client and starts no
 thread: a fork has neither.
@@ -39,6 +40,7 @@ _MODULES: Final = (
     "email.parser",
     "dateutil.relativedelta",
     "encodings.idna",
+    "jobs.executor.step_task",
     "jobs.executor.view_task",
     "psycopg",
     "pyarrow.compute",
@@ -191,7 +193,7 @@ def _batch_run(batch: _Batch) -> int:
     import pyarrow as pa
 
     from cdc.kafka.publisher import TransactionalPublisher
-    from jobs.executor import view_task
+    from jobs.executor import step_task, view_task
     from jobs.executor.result import from_arrow
     from views.state import file
 
@@ -218,10 +220,18 @@ def _batch_run(batch: _Batch) -> int:
     file.FileState.clear = watched(file.FileState.clear)  # type: ignore[method-assign]
     file.FileState.compact = watched(file.FileState.compact)  # type: ignore[method-assign]
     TransactionalPublisher.commit_events = watched(TransactionalPublisher.commit_events)  # type: ignore[method-assign]
-    view_task.freeze_opened = lambda: None  # for the next task, which has a process of its own here
-    sink = view_task.sink_for(batch.task)
-    sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
-    result = from_arrow(pa.Table.from_batches(list(view_task.deliver_view(batch.task, []))))
+    # For the next task, which has a process of its own here.
+    view_task.freeze_opened = step_task.freeze_opened = lambda: None
+    if batch.task.steps is None:
+        sink = view_task.sink_for(batch.task)
+        sink.apply = watched(sink.apply, if_any=True)  # type: ignore[method-assign]
+        batches = view_task.deliver_view(batch.task, [])
+    else:
+        sink = step_task.opened_for(batch.task).sink
+        sink.apply = watched(sink.apply)  # type: ignore[method-assign]
+        step_task.save_consistency = watched(step_task.save_consistency)
+        batches = step_task.deliver_steps(batch.task, [])
+    result = from_arrow(pa.Table.from_batches(list(batches)))
     for failure in result.failures:
         print(failure.error(), getattr(failure.error(), "hint", ""), file=sys.stderr)
     return FAILED if result.failures else ENDED

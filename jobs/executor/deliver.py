@@ -26,7 +26,7 @@ from jobs.executor.result import (
 from jobs.executor.row_versions import versions_of
 from jobs.executor.task_input import Task
 from jobs.executor.window import Window, newest
-from sinks.contract import Batch, Rejection, TopicPartition
+from sinks.contract import Batch, Rejection, Sink, TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
@@ -76,7 +76,8 @@ def _apply(task: Task, window: Window, result: Result) -> None:
     for start, end in portions(records):
         # Keys are in the order of their newest records, so only the last portion makes the window complete.
         is_last = end == records.num_rows
-        _apply_portion(task, records.slice(start, end - start), reached if is_last else result.next_offsets, result)
+        portion = records.slice(start, end - start)
+        apply_portion(task, sink_for(task), portion, reached if is_last else result.next_offsets, result)
     result.next_offsets = reached
     result.commit_time_ms = max(result.commit_time_ms, window.commit_time_ms)
 
@@ -96,7 +97,10 @@ def portions(records: pa.Table) -> Iterator[tuple[int, int]]:
         yield start, records.num_rows
 
 
-def _apply_portion(task: Task, records: pa.Table, next_offsets: Mapping[TopicPartition, int], result: Result) -> None:
+def apply_portion(
+    task: Task, sink: Sink, records: pa.Table, next_offsets: Mapping[TopicPartition, int], result: Result
+) -> None:
+    """Apply these records, and add what became of them. Raises LockstepError."""
     versions = versions_of(records, task) if task.versions else []
     if task.versions:
         records = newest(records)
@@ -112,7 +116,7 @@ def _apply_portion(task: Task, records: pa.Table, next_offsets: Mapping[TopicPar
         versions=versions,
     )
     *before, last = _without_open_rejections(task, whole) if task.rejected_before else [whole]
-    outcomes = [sink_for(task).apply(batch) for batch in (*before, replace(last, next_offsets=next_offsets))]
+    outcomes = [sink.apply(batch) for batch in (*before, replace(last, next_offsets=next_offsets))]
     rejections = [*(rejection for outcome in outcomes for rejection in outcome.rejections), *decoded.rejections]
     result.applied += sum(outcome.applied for outcome in outcomes)
     result.stale += sum(outcome.stale for outcome in outcomes)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from jobs.executor.task_input import Task
-from sinks.contract import Sink
+from sinks.contract import OpenedSink, Sink
 from sinks.registry import SinkSettings
 from sinks.wrappers.retrying import Retries, Waiting, retrying
 
@@ -21,9 +21,13 @@ _IDLE_S: Final = 600.0
 
 @dataclass(slots=True)
 class _Open:
-    """An open sink, and the run and the settings that it was opened for. ``used_at`` is of the monotonic clock."""
+    """An open sink, and the run and the settings that it was opened for. ``used_at`` is of the monotonic clock.
+
+    ``sink`` repeats calls of ``opened``.
+    """
 
     sink: Sink
+    opened: OpenedSink
     purpose: tuple[str, SinkSettings]
     used_at: float
 
@@ -37,13 +41,22 @@ _unfrozen: set[_Identity] = set()
 
 def sink_for(task: Task) -> Sink:
     """The task's sink, open: that of an earlier task of the same run, else a new one. Raises what opening it raises."""
+    return _open_for(task).sink
+
+
+def opened_for(task: Task) -> OpenedSink:
+    """The same sink with all that was opened with it. It repeats no call: within a step nothing can be repeated."""
+    return _open_for(task).opened
+
+
+def _open_for(task: Task) -> _Open:
     identity = (task.sink, task.generation)
     purpose = (task.run, task.settings)
     now = time.monotonic()
     opened = _open.get(identity)
     if opened is not None and opened.purpose == purpose:
         opened.used_at = now
-        return opened.sink
+        return opened
     for other, earlier in list(_open.items()):
         if other == identity or now - earlier.used_at > _IDLE_S:
             _close(other)
@@ -54,10 +67,11 @@ def sink_for(task: Task) -> Sink:
         on_wait=_wait_quietly,
         give_up_after_s=task.retry_s,
     )
-    sink = retrying(task.open(task.sink, task.settings, task.generation), retries).sink
-    _open[identity] = _Open(sink, purpose, now)
+    bare = task.open(task.sink, task.settings, task.generation)
+    opened = _Open(retrying(bare, retries).sink, bare, purpose, now)
+    _open[identity] = opened
     _unfrozen.add(identity)
-    return sink
+    return opened
 
 
 def freeze_opened() -> None:

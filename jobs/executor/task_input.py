@@ -53,6 +53,18 @@ class ViewInput:
 
 
 @dataclass(frozen=True)
+class StepsInput:
+    """What a task needs to know that applies whole transactions of all tables at once.
+
+    ``reached`` is where it reads on.
+    """
+
+    progress_topic: str
+    pipeline: str
+    reached: Offsets = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Task:
     """What every task of a batch needs to know. Travels to the executors."""
 
@@ -90,6 +102,13 @@ class Task:
     open: OpenSink = open_sink
     view: ViewInput | None = None
     """With it, the sink gets a query's result."""
+    steps: StepsInput | None = None
+    """With it, readers of the sink see whole transactions."""
+
+    @property
+    def reads_whole_transactions(self) -> bool:
+        """Whether one task reads all partitions, up to where transactions end, and says by itself what it reads."""
+        return self.view is not None or self.steps is not None
 
     @property
     def append_only(self) -> frozenset[str]:

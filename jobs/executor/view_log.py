@@ -76,7 +76,9 @@ class ViewLog:
         position: Mapping[TopicPartition, int],
         *,
         append_only: frozenset[str] = frozenset(),
+        floor: str = NEVER,
     ) -> None:
+        """No cut is taken that is older than the tag ``floor``."""
         self._topics = frozenset(topics)
         self._append_only = append_only
         self._reached: Offsets = dict(position)
@@ -87,7 +89,7 @@ class ViewLog:
         self._newest_tag = NEVER
         self._target: Offsets | None = None
         self._began_s = 0.0
-        self._floor = NEVER
+        self._floor = floor
         self.rows = 0
         """How many records were read."""
         self.bytes = 0

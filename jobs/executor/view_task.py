@@ -16,15 +16,13 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.kafka.control_topics import ProgressReader
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
-from cdc.model.errors import ForeignRecord, PositionMismatch
+from cdc.model.errors import PositionMismatch
 from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
-from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.decode import decode
-from jobs.executor.log_reader import Polled, Range, load_ranges, reader_for
-from jobs.executor.long_batch import ALIVE_S, FETCH_WAIT_MS, TELL_S, DriverLine, LongBatch, Told, take_told
+from jobs.executor.log_feed import LogFeed
+from jobs.executor.log_reader import load_ranges
+from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections, to_arrow
 from jobs.executor.task_input import Task, ViewInput
@@ -33,7 +31,7 @@ from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
-from sinks.contract import Batch, CoordinationRecords, TopicPartition
+from sinks.contract import Batch, CoordinationRecords
 from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
 from views.state.contract import Size, UnusableState
@@ -49,10 +47,6 @@ _MARKERS_S: Final = 0.5
 
 _RECORD_S: Final = 5.0
 """How long a batch that is to end waits for the progress record of what it has read."""
-
-_STALLED_S: Final = 10.0
-"""Who hasn't read for so long is behind: what comes next may be compacted."""
-
 
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
@@ -269,8 +263,6 @@ class _Run:
         self._goes_on = goes_on
         self._size = size
         self._building: BuildProgress | None = None
-        self._client = task.client
-        self._cluster = TopicAdmin(task.client)
         self._position = ViewPosition() if builds else view.position()
         self._inbox: Inbox | None = None
         self._builds = builds
@@ -278,10 +270,16 @@ class _Run:
         self._told: Offsets = {}
         self._told_s = time.monotonic()
         self._at_end_s: float | None = None
-        self._topics = list(task.tables)
         self._began: Offsets = {}
         self._to_read = 0
-        self._log = ViewLog(self._topics, self._position.offsets, append_only=task.append_only)
+        self._log = ViewLog(task.tables, self._position.offsets, append_only=task.append_only)
+        self._feed = LogFeed(
+            task.client,
+            self._log,
+            pipeline=self._input.pipeline,
+            progress_topic=self._input.progress_topic,
+            topics=list(task.tables),
+        )
         self._last_cut: Cut | None = None
         self._noted: Tag | None = None
         self._moved_s = time.monotonic()
@@ -314,35 +312,17 @@ class _Run:
             self._follow()
 
     def _follow(self) -> None:
-        log = self._log
-        # The first answer is a record whose bounds are the ends of all topics as of now.
-        progress = ProgressReader(self._client, self._input.pipeline, self._topics)
-        with closing(progress):
-            for record in progress.new_records():
-                log.add_record(record)
-            following = progress.next_offset
-        ends = self._ends()
-        log.catch_up(ends, time.monotonic())
+        ends = self._feed.begin()
         if self._builds:
-            begins = self._cluster.begin_offsets(list(ends))
+            begins = self._feed.cluster.begin_offsets(list(ends))
             if not self._input.trimmed:
                 self._check_log_is_whole(begins)
             self._began = begins
             self._to_read = sum(ends.values()) - sum(begins.values())
-        starts = self._position.offsets
-        wanted = [Range(*at, starts.get(at), max(end, starts.get(at, 0))) for at, end in ends.items()]
-        progress_range = Range(self._input.progress_topic, 0, following, following)
-        with (
-            reader_for(self._client, wanted, fetch_wait_ms=FETCH_WAIT_MS) as reader,
-            closing(reader.follow([*wanted, progress_range])) as all_polled,
-        ):
-            polled_s = time.monotonic()
-            for polled in all_polled:
-                now = time.monotonic()
-                if not log.is_behind and (now - polled_s > _STALLED_S or log.is_late(now)):
-                    log.catch_up(self._ends(), now)
-                polled_s = now
-                self._take(polled)
+        with closing(self._feed.follow(self._position.offsets, ends)) as polls:
+            for rows in polls:
+                self._result.rows += rows
+                self._take()
                 if self._is_over(time.monotonic()):
                     return
 
@@ -395,20 +375,9 @@ class _Run:
         self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
         return self._result.lacks_record
 
-    def _take(self, polled: Polled) -> None:
+    def _take(self) -> None:
         """Take in what has come, up to the newest cut."""
         log = self._log
-        for batch in polled.records:
-            if batch.column("topic")[0].as_py() == self._input.progress_topic:
-                for value in batch.column("value").to_pylist():
-                    if (record := _record(value)) is not None:
-                        log.add_record(record)
-            else:
-                log.add(batch)
-                self._result.rows += batch.num_rows
-        log.reach(self._of_tables(polled.ends))
-        if log.is_behind and log.is_at_target and not log.has_caught_up(time.monotonic()):
-            log.catch_up(self._ends(), time.monotonic())
         if log.bytes > self._task.window_bytes:
             if self._inbox is None:
                 if log.bytes > _HELD_WINDOWS * self._task.window_bytes:
@@ -496,7 +465,7 @@ class _Run:
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
         position = self._view.position()
-        offsets = self._of_tables(position.offsets)
+        offsets = self._feed.of_topics(position.offsets)
         if self._building is not None:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
@@ -596,12 +565,6 @@ class _Run:
     def _note(self) -> str:
         return f"g{self._task.generation}.view_tag"
 
-    def _ends(self) -> Offsets:
-        return self._cluster.end_offsets(partitions_of(self._topics, self._cluster.partition_counts(self._topics)))
-
-    def _of_tables(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
-        return {at: offset for at, offset in offsets.items() if at[0] in self._task.tables}
-
     def _check_log_is_whole(self, begins: Offsets) -> None:
         for (topic, partition), begin in sorted(begins.items()):
             if begin:
@@ -616,11 +579,3 @@ class _Run:
 def _rejected_value(tag: str, row: bytes, commit_time_ms: int) -> bytes:
     """A row of the result in the form of a table's event, as a retry reads it."""
     return orjson.dumps({"op": "u", "tag": tag, "after": orjson.Fragment(row), "ts_ms": commit_time_ms})
-
-
-def _record(value: bytes | None) -> ProgressRecord | None:
-    """None for what isn't ours, as ``ProgressReader`` has it."""
-    try:
-        return ProgressRecord.from_bytes(value, "a record of the progress topic")
-    except ForeignRecord:
-        return None

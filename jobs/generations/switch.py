@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
+from jobs.consistency import load_consistency
 from jobs.generations.columns import load_columns
 from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
 from jobs.generations.status import JobState, job_status
@@ -131,13 +132,19 @@ def _approach(
 
 @dataclass(frozen=True, slots=True)
 class _Lacking:
-    """What a generation lacks of what readers may have seen: ``events``, and ``columns`` in rows from before."""
+    """What a generation lacks of what readers may have seen: ``events``, and ``columns`` in rows from before.
+
+    One that is to be consistent may lack the ``step`` by which it is.
+    """
 
     events: int
     columns: bool
+    step: bool = False
 
     def __str__(self) -> str:
-        return f"{self.events:,} events are missing" if self.events else "rows lack a new column's default"
+        if self.events:
+            return f"{self.events:,} events are missing"
+        return "rows lack a new column's default" if self.columns else "it isn't consistent yet"
 
     def error(self, target: int, live: int) -> LockstepError:
         message = (
@@ -146,6 +153,8 @@ class _Lacking:
         )
         if not self.events:
             message = f"generation {target} lacks a new column's default in some rows, which its job writes now"
+            if not self.columns:
+                message = f"generation {target} isn't consistent yet: it may have parts of transactions"
         return LockstepError(message, hint="let `lockstep apply` or `lockstep run` bring it up to date, then try again")
 
 
@@ -162,7 +171,8 @@ def _lacking(new: OpenedSink, target: int, wanted_offsets: Offsets, wanted_topic
     columns = load_columns(new.records, target)
     is_filled = columns is None or columns.is_filled
     missing = missing_records(new.generations.load_progress(), wanted_offsets, wanted_topics)
-    return _Lacking(missing, not is_filled)
+    consistency = load_consistency(new.records, target)
+    return _Lacking(missing, not is_filled, consistency is not None and not consistency.is_reached)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
-from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
+from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.generations.asides import (
     Aside,
     Asides,
@@ -55,6 +55,7 @@ from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
+from jobs.query.consistency import check_can_be_consistent, keep_consistency
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable
 from jobs.query.progress import ProgressKeeper
@@ -84,6 +85,9 @@ _OVERTAKEN_MAX: Final = 5
 """So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
 jobs, each with a destination of its own, do that for ever."""
 
+
+_CONSISTENT: Final = "consistent"
+"""The checkpoint of a sink that applies whole transactions has this in its name."""
 
 _ORDERS_LOOK_S: Final = 1.0
 """How often a job that reads nothing looks whether somebody wants something else."""
@@ -253,12 +257,16 @@ class SinkJob:
         if plan.bulk:
             opened.generations.begin_bulk()
         self._known_shapes = log.records
-        if view is None:
+        if view is None and not plan.applies_steps:
             start, checkpoint, committed = self._start(opened, log, stored)
         else:
-            # The view's state says where the log is read on, and the destination has been told.
-            start, committed = StartPosition(), None if stored is None else _offsets_of(stored, log)
+            # The view's state, or the destination, says where the log is read on. A consistent sink may have another
+            # checkpoint, from when it was none.
+            start = StartPosition(run=_CONSISTENT if plan.applies_steps else "")
+            committed = None if stored is None else _offsets_of(stored, log)
             checkpoint = self._checkpoint(start)
+        if plan.applies_steps:
+            check_can_be_consistent(plan.name, stored, load_start_position(opened.records, plan.generation))
         point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
@@ -277,8 +285,15 @@ class SinkJob:
             selection="" if self._captured is None else self._captured.selection,
             result=None if view is None else view.table.name,
         )
+        fence = lease.claim(opened.sink.claim)
+        lacks_step = keep_consistency(opened.records, plan.generation, applies_steps=plan.applies_steps)
         task = self._task(
-            log, computed, start, fence=lease.claim(opened.sink.claim), view=self._view_input(view, log, committed)
+            log,
+            computed,
+            start,
+            fence=fence,
+            view=self._view_input(view, log, committed),
+            steps=self._steps_input(committed),
         )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -303,7 +318,8 @@ class SinkJob:
                 backfill=backfill,
                 deletes=log.deletes,
                 reached=reached,
-                reads_again=_reads_again(point),
+                # Without anything new to read, a step is what it is to begin with.
+                reads_again=_reads_again(point) or lacks_step,
                 goes_on=self._goes_on(log),
                 on_no_task_left=self._tell_no_task_left,
                 captured=self._captured_watch(),
@@ -706,6 +722,12 @@ class SinkJob:
             result_topic=self._view_topic(view),
         )
 
+    def _steps_input(self, reached: Offsets | None) -> StepsInput | None:
+        plan = self._plan
+        if not plan.applies_steps:
+            return None
+        return StepsInput(control_topic(plan.pipeline, PROGRESS), plan.pipeline, reached or {})
+
     def _view_topic(self, view: PlannedView) -> ViewTopicInput | None:
         """The topic of the view's rows, created where it isn't there; None where none is asked for."""
         plan = self._plan
@@ -724,6 +746,7 @@ class SinkJob:
         *,
         fence: int,
         view: ViewInput | None = None,
+        steps: StepsInput | None = None,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -747,6 +770,7 @@ class SinkJob:
             client=None if computed else portable_client(plan.kafka),
             open=plan.open,
             view=view,
+            steps=steps,
         )
 
     def _have_shapes_changed(self) -> bool:

@@ -23,8 +23,9 @@ from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
-from jobs.executor.long_batch import Told, deliver_long
+from jobs.executor.long_batch import LongBatch, Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
+from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
 from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
@@ -53,7 +54,7 @@ from jobs.query.threads import (
 )
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
-from jobs.report import Reporter, SinkStarted, SinkWaiting, StatusReport, ViewLacksRecord, WatermarkRaised
+from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
@@ -90,7 +91,8 @@ class QueryPlan:
     ``deletes``: some of them lose records with time.
     ``backfill`` gives rows from before the columns that they lack, where there are any. It returns whether all is done;
     else the gate was closed. ``reached`` is where an earlier query with this checkpoint has got to in this process.
-    ``reads_again``: Spark begins before what the destination says is applied. ``goes_on``: batches may be long ones.
+    ``reads_again``: there is something to do before anything new comes. Spark begins before what the destination says
+    is applied, or a consistent sink lacks its first step. ``goes_on``: batches may be long ones.
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
     yet, since their copy hasn't begun.
@@ -252,7 +254,7 @@ class SinkQuery:
         known = self._writers.get(is_long)
         if known is not None and known[0].issuperset(topics):
             return known[1]
-        if self._task.view is not None:
+        if self._task.reads_whole_transactions:
             topics = self._task.tables.keys()
         told = told_topics(topics, frozenset() if known is None else known[0], self._task.tables)
         task = replace(
@@ -263,10 +265,9 @@ class SinkQuery:
         apply: Callable[[Iterable[Any]], Iterator[Any]]
         if is_long:
             assert self._long_batches is not None
-            deliver_until_told = deliver_long if task.view is None else deliver_view_long
-            apply = partial(deliver_until_told, task, self._long_batches.batch)
+            apply = partial(_long_delivery(task), task, self._long_batches.batch)
         elif task.view is None:
-            apply = partial(deliver, task)
+            apply = partial(deliver if task.steps is None else deliver_steps, task)
         else:
             assert self._long_batches is not None
             apply = partial(deliver_view, task, batch=self._long_batches.batch)
@@ -284,7 +285,7 @@ class SinkQuery:
         )
 
     def _start(self, call: BatchCall) -> StreamingQuery:
-        if self._task.view is None:
+        if not self._task.reads_whole_transactions:
             frame = read_topics(
                 self._spark,
                 self._plan.kafka,
@@ -396,8 +397,8 @@ class SinkQuery:
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """Whether it had so little that there may be no more."""
-        if self._task.view is not None:
-            return self._run_view_batch(frame, batch_id)
+        if self._task.reads_whole_transactions:
+            return self._run_whole_batch(frame, batch_id)
         self._batch_id, self._part_began = batch_id, time.monotonic()
         ends, starts = self._checkpoint.end_offsets(batch_id), self._starts(batch_id)
         # Whether one task is quicker than one per partition. Offsets count gaps too; that only errs to the safe side.
@@ -410,14 +411,14 @@ class SinkQuery:
         if is_long:
             try:
                 records = range_frame(frame.sparkSession, [open_ranges(starts, ends)])
-                result = self._deliver(records, {topic for topic, _ in ends}, is_long=True)
+                result = self._deliver(lambda: records, {topic for topic, _ in ends}, is_long=True)
             finally:
                 SLOTS.give_back()
             # A long batch tells where it is, past the markers of transactions; no row has stored that.
             written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
         else:
             records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
-            result = self._deliver(records, {part.topic for part in wanted_ranges}, is_long=False)
+            result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
         self._rate.taken(result.rows)
         self._keep_rejections(result)
@@ -431,18 +432,23 @@ class SinkQuery:
         has_told = bool(result.rejected or result.resolved)
         return self._rests and is_small and not is_long and not has_told
 
-    def _run_view_batch(self, frame: DataFrame, batch_id: int) -> bool:
-        """The same of a view, whose state says what is to be read."""
+    def _run_whole_batch(self, frame: DataFrame, batch_id: int) -> bool:
+        """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""
         self._batch_id, self._part_began = batch_id, time.monotonic()
         topics = self._task.tables.keys()
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
         result = Result()
         refused: dict[tuple[str, bytes], RejectedEvent] = {}
+
+        def told() -> DataFrame:
+            # Asked for again by each attempt: a long batch may have come far before it failed.
+            reached = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
+            return range_frame(frame.sparkSession, [reached])
+
         try:
             while True:
-                told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
-                part = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+                part = self._deliver(told, topics, is_long=is_long)
                 # A task ends for the size of its rejections, so each part alone may have few of them.
                 refused = {at: event for at, event in refused.items() if at not in part.resolved}
                 refused |= {(event.position.topic, event.key): event for event in part.rejected}
@@ -463,10 +469,11 @@ class SinkQuery:
             progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
-                self._report(ViewLacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+                self._report(LacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
         elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
+            what = "view" if self._task.steps is None else "sink"
             raise LockstepError(
-                f"view {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
+                f"{what} {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
                 hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
             )
         return self._rests and not is_long and not (result.rejected or result.resolved)
@@ -542,11 +549,11 @@ class SinkQuery:
             frame.sparkSession.conf.set("spark.sql.codegen.factoryMode", "FALLBACK" if whether else "NO_CODEGEN")
             self._compiles = whether
 
-    def _deliver(self, records: DataFrame, topics: Collection[str], *, is_long: bool) -> Result:
+    def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         backoff = Backoff()
         while True:
-            work = self._writer(topics, is_long=is_long)(records)
+            work = self._writer(topics, is_long=is_long)(records())
             result = from_arrow(work.toArrow())
             errors = [failure.error() for failure in result.failures]
             # What needs somebody comes before what ends by itself.
@@ -624,6 +631,13 @@ class SinkQuery:
         error = None if query is None else query.exception()
         if error is not None:
             raise spark_error(self._task.sink, str(error))
+
+
+def _long_delivery(task: Task) -> Callable[[Task, LongBatch, Iterable[Any]], Iterator[Any]]:
+    """What the task of a long batch runs."""
+    if task.view is not None:
+        return deliver_view_long
+    return deliver_long if task.steps is None else deliver_steps_long
 
 
 def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:

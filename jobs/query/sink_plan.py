@@ -51,6 +51,11 @@ class SinkPlan:
     takes_up: bool = True
 
     @property
+    def applies_steps(self) -> bool:
+        """Whether readers see whole transactions. In a bulk load there are no readers."""
+        return self.settings.consistent and self.settings.view is None and not self.bulk
+
+    @property
     def offsets_per_trigger(self) -> int:
         """How many records a batch takes at most. Where there is a limit, those of a second: others go on meanwhile."""
         most = self.spark.bulk_offsets_per_trigger if self.bulk else self.spark.max_offsets_per_trigger

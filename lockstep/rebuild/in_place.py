@@ -80,6 +80,11 @@ def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
             "the rows of a view aren't in the log, so they can't be written again from it",
             hint="build a generation beside: lockstep rebuild, without --in-place",
         )
+    if settings.consistent:
+        raise ConfigurationError(
+            "readers of a consistent sink would see old and new rows side by side until it is done",
+            hint="build a generation beside: lockstep rebuild, without --in-place",
+        )
     now, built_definition = definition(settings), definition(built_with)
     problems = [
         f"{name}: rows would be stored in another place or form, beside those that are there"

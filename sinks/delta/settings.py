@@ -56,6 +56,7 @@ class DeltaSettings(TableSettings):
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
+    NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)

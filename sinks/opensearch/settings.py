@@ -63,6 +63,7 @@ class OpenSearchSettings(TableSettings):
     }
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields", "searches"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"searches"}
+    NO_WHOLE_STEPS: ClassVar[str] = "OpenSearch has no transaction over several documents"
 
     type: Literal["opensearch"] = "opensearch"
     urls: tuple[str, ...] = Field(("http://127.0.0.1:9200",), min_length=1)

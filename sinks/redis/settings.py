@@ -48,6 +48,9 @@ class RedisSettings(TableSettings):
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
+    NO_WHOLE_STEPS: ClassVar[str] = (
+        "rows are written to Redis one by one, and readers see each at once; a warehouse in PostgreSQL can be"
+    )
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")

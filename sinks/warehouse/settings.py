@@ -108,6 +108,7 @@ class WarehouseSettings(TableSettings):
         "purge_deleted_after_days",
     }
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
+    NO_WHOLE_STEPS: ClassVar[str] = ""
     TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -127,6 +128,14 @@ class WarehouseSettings(TableSettings):
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
     idle_in_transaction_timeout_s: float = Field(60.0, gt=0)
+
+    def why_not_consistent(self) -> list[str]:
+        reasons = super().why_not_consistent()
+        if self.is_file:
+            reasons.append("a DuckDB file is opened for each batch, and has no transactions within one")
+        if self.history:
+            reasons.append("not with history: it gets all versions of a row, and a step has the newest alone")
+        return reasons
 
     @property
     def libraries(self) -> tuple[str, ...]:

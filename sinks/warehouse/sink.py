@@ -1,6 +1,7 @@
 """Rows as rows in a SQL warehouse, merged by tag. ``docs/sinks/warehouse.md`` says what is stored where."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from cdc.model.errors import LockstepError
@@ -22,6 +23,7 @@ from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.generations import WarehouseGenerations
 from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.postgres.connection import WarehouseConnection
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.tables import WarehouseTables, relations_of_all
 
@@ -32,12 +34,29 @@ def open_warehouse(name: str, settings: WarehouseSettings, generation: int) -> O
     Raises LockstepError for a schema name that is too long, and for a DuckDB file with the name of a schema.
     """
     tables = WarehouseTables(name, settings, generation)
+    connection = tables.connection
     return OpenedSink(
         WarehouseSink(tables),
         WarehouseGenerations(tables),
         WarehouseCoordination(tables.connection, tables.bookkeeping),
         tables.connection.blocked_by,
+        WarehouseSteps(tables, connection) if isinstance(connection, WarehouseConnection) else None,
     )
+
+
+class WarehouseSteps:
+    """Steps of one generation in PostgreSQL, each of which is a transaction."""
+
+    def __init__(self, tables: WarehouseTables, connection: WarehouseConnection) -> None:
+        self._tables = tables
+        self._connection = connection
+
+    def step(self) -> AbstractContextManager[None]:
+        return self._connection.step()
+
+    def newest_tag(self) -> str:
+        with self._connection.transaction():
+            return self._tables.newest_tag() if self._tables.bookkeeping.exist() else ""
 
 
 class WarehouseSink:

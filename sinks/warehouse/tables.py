@@ -12,7 +12,7 @@ from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
-from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, fitting, qualified
+from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, fitting, qualified
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.purged import BLOCKS, PORTION, Purged
@@ -131,6 +131,15 @@ class WarehouseTables:
         if tags:
             self.purged_versions.raise_to(tags)
         return has_more
+
+    def newest_tag(self) -> str:
+        """The greatest tag of all rows, also of deleted ones; "" where there are none. It reads all of them."""
+        tag = quote_identifier(TAG_COLUMN)
+        newest = [
+            self.connection.run(f"select max({tag}) from {qualified(self._schema, held.name)}").scalar()
+            for held in self.bookkeeping.tables().values()
+        ]
+        return max((str(one) for one in newest if one is not None), default="")
 
     def leftovers(self, name: TableName, key: Mapping[str, JsonValue]) -> list[Leftover]:
         """What is kept of the row of this key."""

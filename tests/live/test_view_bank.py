@@ -1,6 +1,5 @@
 """A bank: transfers between accounts of two tables. Who reads the view's rows sees only what existed at some commit."""
 
-import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -12,81 +11,18 @@ from psycopg import errors, sql
 from pyspark.sql import SparkSession
 
 from sinks.view_settings import ViewSettings
+from tests.bank import CHECKING, SAVINGS, Bank, State
 from tests.databases import until
-from tests.events import Change, Delete, Put
 from tests.view_jobs import ViewPipeline
-from tests.view_queries import column, shape
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-CHECKING = shape("checking", ["id"], column("id", "int4"), column("balance", "int8"))
-SAVINGS = shape("savings", ["id"], column("id", "int4"), column("balance", "int8"))
 ACCOUNTS = ViewSettings(
     name="accounts",
     key=("kind", "id"),
     sql="select 'c' as kind, id, balance from checking union all select 's' as kind, id, balance from savings",
 )
-OPENED = 40
-State = frozenset[tuple[str, int, int]]
-
-
-class Bank:
-    """The accounts, and how they change. ``states`` has what existed, commit by commit."""
-
-    def __init__(self, pipeline: ViewPipeline, seed: int) -> None:
-        self.pipeline = pipeline
-        self._chance = random.Random(seed)
-        self._balances: dict[tuple[str, int], int] = {}
-        self.states: list[State] = [frozenset()]
-        self._write([[self._set("c", number, 100) for number in range(OPENED)]])
-
-    @property
-    def lsn(self) -> int:
-        return self.pipeline.log.lsn
-
-    def transfer(self) -> None:
-        """From a checking account to a savings account, which may be a new one, or back. All of it closes the first."""
-        here = self._chance.choice([account for account, balance in self._balances.items() if balance])
-        there = "s" if here[0] == "c" else "c", self._chance.randrange(OPENED)
-        amount = self._chance.choice([self._balances[here], self._chance.randint(1, self._balances[here])])
-        left = self._balances[here] - amount
-        received = self._set(*there, self._balances.get(there, 0) + amount)
-        self._write([[self._set(*here, left) if left else self._close(*here), received]])
-
-    def transfer_everything(self) -> None:
-        """A part of each account goes to another one, in one transaction that is published in parts."""
-        accounts = list(self._balances)
-        self._chance.shuffle(accounts)
-        moved = [self._chance.randint(0, self._balances[account]) for account in accounts]
-        changes = [
-            self._set(*account, self._balances[account] - moved[at] + moved[at - 1])
-            for at, account in enumerate(accounts)
-        ]
-        size = max(1, len(changes) // 5)
-        self._write([changes[at : at + size] for at in range(0, len(changes), size)])
-
-    def deposit(self) -> None:
-        """More money."""
-        account = self._chance.choice(list(self._balances))
-        self._write([[self._set(*account, self._balances[account] + 1)]])
-
-    def work(self, transactions: int) -> None:
-        for number in range(transactions):
-            (self.transfer, self.transfer, self.transfer_everything, self.deposit)[number % 4]()
-
-    def _set(self, kind: str, number: int, balance: int) -> Put:
-        self._balances[kind, number] = balance
-        return Put(CHECKING if kind == "c" else SAVINGS, {"id": number, "balance": balance})
-
-    def _close(self, kind: str, number: int) -> Delete:
-        del self._balances[kind, number]
-        return Delete(CHECKING if kind == "c" else SAVINGS, {"id": number})
-
-    def _write(self, parts: list[list[Change]]) -> None:
-        # Before anybody can see it.
-        self.states.append(frozenset((*account, balance) for account, balance in self._balances.items()))
-        self.pipeline.write_in_parts(parts)
 
 
 class Reader:
@@ -139,12 +75,12 @@ def test_a_reader_sees_whole_transactions_of_a_running_job(
     pipeline: ViewPipeline, spark: SparkSession, trigger: str
 ) -> None:
     settings = pipeline.settings("warehouse")
-    bank, reader = Bank(pipeline, seed=1), Reader(pipeline)
+    bank, reader = Bank(pipeline.write_in_parts, seed=1), Reader(pipeline)
     bank.work(8)
     with reader.polling(), pipeline.job(spark, settings, trigger=trigger) as job:
         job.wait_for("StatusReport")
         bank.work(60)
-        job.wait_until(lambda seen: seen.get("watermark_lsn") == bank.lsn)
+        job.wait_until(lambda seen: seen.get("watermark_lsn") == pipeline.log.lsn)
         assert job.stop() == 0
         until(lambda: reader.seen[-1] == bank.states[-1])
     reader.check(bank.states)
@@ -156,7 +92,7 @@ def test_a_reader_sees_whole_transactions_of_tasks_that_are_killed_and_lose_thei
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
     settings = pipeline.settings("warehouse")
-    bank, reader = Bank(pipeline, seed=2), Reader(pipeline)
+    bank, reader = Bank(pipeline.write_in_parts, seed=2), Reader(pipeline)
     task = pipeline.task(settings)
     kills = 0
     with reader.polling():

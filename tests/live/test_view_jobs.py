@@ -63,7 +63,7 @@ def test_who_applies_once_says_that_no_progress_record_came(
     pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}), progress=False)
     built = pipeline.apply_once(spark, settings)
     assert built.poll() == 0
-    assert built.wait_for("ViewLacksRecord")["watermark_lsn"] == lsn
+    assert built.wait_for("LacksRecord")["watermark_lsn"] == lsn
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 

@@ -59,9 +59,15 @@ class WarehouseConnection:
         self.lock_timeout_ms = lock_timeout_ms(settings)
         self._engine: Engine | None = None
         self._connection: Connection | None = None
+        self._is_in_step = False
 
     @contextmanager
     def transaction(self) -> "Iterator[Connection]":
+        if self._is_in_step:
+            # What fails takes nothing else back, and the step is over: its errors become ours there.
+            with self.connected.begin_nested():
+                yield self.connected
+            return
         with self.translated():
             if self._connection is None:
                 self._connection = self.open()
@@ -69,7 +75,20 @@ class WarehouseConnection:
                 yield self._connection
 
     @contextmanager
+    def step(self) -> Iterator[None]:
+        """All transactions inside it are one, which is committed at its end or not at all."""
+        with self.transaction():
+            self._is_in_step = True
+            try:
+                yield
+            finally:
+                self._is_in_step = False
+
+    @contextmanager
     def looking(self) -> Iterator[None]:
+        if self._is_in_step:
+            yield
+            return
         with self.translated():
             if self._connection is None:
                 self._connection = self.open()

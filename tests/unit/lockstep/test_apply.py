@@ -1,6 +1,12 @@
 """What a new start of a sink reads again and leaves out."""
 
-from lockstep.apply import Move
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import ConfigurationError
+from lockstep.apply import Move, read_from
+from lockstep.config import read
 
 
 def test_records_before_and_after_what_is_applied_are_counted_apart() -> None:
@@ -11,3 +17,15 @@ def test_records_before_and_after_what_is_applied_are_counted_apart() -> None:
 
 def test_a_start_at_what_is_applied_changes_nothing() -> None:
     assert Move.between({("t", 0): 10}, {("t", 0): 10}) == Move(again=0, left_out=0)
+
+
+def test_a_consistent_sink_is_not_sent_to_another_place_of_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(
+        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders"]\n'
+        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
+        '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql://w"\nconsistent = true\n'
+    )
+    with pytest.raises(ConfigurationError, match="from its last step") as raised:
+        read_from(read(path), "dwh", lsn=0, time_ms=None, agreed=lambda _: True, say=lambda _: None)
+    assert "lockstep rebuild dwh --switch" in (raised.value.hint or "")

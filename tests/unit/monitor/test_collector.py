@@ -99,9 +99,9 @@ def test_nobody_waits_for_signs_of_life_who_does_not_ask_about_jobs(monkeypatch:
     monkeypatch.setattr("jobs.generations.status.running_of", running_of)
     pipeline = cast("Any", SimpleNamespace(kafka=SimpleNamespace(client=dict)))
     with LagCollector(pipeline, {"cache": RedisSettings()}) as collector:
-        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=False)
+        [(_, _, job, *_)] = collector._ask("cache", with_jobs=False)
         assert (job, asked) == (None, [])
-        [(_, _, job, _, _)] = collector._ask("cache", with_jobs=True)
+        [(_, _, job, *_)] = collector._ask("cache", with_jobs=True)
         assert job is not None
         assert (job.state, asked) == (JobState.SILENT, [[1]])
 
@@ -201,7 +201,7 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     }
     with LagCollector(pipeline, sinks) as collector:
         progress = Progress({(_TOPIC, 0): 4}, 0, 0, 0, {})
-        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None)] for name in sinks}
+        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None, None)] for name in sinks}
         ends = collector._topic_ends(answers)
         facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
     assert asked == ["partitions", "ends"]

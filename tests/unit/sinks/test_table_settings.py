@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
+from sinks.registry import SinkSettings
 from sinks.table_settings import TableSettings
 from sinks.wrappers.masks import Truncation
 
 ORDERS = TableName("public", "orders")
+WAREHOUSE = {"type": "warehouse", "url": "postgresql://w"}
 
 
 def test_settings_become_what_a_sink_sees() -> None:
@@ -87,3 +89,24 @@ def test_the_salt_is_read_from_its_file(tmp_path: Path) -> None:
         TableSettings.model_validate(
             {"mask": {"public.orders.b": "hash"}, "mask_salt_file": str(tmp_path / "salt")}
         ).salt()
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"type": "redis"}, "one by one"),
+        ({"type": "opensearch"}, "no transaction over several documents"),
+        ({"type": "delta", "root": "/nowhere/lake"}, "commits of its own"),
+        ({"type": "warehouse", "url": "duckdb:////nowhere/w.duckdb"}, "a DuckDB file"),
+        ({**WAREHOUSE, "history": True}, "not with history"),
+        ({**WAREHOUSE, "where": {"public.orders": "id > 5"}}, "not with computed or where"),
+        ({**WAREHOUSE, "events_per_s": 5}, "not with events_per_s"),
+        ({**WAREHOUSE, "view": {"name": "open", "sql": "select 1", "key": ["id"]}}, "a view has no such setting"),
+    ],
+)
+def test_a_sink_that_cannot_be_consistent_says_why(settings: dict[str, object], reason: str) -> None:
+    adapter: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
+    with pytest.raises(ValidationError, match=f"consistent: .*{reason}"):
+        adapter.validate_python({**settings, "consistent": True})
+    assert not adapter.validate_python(settings).consistent
+    assert adapter.validate_python({**WAREHOUSE, "consistent": True}).consistent

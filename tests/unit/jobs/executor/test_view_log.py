@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from cdc.model.table import TableName
+from cdc.model.tag import Tag
 from cdc.protocol.control_records import ProgressRecord
 from jobs.executor.view_log import ViewLog
 from tests.builders import column, table
@@ -186,3 +187,22 @@ def test_cuts_that_wait_for_long_are_thinned_out_and_the_newest_stays() -> None:
     cut = log.cut()
     assert cut is not None
     assert cut.lsn == 16 * 25_001
+
+
+def test_no_cut_is_taken_that_is_older_than_what_somebody_has_applied_before() -> None:
+    """Of the newest transaction that is there, another part may be missing."""
+    floor = str(Tag(EPOCH, 8, 1))
+    log = ViewLog(["a", "b"], {("a", 0): 1, ("b", 0): 0}, floor=floor)
+    log.catch_up({("a", 0): 1, ("b", 0): 0}, 0.0)
+    assert log.has_caught_up(0.0)
+    log.add_record(record(16, a=1))
+    assert log.cut() is not None, "all of 8 is below it"
+    log = ViewLog(["a", "b"], {("a", 0): 1, ("b", 0): 0}, floor=str(Tag(EPOCH, 16, 1)))
+    log.catch_up({("a", 0): 1, ("b", 0): 0}, 0.0)
+    assert log.has_caught_up(0.0)
+    log.add_record(record(16, a=1))
+    assert log.cut() is None
+    log.add(events("b", 0, (2, 16, 2)))
+    log.reach({("b", 0): 1})
+    log.add_record(record(24, b=1))
+    assert log.cut() is not None

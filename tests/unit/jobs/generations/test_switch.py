@@ -3,6 +3,7 @@
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from jobs.consistency import Consistency, save_consistency
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, save_columns
 from jobs.generations.status import save_stop
@@ -164,3 +165,18 @@ def test_a_switch_to_a_generation_whose_job_has_stopped_fails_at_once_with_the_r
         switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
     assert now.now == began
     assert store.live == 1
+
+
+def test_readers_are_not_switched_to_parts_of_transactions() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _at(store, 1, 10)
+    _at(store, 2, 10)
+    save_consistency(MemoryRecords(store), 2, Consistency())
+    with pytest.raises(LockstepError, match="isn't consistent yet"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
+    assert store.live == 1
+    save_consistency(MemoryRecords(store), 2, Consistency(1, 16, 5, 16))
+    lease = lease_of(store, BatchGate(), now)
+    lease.heartbeat()
+    now.every = lease.heartbeat
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1

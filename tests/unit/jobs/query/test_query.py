@@ -149,10 +149,10 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
     frame = cast("Any", SimpleNamespace(sparkSession=None))
     if stops:
         with pytest.raises(LockstepError, match="sink 'v' rejected 3 events of one batch"):
-            View()._run_view_batch(frame, 1)
+            View()._run_whole_batch(frame, 1)
         assert kept == [[b"a"]], "what was kept stays, and the part that is too much comes again"
     else:
-        assert not View()._run_view_batch(frame, 1)
+        assert not View()._run_whole_batch(frame, 1)
         assert len(kept) == len(parts)
 
 

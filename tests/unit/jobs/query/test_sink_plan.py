@@ -65,3 +65,15 @@ def test_a_batch_takes_no_more_than_a_limit_lets_through_in_a_second(limit: int,
     sink = RedisSettings(url="redis://nowhere", events_per_s=limit)
     plan = SinkPlan("s", sink, 1, "p", cast("Any", None), TABLES, spark, once=False, bulk=bulk)
     assert plan.offsets_per_trigger == most
+
+
+@pytest.mark.parametrize(
+    ("consistent", "bulk", "expected"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_whole_transactions_are_for_readers_whom_a_bulk_load_does_not_have(
+    consistent: bool, bulk: bool, expected: bool
+) -> None:
+    settings = WarehouseSettings(url=ADDRESS, consistent=consistent)
+    nothing = cast("Any", None)
+    plan = SinkPlan("s", settings, 1, "p", nothing, TABLES, SparkSettings(), once=False, bulk=bulk)
+    assert plan.applies_steps is expected

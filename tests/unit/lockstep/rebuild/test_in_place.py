@@ -58,3 +58,10 @@ def test_a_view_is_not_written_again_in_place() -> None:
     settings = adapter.validate_python({"type": "redis", "url": "redis://cache", "view": view})
     with pytest.raises(ConfigurationError, match="rows of a view"):
         check_in_place(settings, settings)
+
+
+def test_a_consistent_sink_is_not_written_again_in_place() -> None:
+    adapter: TypeAdapter[SinkSettings] = TypeAdapter(SinkSettings)
+    settings = adapter.validate_python({"type": "warehouse", "url": "postgresql://w", "consistent": True})
+    with pytest.raises(ConfigurationError, match="side by side"):
+        check_in_place(settings, settings)

@@ -1,0 +1,96 @@
+"""As of which commit of the source all tables of a consistent sink are, for its job and for whoever reads it.
+
+``g<n>.consistent`` is a coordination record of the destination. Each step stores it with its rows: who reads both in
+one transaction knows as of when they are.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import orjson
+
+from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
+from sinks.contract import CoordinationRecords
+
+
+@dataclass(frozen=True, slots=True)
+class Consistency:
+    """The tables have all that was committed up to ``lsn`` of this epoch, and nothing of what came after.
+
+    ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
+    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970.
+    """
+
+    epoch: int = 0
+    lsn: int = 0
+    commit_time_ms: int = 0
+    since_lsn: int = 0
+
+    @property
+    def is_reached(self) -> bool:
+        return self.lsn > 0
+
+    def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
+        """That of the next step."""
+        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "lsn": self.lsn,
+            "commit_time_ms": self.commit_time_ms,
+            "since_lsn": self.since_lsn,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class KnownConsistency:
+    """The same for whoever looks: ``asides`` are tables that are set aside, which stay as they were."""
+
+    of_tables: Consistency
+    asides: tuple[TableName, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """For people."""
+        if not self.of_tables.is_reached:
+            return "it is being filled: readers may see parts of transactions until it is consistent"
+        lsn, since = format_lsn(self.of_tables.lsn), format_lsn(self.of_tables.since_lsn)
+        text = f"its tables are together as of {lsn}, as they have been since {since}"
+        return f"{text}, but for {', '.join(map(str, self.asides))}" if self.asides else text
+
+    def to_json(self) -> dict[str, Any]:
+        """LSNs are text, as PostgreSQL writes them; null until it is consistent."""
+        of = self.of_tables
+        return {
+            "lsn": format_lsn(of.lsn) if of.is_reached else None,
+            "since_lsn": format_lsn(of.since_lsn) if of.is_reached else None,
+            "commit_time_ms": of.commit_time_ms if of.is_reached else None,
+            "but_tables": list(map(str, self.asides)),
+        }
+
+
+def load_consistency(records: CoordinationRecords, generation: int) -> Consistency | None:
+    """None where the generation isn't kept consistent. Raises what the destination raises."""
+    text = records.load(_name(generation))
+    return None if text is None else Consistency(**orjson.loads(text))
+
+
+def save_consistency(records: CoordinationRecords, generation: int, consistency: Consistency | None) -> None:
+    """Raises what the destination raises."""
+    text = None if consistency is None else orjson.dumps(consistency.to_json()).decode()
+    records.save(_name(generation), text)
+
+
+def known_consistency(
+    records: CoordinationRecords, generation: int, asides: Iterable[TableName]
+) -> KnownConsistency | None:
+    """None where the generation isn't kept consistent. Raises what the destination raises."""
+    kept = load_consistency(records, generation)
+    return None if kept is None else KnownConsistency(kept, tuple(sorted(asides)))
+
+
+def _name(generation: int) -> str:
+    return f"g{generation}.consistent"

@@ -1,0 +1,220 @@
+"""The task of a consistent sink: whole transactions of all its tables -> one step of the store.
+
+After each step that a reader can see, the tables together are as of one commit. So the step ends at a progress record,
+and what was read beyond it waits for the next one. What doesn't fit into memory until then waits on disk.
+
+A generation that is being filled gets its records as they come: it has parts of transactions until the first step.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import chain
+from typing import Final
+
+import pyarrow as pa
+
+from jobs.consistency import Consistency, load_consistency, save_consistency
+from jobs.executor.deliver import apply_portion, portions
+from jobs.executor.log_feed import LogFeed
+from jobs.executor.log_reader import load_ranges
+from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
+from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for, sink_for
+from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.task_input import Task
+from jobs.executor.view_log import NEVER, Cut, ViewLog
+from jobs.executor.waiting_records import WaitingRecords
+from jobs.offsets import Offsets
+from sinks.contract import Batch
+
+_MARKERS_S: Final = 0.5
+"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
+
+_RECORD_S: Final = 5.0
+"""How long a batch that is to end waits for the progress record of what it has read."""
+
+
+def deliver_steps(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Bring the sink up to the log's end as of now, and yield what became of it, for ``mapInArrow``.
+
+    ``batches`` say how far the sink is, as ranges that end there. Nothing is raised, as in ``deliver``.
+    """
+    yield from _delivered(task, batches, lambda reached, result: _Steps(task, reached, result, None).follow())
+
+
+def deliver_steps_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, and go on with what comes, until the driver ends it."""
+
+    def work(reached: Offsets, result: Result) -> None:
+        with DriverLine(batch.socket) as line:
+            _Steps(task, reached, result, line).follow()
+
+    yield from _delivered(task, batches, work)
+
+
+def _delivered(
+    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
+) -> Iterator[pa.RecordBatch]:
+    result = Result()
+    # A worker whose input isn't read to its end is thrown away.
+    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
+    try:
+        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
+        freeze_opened()
+    except Exception as error:
+        close_sink(task)  # and with it a step that isn't complete
+        result.failures.append(Failure.of(error))
+    yield to_arrow(result)
+
+
+class _Steps:
+    """One batch."""
+
+    def __init__(self, task: Task, reached: Offsets, result: Result, line: DriverLine | None) -> None:
+        """``line`` is that of a batch that goes on until the driver ends it."""
+        assert task.client is not None
+        assert task.steps is not None
+        opened = opened_for(task)
+        assert opened.whole is not None
+        self._task = task
+        self._opened = opened
+        self._whole = opened.whole
+        self._result = result
+        self._line = line
+        self._position = {**task.steps.reached, **reached}
+        # Others may have stored more than the driver was told of. It comes again, and the tags make that harmless.
+        self._consistency = load_consistency(opened.records, task.generation) or Consistency()
+        # Of what is there, some may be of a transaction whose other part isn't.
+        floor = NEVER if self._consistency.is_reached else self._whole.newest_tag()
+        self._log = ViewLog(task.tables, self._position, append_only=task.append_only, floor=floor)
+        self._feed = LogFeed(
+            task.client,
+            self._log,
+            pipeline=task.steps.pipeline,
+            progress_topic=task.steps.progress_topic,
+            topics=list(task.tables),
+        )
+        self._waiting = WaitingRecords()
+        self._last_cut: Cut | None = None
+        self._told: Offsets = {}
+        self._told_s = self._moved_s = time.monotonic()
+        self._at_end_s: float | None = None
+
+    def follow(self) -> None:
+        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``."""
+        ends = self._feed.begin()
+        try:
+            with closing(self._feed.follow(self._position, ends)) as polls:
+                for rows in polls:
+                    self._result.rows += rows
+                    self._take(time.monotonic())
+                    if self._is_over(time.monotonic()):
+                        return
+        finally:
+            self._waiting.clear()
+
+    def _take(self, now_s: float) -> None:
+        """Take in what has come, up to the newest cut."""
+        log = self._log
+        if log.bytes > self._task.window_bytes and (records := log.take_all()) is not None:
+            if self._consistency.is_reached:
+                self._waiting.add(records)
+            else:
+                self._fill(records)
+        cut = log.cut()
+        if cut is not None:
+            self._last_cut = cut
+            self._step(cut)
+        elif self._last_cut is not None and not self._waits and now_s - self._moved_s > _MARKERS_S:
+            # Behind the last events are the markers of their transactions.
+            self._step(self._last_cut)
+
+    def _fill(self, records: pa.Table) -> None:
+        """Apply what has come to a generation that isn't consistent yet."""
+        reached = self._feed.of_topics(self._log.next_offsets)
+        for start, end in portions(records):
+            next_offsets = reached if end == records.num_rows else {}
+            portion = records.slice(start, end - start)
+            apply_portion(self._task, sink_for(self._task), portion, next_offsets, self._result)
+        self._result.next_offsets = reached
+
+    def _step(self, cut: Cut) -> None:
+        before = self._consistency
+        if (cut.epoch, cut.lsn) < (before.epoch, before.lsn):
+            return
+        taken = self._log.take(cut)
+        reached = self._feed.of_topics(taken.next_offsets)
+        is_empty = taken.records is None and not self._waiting.rows
+        if is_empty and before.is_reached and not self._moves(reached):
+            return
+        after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
+        with self._whole.step():
+            last = None
+            for portion in self._portions(taken.records):
+                if last is not None:
+                    self._apply(last, {})
+                last = portion
+            if last is None:
+                self._opened.sink.apply(Batch([], next_offsets=reached, fence=self._task.fence))
+            else:
+                self._apply(last, reached)
+            save_consistency(self._opened.records, self._task.generation, after)
+        self._waiting.clear()
+        self._consistency, self._position = after, reached
+        self._moved_s = time.monotonic()
+        self._result.next_offsets = reached
+        self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+
+    def _portions(self, records: pa.Table | None) -> Iterator[pa.Table]:
+        """What has waited on disk, then these."""
+        for table in chain(self._waiting.tables(), [] if records is None else [records]):
+            for start, end in portions(table):
+                yield table.slice(start, end - start)
+
+    def _apply(self, portion: pa.Table, next_offsets: Offsets) -> None:
+        """A part of a step. Nothing in it is repeated: what fails takes back all of the step."""
+        apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
+        self._tell_of_life()
+
+    def _moves(self, next_offsets: Offsets) -> bool:
+        """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
+        waits = self._line is not None and time.monotonic() - self._moved_s <= _MARKERS_S
+        return not waits and self._position != next_offsets
+
+    @property
+    def _waits(self) -> bool:
+        return self._log.waits or bool(self._waiting.rows)
+
+    def _is_over(self, now_s: float) -> bool:
+        if self._result.rejected or self._result.resolved:
+            return True
+        if self._line is None:
+            return self._is_done(now_s)
+        self._tell(self._line, now_s)
+        return self._line.is_over()
+
+    def _tell(self, line: DriverLine, now_s: float) -> None:
+        """Let the driver know how far this is, every so often."""
+        reached = self._result.next_offsets
+        if now_s - self._told_s < (TELL_S if reached != self._told else ALIVE_S):
+            return
+        line.tell(take_told(self._result, self._told))
+        self._told, self._told_s = dict(reached), now_s
+
+    def _tell_of_life(self) -> None:
+        """Within a step, which may take long. Nothing of it is told before it is complete."""
+        if self._line is not None and time.monotonic() - self._told_s >= ALIVE_S:
+            self._line.tell(Told())
+            self._told_s = time.monotonic()
+
+    def _is_done(self, now_s: float) -> bool:
+        """Whether all that was published is taken in, or the progress record of what was read doesn't come."""
+        if self._log.is_behind:
+            self._at_end_s = None
+            return False
+        if self._at_end_s is None:
+            self._at_end_s = now_s
+        if self._consistency.is_reached and not self._waits:
+            return True
+        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        return self._result.lacks_record

@@ -1,0 +1,224 @@
+"""What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
+
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc.model.append_only import stored_table
+from cdc.model.event import JsonValue
+from cdc.model.table import TableName
+from cdc.protocol.control_records import ProgressRecord
+from jobs.consistency import Consistency, load_consistency
+from jobs.executor import step_task
+from jobs.executor.result import Result
+from jobs.executor.step_task import _Steps
+from jobs.executor.task_input import StepsInput, Task
+from jobs.offsets import Offsets
+from sinks.contract import Batch, OpenedSink, Outcome
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
+from sinks.redis.settings import RedisSettings
+from sinks.registry import SinkSettings
+from tests.builders import column, table
+from tests.events import EPOCH, value_bytes
+
+A, B = (table(column("id", "int8"), column("n", "int8"), name=TableName("public", name)) for name in ("a", "b"))
+LOG = table(column("id", "int8"), column("n", "int8"), name=TableName("public", "log"), key=())
+HERE = {"a": A, "b": B, "log": LOG}
+LARGE, SMALL = 1 << 20, 1
+EMPTY = Consistency(EPOCH, 8, 0, since_lsn=8)
+
+
+def row(key: int, n: int) -> dict[str, JsonValue]:
+    return {"id": key, "n": n}
+
+
+class Failing(MemorySink):
+    """Fails at the so manieth batch from now on."""
+
+    def __init__(self, store: MemoryStore, fail_at: int) -> None:
+        super().__init__(store, 1)
+        self._left = fail_at
+
+    def apply(self, batch: Batch) -> Outcome:
+        self._left -= 1
+        if not self._left:
+            raise RuntimeError("on purpose")
+        return super().apply(batch)
+
+
+class Steps:
+    """One batch over topics a, b and log of one partition each, read as somebody says.
+
+    ``kept`` is what the sink says of itself.
+    """
+
+    def __init__(
+        self, store: MemoryStore, *, window_bytes: int = LARGE, reached: Offsets | None = None, fail_at: int = 0
+    ) -> None:
+        def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
+            opened = open_memory(store)
+            return replace(opened, sink=Failing(store, fail_at)) if fail_at else opened
+
+        task = Task(
+            "dwh",
+            RedisSettings(),
+            1,
+            0,
+            {topic: table.name for topic, table in HERE.items()},
+            {table.name: table for table in HERE.values()},
+            window_bytes=window_bytes,
+            retry_s=0.01,
+            run=str(id(self)),
+            client={},
+            open=open_it,
+            steps=StepsInput("progress", "shop"),
+        )
+        self.store, self.result = store, Result()
+        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, None)
+        self._next = {"a": 0, "b": 0} if reached is None else {topic: offset for (topic, _), offset in reached.items()}
+
+    def read(self, topic: str, *rows: tuple[int, int, int]) -> None:
+        """Records come: key, value, and LSN of each."""
+        start = self._next.setdefault(topic, 0)
+        records = [
+            {
+                "key": b'{"id":%d}' % key if HERE[topic].key else b"{}",
+                "value": value_bytes(HERE[topic], "u" if HERE[topic].key else "c", row(key, n), lsn=lsn, seq=1),
+                "topic": topic,
+                "partition": 0,
+                "offset": start + number,
+                "tombstone_tag": None,
+            }
+            for number, (key, n, lsn) in enumerate(rows)
+        ]
+        schema = pa.schema(
+            {
+                "key": pa.binary(), "value": pa.binary(), "topic": pa.string(), "partition": pa.int32(),
+                "offset": pa.int64(), "tombstone_tag": pa.binary(),
+            }
+        )  # fmt: skip
+        self._next[topic] += len(rows)
+        self.run._log.add(pa.RecordBatch.from_pylist(records, schema=schema))
+        self.run._log.reach({(topic, 0): self._next[topic]})
+        self.run._take(0.0)
+
+    def committed(self, lsn: int, **bounds: int) -> None:
+        """A progress record comes."""
+        record = ProgressRecord(lsn, lsn, {topic: (end,) for topic, end in bounds.items()}, EPOCH)
+        self.run._log.add_record(record)
+        self.run._take(0.0)
+
+    @property
+    def rows(self) -> dict[str, dict[Any, Any]]:
+        sink = MemorySink(self.store, 1)
+        return {table.name.name: {stored.key["id"]: stored.row["n"] for stored in sink.scan(table)} for table in (A, B)}
+
+    @property
+    def logged(self) -> list[Any]:
+        return sorted(stored.row["n"] for stored in MemorySink(self.store, 1).scan(stored_table(LOG)))
+
+    @property
+    def kept(self) -> Consistency | None:
+        return load_consistency(MemoryRecords(self.store), 1)
+
+
+@pytest.fixture
+def bank() -> MemoryStore:
+    """Prepared, and consistent as of a moment before all that comes."""
+    store = MemoryStore()
+    MemorySink(store, 1).prepare([A, B, stored_table(LOG)])
+    step_task.save_consistency(MemoryRecords(store), 1, EMPTY)
+    return store
+
+
+@pytest.mark.parametrize("window_bytes", [LARGE, SMALL], ids=["in memory", "on disk"])
+def test_a_step_has_all_tables_up_to_the_record_and_the_rest_waits(bank: MemoryStore, window_bytes: int) -> None:
+    steps = Steps(bank, window_bytes=window_bytes)
+    steps.read("a", (1, 10, 16), (2, 20, 24))
+    assert steps.rows == {"a": {}, "b": {}}, "the other table's part may still come"
+    steps.committed(24, a=1, b=1)
+    steps.read("b", (1, -10, 16))
+    if window_bytes == LARGE:
+        assert steps.rows == {"a": {1: 10}, "b": {1: -10}}
+        assert steps.result.next_offsets == {("a", 0): 1, ("b", 0): 1}
+        assert steps.kept == Consistency(EPOCH, 24, 24, since_lsn=8)
+    else:
+        assert steps.rows == {"a": {}, "b": {}}, "what waits on disk is as of a later record"
+    steps.committed(32, a=2, b=2)
+    steps.read("b", (1, -30, 24))
+    assert steps.rows == {"a": {1: 10, 2: 20}, "b": {1: -30}}
+    assert steps.result.next_offsets == {("a", 0): 2, ("b", 0): 2}
+    assert steps.kept == Consistency(EPOCH, 32, 32, since_lsn=8)
+
+
+def test_a_step_that_fails_in_the_middle_leaves_the_one_before(bank: MemoryStore) -> None:
+    steps = Steps(bank, window_bytes=SMALL, fail_at=2)
+    steps.read("a", (1, 10, 16))
+    steps.read("b", (1, -10, 16))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        steps.committed(24, a=1, b=1)
+    steps.run._waiting.clear()
+    assert steps.rows == {"a": {}, "b": {}}
+    assert steps.kept == EMPTY
+    assert bank.generations[1].next_offsets == {}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_only_a_generation_that_is_being_filled_gets_what_has_come_at_once(bank: MemoryStore, is_whole: bool) -> None:
+    if not is_whole:
+        step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    steps = Steps(bank, window_bytes=SMALL)
+    steps.read("a", (1, 10, 16))
+    assert steps.rows["a"] == ({} if is_whole else {1: 10})
+    assert steps.result.next_offsets == ({} if is_whole else {("a", 0): 1, ("b", 0): 0})
+    steps.committed(16, a=1)
+    assert steps.kept == (EMPTY if is_whole else Consistency()), "all of 16 isn't below that"
+    steps.read("b", (1, -10, 16))
+    steps.committed(24, b=1)
+    assert steps.rows == {"a": {1: 10}, "b": {1: -10}}
+    assert steps.kept == Consistency(EPOCH, 24, 24, since_lsn=8 if is_whole else 24)
+
+
+def test_a_generation_with_parts_of_transactions_is_not_taken_for_one_of_the_record_before_them(
+    bank: MemoryStore,
+) -> None:
+    step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    before = Steps(bank, window_bytes=SMALL)
+    before.read("a", (1, 10, 16))
+    after = Steps(bank, reached={("a", 0): 1, ("b", 0): 0})
+    after.committed(16, a=1, b=0)
+    assert after.kept == Consistency(), "it has a part of 16 already"
+    after.read("b", (1, -10, 16))
+    after.committed(24, b=1)
+    assert after.kept == Consistency(EPOCH, 24, 24, since_lsn=24)
+
+
+def test_a_sink_that_is_read_for_again_from_before_does_not_go_back(bank: MemoryStore) -> None:
+    steps = Steps(bank)
+    steps.read("a", (1, 10, 16), (1, 11, 24))
+    steps.committed(32, a=2)
+    again = Steps(bank)
+    again.read("a", (1, 10, 16))
+    again.committed(24, a=1)
+    assert again.rows["a"] == {1: 11}
+    assert again.kept == Consistency(EPOCH, 32, 32, since_lsn=8)
+    again.read("a", (1, 11, 24), (1, 12, 32))
+    again.committed(40, a=3)
+    assert again.rows["a"] == {1: 12}
+    assert again.kept == Consistency(EPOCH, 40, 40, since_lsn=8)
+
+
+@pytest.mark.parametrize("window_bytes", [LARGE, SMALL], ids=["in memory", "on disk"])
+def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, window_bytes: int) -> None:
+    steps = Steps(bank, window_bytes=window_bytes)
+    steps.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32))
+    steps.read("a", (1, 10, 16))
+    assert (steps.logged, steps.rows["a"]) == ([], {})
+    steps.committed(40, log=3, a=1)
+    assert (steps.logged, steps.rows["a"]) == ([10, 10, 30], {1: 10})
+    again = Steps(bank, window_bytes=window_bytes)
+    again.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32), (2, 40, 40))
+    again.committed(48, log=4)
+    assert again.logged == [10, 10, 30, 40]
