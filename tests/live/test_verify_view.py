@@ -237,7 +237,7 @@ def test_what_a_view_has_no_answer_to_is_refused(kept: Kept) -> None:
 )
 def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, query: str, words: str) -> None:
     connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
-    side = ViewSide(connection, query=query, view="seen")
+    side = ViewSide(connection, query=lambda: query, view="seen")
     try:
         with pytest.raises(LockstepError) as failed:
             list(side.scan(table(column("id", "int8"))))
@@ -248,7 +248,7 @@ def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, que
 
 def test_a_key_that_the_result_cannot_have_is_no_row(pipeline: Pipeline) -> None:
     connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
-    side = ViewSide(connection, query="select n::int8 as id from generate_series(1, 3) n", view="seen")
+    side = ViewSide(connection, query=lambda: "select n::int8 as id from generate_series(1, 3) n", view="seen")
     keys = [b'{"id":1}', b'{"id":"nobody"}', b'{"id":null}', b'{"id":9}', b'{"id":3}']
     try:
         assert side.versions(table(column("id", "int8")), keys).keys() == {b'{"id":1}', b'{"id":3}'}
