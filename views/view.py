@@ -159,8 +159,8 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
         for table, names in sorted(read.items())
     ]
     # A view without retention goes on with the state that it had before there was any.
-    retained = (plan.retained,) if plan.retained else ()
-    return hashlib.sha256(repr((FORMAT, plan, shapes, *retained)).encode()).hexdigest()
+    rows = (plan.retained,) if plan.retained else ()
+    return hashlib.sha256(repr((FORMAT, plan, shapes, *rows)).encode()).hexdigest()
 
 
 class View:
