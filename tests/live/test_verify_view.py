@@ -61,7 +61,8 @@ key = ["owner"]
 key = ["account_id", "line"]
 top = {{ per = ["account_id"], order = "note collate \\"C\\" desc nulls last", n = 2 }}
 """.replace("\n join", " join")
-    recent = f"""sql = "select owner, count(*) as n from {schema}.account where owner like 'recent %' group by owner"
+    recent = f"""sql = '''select owner, count(*) as n from {schema}.account
+where owner is not null and owner like 'recent %' group by owner'''
 key = ["owner"]
 retain = [{{ table = "{schema}.account", column = "changed", hours = 1 }}]
 """

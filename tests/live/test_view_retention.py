@@ -18,7 +18,7 @@ SEEN = shape("seen", [], column("user_id", "int4"), column("at", "timestamptz"))
 RECENT = ViewSettings(
     name="recent",
     key=("user_id",),
-    sql="select s.user_id, u.name, count(*) as n, max(s.at) as newest from seen s join users u on u.id = s.user_id"
+    sql="select s.user_id, u.name, count(*) as n from seen s join users u on u.id = s.user_id"
     " group by s.user_id, u.name",
     retain=(RetainSettings(table="seen", column="at", hours=1),),
 )
