@@ -5,8 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sinks.view_settings import RetainSettings, ViewSettings
+from tests.databases import until
 from tests.events import Change, Put
 from tests.view_jobs import USERS, ViewPipeline
 from tests.view_queries import column, shape
@@ -62,3 +64,18 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
     lsn = pipeline.write(seen(0, now_ms - 90 * MINUTE_MS), at_ms=now_ms - 120 * MINUTE_MS)  # its clock went back
     assert view_tasks.run(task) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+
+
+def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    """It rests until there is something to read, and a heartbeat gives it nothing."""
+    pipeline = view_pipelines(view=RECENT, query="", tables=(USERS, SEEN))
+    settings = pipeline.settings("redis")
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), seen(1, NOON_MS - 30 * MINUTE_MS), at_ms=NOON_MS)
+    with pipeline.job(spark, settings, trigger="micro-batch") as job:
+        job.wait_for("StatusReport")
+        until(lambda: len(pipeline.rows(settings)) == 1)
+        pipeline.write(at_ms=NOON_MS + 31 * MINUTE_MS)
+        until(lambda: not pipeline.rows(settings))
+        assert job.stop() == 0
