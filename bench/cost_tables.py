@@ -72,7 +72,7 @@ def delete_topics(config: Config) -> None:
     """Delete all topics of a pipeline, so that the broker doesn't look after them while others are measured."""
     client = config.kafka.client()
     prefix = f"{config.pipeline.name}."
-    mine = [topic for topic in TopicAdmin(client).partition_counts() if topic.startswith(prefix)]
+    mine = [topic for topic in TopicAdmin(client).all_partition_counts() if topic.startswith(prefix)]
     admin = AdminClient(dict(client))
     for start in range(0, len(mine), _AT_ONCE):
         for deleted in admin.delete_topics(mine[start : start + _AT_ONCE], request_timeout=30).values():

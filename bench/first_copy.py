@@ -192,7 +192,7 @@ def _filled(rig: Rig, rows: int, workers: int) -> Iterator[tuple[Pipeline, psyco
 
 
 def _copied(pipeline: Pipeline, child: Child, steps: list[Step], rows: int, used_s: float, worker_mb: float) -> Copied:
-    count = TopicAdmin(pipeline.client).partition_counts()[pipeline.topic]
+    count = TopicAdmin(pipeline.client).partition_counts([pipeline.topic])[pipeline.topic]
     consumer = Consumer({**pipeline.client, "group.id": "bench", "enable.auto.commit": False})
     try:
         first_event = first_event_at(consumer, pipeline.topic, dict.fromkeys(range(count), 0))
@@ -285,7 +285,7 @@ def _wait_events_begin(pipeline: Pipeline, child: Child) -> None:
 
     def begun() -> bool:
         child.check()
-        return pipeline.topic in cluster.partition_counts() and any(pipeline.end_offsets().values())
+        return pipeline.topic in cluster.partition_counts([pipeline.topic]) and any(pipeline.end_offsets().values())
 
     wait_until(begun, what=f"{child.name} publishes rows")
 

@@ -294,7 +294,7 @@ class Pipeline:
     def end_offsets(self) -> dict[int, int]:
         """Where each partition of the table's topic ends."""
         cluster = TopicAdmin(self.client)
-        count = cluster.partition_counts()[self.topic]
+        count = cluster.partition_counts([self.topic])[self.topic]
         ends = cluster.end_offsets([(self.topic, partition) for partition in range(count)])
         return {partition: offset for (_, partition), offset in ends.items()}
 

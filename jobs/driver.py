@@ -202,7 +202,9 @@ def session(
 def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
     """How many of these sinks will have long batches: each takes a task."""
     try:
-        counts = TopicAdmin(source.kafka.client()).partition_counts() if source.spark.has_long_batches else {}
+        named = [TableName.parse(text) for settings in sinks for text in settings.tables]
+        topics = [table_topic(source.pipeline, name) for name in {*source.tables, *named}]
+        counts = TopicAdmin(source.kafka.client()).partition_counts(topics) if source.spark.has_long_batches else {}
     except Unavailable:  # the jobs wait for it, and say so
         counts = {}
     return long_batches(source, sinks, counts)

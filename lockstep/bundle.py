@@ -138,9 +138,9 @@ def _lag(config: Config) -> dict[str, Any]:
 
 def _topics(config: Config) -> dict[str, Any]:
     cluster = TopicAdmin(config.kafka.client())
-    counts = cluster.partition_counts()
     control = [plan.name for plan in control_topic_plans(config.pipeline.name, config.kafka.topics)]
     names = [*captured(config).topics().values(), *control]
+    counts = cluster.partition_counts(names)
     settings = cluster.configs([name for name in names if name in counts])
     return {name: {"partitions": counts.get(name), "settings": settings.get(name)} for name in names}
 

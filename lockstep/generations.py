@@ -318,7 +318,7 @@ def log_ends(config: Config, tables: Iterable[TableName]) -> Offsets:
     """
     cluster = TopicAdmin(config.kafka.client())
     topics = config.topics_of(tables)
-    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
+    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts(topics)))
 
 
 def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[TableName] = ()) -> Offsets:
@@ -329,7 +329,7 @@ def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[
     cluster = TopicAdmin(config.kafka.client())
     tables = [table for table in sink_tables_now(config, settings) if table not in without]
     topics = [table_topic(config.pipeline.name, table) for table in tables]
-    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts()))
+    return cluster.end_offsets(partitions_of(topics, cluster.partition_counts(topics)))
 
 
 def sink_tables_now(config: Config, settings: SinkSettings) -> list[TableName]:

@@ -161,10 +161,11 @@ def read_pipeline_state(config: Config) -> PipelineState:
 def _of_kafka(config: Config) -> tuple[CaptureState | LockstepError | None, ProgressRecord | LockstepError | None]:
     """What capture's records say. Kafka is waited for once, and nobody asks for a topic that isn't there."""
     client, name, slot = config.kafka.client(), config.pipeline.name, config.slot
-    topics = _or_error(TopicAdmin(client).partition_counts)
+    names = [control_topic(name, kind) for kind in (STATE, PROGRESS)]
+    topics = _or_error(lambda: TopicAdmin(client).partition_counts(names))
     if isinstance(topics, LockstepError):
         return topics, topics
-    has_state, has_progress = (control_topic(name, kind) in topics for kind in (STATE, PROGRESS))
+    has_state, has_progress = (topic in topics for topic in names)
     return (
         _or_error(lambda: read_state(client, name, slot)) if has_state else None,
         _or_error(lambda: _newest(read_progress(client, name))) if has_progress else None,

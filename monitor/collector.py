@@ -615,7 +615,7 @@ class LagCollector:
         if self._progress is None:
             name = self._pipeline.name
             topics = tuple(self._pipeline.topics().values())
-            if not set(topics) <= self._cluster.partition_counts(topics).keys():
+            if not set(topics) <= self._cluster.partition_counts(topics, must_see=True).keys():
                 return None  # Capture has never run.
             self._progress = ProgressReader(self._pipeline.kafka.client(), name, topics)
         for record in self._progress.new_records():
@@ -728,7 +728,7 @@ class LagCollector:
         }
         if not read:
             return {}
-        counts = self._cluster.partition_counts()
+        counts = self._cluster.partition_counts(read)
         ends = self._cluster.end_offsets(partitions_of([topic for topic in read if topic in counts], counts))
         self._ends |= ends
         return ends

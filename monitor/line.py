@@ -114,7 +114,7 @@ class Line:
         client = self._pipeline.kafka.client()
         if self._progress is None:
             topics = tuple(self._pipeline.topics().values())
-            if not set(topics) <= TopicAdmin(client).partition_counts(topics).keys():
+            if not set(topics) <= TopicAdmin(client).partition_counts(topics, must_see=True).keys():
                 return None
             self._progress = ProgressReader(client, self._pipeline.name, topics)
         for record in self._progress.new_records():

@@ -33,7 +33,7 @@ def offsets_since(pipeline: Pipeline, topics: Collection[str], time_ms: int) -> 
     Raises Unavailable, also for a topic that the brokers don't list.
     """
     cluster = TopicAdmin(pipeline.kafka.client())
-    return cluster.offsets_at(partitions_of(topics, cluster.partition_counts()), time_ms)
+    return cluster.offsets_at(partitions_of(topics, cluster.partition_counts(topics)), time_ms)
 
 
 def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> AfterLsn:
@@ -43,7 +43,7 @@ def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> Afte
     ``offsets_since``.
     """
     client = pipeline.kafka.client()
-    partitions = partitions_of(topics, TopicAdmin(client).partition_counts())
+    partitions = partitions_of(topics, TopicAdmin(client).partition_counts(topics))
     newest = 0
     state = read_state(client, pipeline.name, pipeline.slot)
     epoch = 0 if state is None else state.epoch

@@ -107,7 +107,7 @@ def follow(
         raise ConfigurationError(f"{name} is not captured", hint=f"captured tables: {captured}")
     wanted = None if key is None else WantedKey(key)
     cluster = TopicAdmin(pipeline.kafka.client())
-    partitions = cluster.partition_counts([topic]).get(topic)
+    partitions = cluster.partition_counts([topic], must_see=True).get(topic)
     if partitions is None:
         raise LockstepError(f"topic {topic} doesn't exist yet", hint="start `lockstep capture` first")
     at = [(topic, partition) for partition in range(partitions)]

@@ -105,7 +105,8 @@ class ViewFeed:
         self._key = step_key(view, generation)
         self._stopping = stopping
         self._cluster = TopicAdmin(client)
-        if not {self._topic, self._steps_topic} <= self._cluster.partition_counts().keys():
+        topics = {self._topic, self._steps_topic}
+        if not topics <= self._cluster.partition_counts(topics).keys():
             raise Unavailable(f"topic {self._topic} doesn't exist yet", hint="the view's job creates it")
         self.topic_id = self._cluster.topic_ids([self._topic])[self._topic]
         """Kafka's own: another one means that the offsets are others."""

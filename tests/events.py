@@ -169,7 +169,7 @@ class Log:
 
         admin = AdminClient(self.kafka.client())
         admin.delete_topics([self.topic(table)], operation_timeout=15)[self.topic(table)].result(15)
-        while self.topic(table) in self._cluster.partition_counts():
+        while self._cluster.partition_counts([self.topic(table)]):
             pass
         self._create_topics()
         self._publisher = self._open_publisher()

@@ -249,12 +249,14 @@ class Faults:
 
     def _compacted(self) -> None:
         self._operator.say("topics are compacted")
-        present = TopicAdmin(self._captured.client).partition_counts()
+        present = TopicAdmin(self._captured.client).all_partition_counts()
         topics = [topic for topic in self._captured.config.topics().values() if topic in present]
         # Deletes are remembered as long as by default: a sink isn't away longer.
         settings = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.001", "min.compaction.lag.ms": "0"}
         configure(
-            self._captured.client, set(topics) & TopicAdmin(self._captured.client).partition_counts().keys(), settings
+            self._captured.client,
+            set(topics) & TopicAdmin(self._captured.client).all_partition_counts().keys(),
+            settings,
         )
         self._work(5)
 
@@ -262,9 +264,9 @@ class Faults:
         topic = self._captured.topic(f"public.{self._random.choice(TABLES)}")
         self._operator.say(f"{topic} gets more partitions")
         admin = AdminClient(dict(self._captured.client))
-        more = TopicAdmin(self._captured.client).partition_counts()[topic] + 1
+        more = TopicAdmin(self._captured.client).partition_counts([topic])[topic] + 1
         admin.create_partitions([NewPartitions(topic, more)])[topic].result(30)
-        until(lambda: TopicAdmin(self._captured.client).partition_counts()[topic] == more)
+        until(lambda: TopicAdmin(self._captured.client).partition_counts([topic])[topic] == more)
         self._work(5)
 
     def _control_topic_lost(self) -> None:

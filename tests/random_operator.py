@@ -160,5 +160,5 @@ class Operator:
         admin = AdminClient(dict(self._captured.client))
         present = TopicAdmin(self._captured.client)
         for topic in topics:
-            if topic in present.partition_counts():
+            if topic in present.partition_counts([topic]):
                 admin.delete_topics([topic], operation_timeout=30)[topic].result(30)

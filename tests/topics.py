@@ -15,7 +15,7 @@ _PATIENCE_S = 300.0
 
 def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
     """Every record of the topics up to where they end now: partition -> its events in order."""
-    counts = TopicAdmin(dict(client)).partition_counts()
+    counts = TopicAdmin(dict(client)).partition_counts(topics)
     partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
     ends = TopicAdmin(dict(client)).end_offsets(partitions)
     consumer = Consumer(

@@ -271,7 +271,7 @@ class ViewPipeline:
         """Where the tables' topics end."""
         cluster = TopicAdmin(self.log.kafka.client())
         topics = [self.log.topic(table) for table in self.tables]
-        return cluster.committed_ends(partitions_of(topics, cluster.partition_counts()))
+        return cluster.committed_ends(partitions_of(topics, cluster.partition_counts(topics)))
 
     def close(self) -> None:
         self.log.close()

@@ -294,7 +294,7 @@ class ProgressReader:
         return records, following
 
     def _end_offsets(self) -> dict[str, tuple[int, ...]]:
-        counts = self._cluster.partition_counts()
+        counts = self._cluster.partition_counts(self._topics)
         ends = self._cluster.end_offsets(partitions_of(self._topics, counts))
         return {topic: tuple(ends[topic, p] for p in range(counts[topic])) for topic in self._topics}
 

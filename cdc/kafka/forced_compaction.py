@@ -121,7 +121,7 @@ class ForcedCompaction:
     def restore(self) -> list[str]:
         """Put back the settings that somebody who was killed has left, and return the topics that had them."""
         left = [topic for topic, record in self._records().items() if record.settings is not None]
-        existing = self._cluster.partition_counts() if left else {}
+        existing = self._cluster.partition_counts(left)
         for topic in left:
             self._put_back(topic, exists=topic in existing)
         return left

@@ -46,7 +46,7 @@ def key_records(
     Raises Unavailable when the brokers stop answering, and when they don't list the topic.
     """
     cluster = TopicAdmin(client)
-    partitions = partitions_of([topic], cluster.partition_counts())
+    partitions = partitions_of([topic], cluster.partition_counts([topic]))
     ends = cluster.end_offsets(partitions, while_waiting=while_waiting)
     found = []
     consumer = open_consumer(client, committed=False)

@@ -34,7 +34,7 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
     Raises Unavailable, also for a topic that the brokers don't list.
     """
     cluster = TopicAdmin(client)
-    partitions = partitions_of(topics, cluster.partition_counts()) if topics else []
+    partitions = partitions_of(topics, cluster.partition_counts(topics))
     ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
     if not ends:
         return []

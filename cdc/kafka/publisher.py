@@ -116,7 +116,7 @@ class TransactionalPublisher:
     def start(self) -> None:
         """Fence older processes; whatever they had open is aborted before this returns."""
         self._patiently("init_transactions", self._producer.init_transactions)
-        self._partitions = self._cluster.partition_counts()
+        self._partitions = self._cluster.all_partition_counts()
 
     def send(
         self, topic: str, key: bytes, value: bytes | None, extra: bytes | list[tuple[str, bytes]] | None = None
@@ -151,7 +151,7 @@ class TransactionalPublisher:
         if plan is None:
             raise Unavailable(f"topic {topic} doesn't exist any more")
         self._cluster.create([plan])
-        self._partitions = self._cluster.partition_counts()
+        self._partitions |= self._cluster.partition_counts([topic])
 
     def _add(
         self, topic: str, key: bytes, value: bytes | None, extra: bytes | list[tuple[str, bytes]] | None = None
@@ -296,8 +296,8 @@ class TransactionalPublisher:
         """The topics' ends, our open transaction's events included."""
         if not topics:
             return {}
-        if not topics <= self._partitions.keys():
-            self._partitions = self._cluster.partition_counts()
+        if unknown := topics - self._partitions.keys():
+            self._partitions |= self._cluster.partition_counts(unknown)
         partitions = partitions_of(topics, self._partitions)
         ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
         return {t: tuple(ends[t, p] for p in range(self._partitions[t])) for t in sorted(topics)}

@@ -140,6 +140,12 @@ def _has_code(error: Unavailable, codes: Collection[int]) -> bool:
     return isinstance(cause, KafkaException) and cause.args[0].code() in codes
 
 
+def _is_of_broker(error: Unavailable) -> bool:
+    """Whether a broker has answered, and with this. librdkafka's own errors are below zero, those of a broker above."""
+    cause = error.__cause__
+    return isinstance(cause, KafkaException) and cause.args[0].code() >= 0
+
+
 def _right(operation: AclOperation) -> str:
     """As Kafka's tools and the docs name it: ``DescribeConfigs``."""
     return str(operation.name).title().replace("_", "")
@@ -296,36 +302,40 @@ class TopicAdmin:
         self._admin = self._new_admin()
         self._is_connected = False
 
-    def partition_counts(self, named: Collection[str] = ()) -> dict[str, int]:
-        """Topic -> number of its partitions. One that a broker has an error for is absent.
+    def partition_counts(self, topics: Collection[str], *, must_see: bool = False) -> dict[str, int]:
+        """Each of these topics -> number of its partitions. One that a broker has an error for is absent.
 
-        Brokers leave out of the list what our user may not describe, as if it didn't exist. So whoever concludes
-        something from the absence of topics has them ``named``. Raises Unavailable, and LockstepError for a named one
-        that isn't in the list and that our user may not describe.
+        No other topic of the cluster is asked about: there may be thousands, and this is asked each second. One that
+        our user may not describe is absent too, as if it didn't exist; whoever concludes something from the absence
+        ``must_see`` it. Raises Unavailable, and with ``must_see`` LockstepError for one that our user may not describe.
         """
-        topics = self._metadata().topics
-        counts = {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
-        if unlisted := [name for name in named if name not in topics]:
-            self._require_visible(unlisted)
-        return counts
+        wanted = list(dict.fromkeys(topics))
+        return self._patiently(partial(self._partition_counts, wanted, must_see)) if wanted else {}
 
-    def exists(self, topic: str) -> bool:
-        """Raises as ``partition_counts`` of a named one."""
-        return topic in self.partition_counts([topic])
-
-    def _require_visible(self, topics: Sequence[str]) -> None:
-        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
+    def _partition_counts(self, topics: Sequence[str], must_see: bool, timeout_s: float) -> dict[str, int]:
+        futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        counts = {}
         for topic, future in futures.items():
             try:
-                self._result(future)
+                counts[topic] = len(self._result(future).partitions)
             except Unavailable as error:
-                if _has_code(error, NOT_ALLOWED):
+                if must_see and _has_code(error, NOT_ALLOWED):
                     raise LockstepError(
                         f"it isn't known whether topic {topic} exists: {reason(error.__cause__ or error)}",
                         hint=without_rights(["Describe"]),
                     ) from error
-                if not _has_code(error, (KafkaError.UNKNOWN_TOPIC_OR_PART,)):
+                if not _is_of_broker(error):
                     raise
+        return counts
+
+    def all_partition_counts(self) -> dict[str, int]:
+        """The same of every topic that our user may describe. Raises Unavailable."""
+        topics = self._metadata().topics
+        return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
+
+    def exists(self, topic: str) -> bool:
+        """Raises as ``partition_counts`` of one that it ``must_see``."""
+        return topic in self.partition_counts([topic], must_see=True)
 
     def lacking_rights(self, topics: Collection[str], rights: Collection[str]) -> dict[str, list[str]]:
         """Which of these rights our user lacks on each of these topics; those with all of them aren't in it.
@@ -367,12 +377,12 @@ class TopicAdmin:
         return None
 
     def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
-        existing = self.partition_counts([plan.name for plan in plans])
+        existing = self.partition_counts([plan.name for plan in plans], must_see=True)
         return [plan for plan in plans if plan.name not in existing]
 
     def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
         """How existing topics differ from the plans, one sentence each. Replication is left to the brokers' owner."""
-        existing = self.partition_counts()
+        existing = self.partition_counts([plan.name for plan in plans])
         existing_plans = [plan for plan in plans if plan.name in existing]
         sentences = [
             f"topic {plan.name} has {existing[plan.name]} partitions, the configuration says {plan.partitions}"
@@ -669,9 +679,7 @@ class TopicAdmin:
             try:
                 self._result(future, while_waiting)
             except Unavailable as error:
-                cause = error.__cause__
-                # librdkafka's own errors are below zero, those of a broker above.
-                if not isinstance(cause, KafkaException) or cause.args[0].code() < 0:
+                if not _is_of_broker(error):
                     raise
         self._is_connected = True
 

@@ -66,7 +66,7 @@ class TopicReader:
         self, topic: str, start: Mapping[int, int] | None = None, *, wait_s: float = _WAIT_SLICE_S
     ) -> Generator[list[Record], None, None]:
         """The same in lists of those that have come, which are empty where none comes in ``wait_s``."""
-        partitions = partitions_of([topic], self._cluster.partition_counts())
+        partitions = partitions_of([topic], self._cluster.partition_counts([topic]))
         # The ends include open transactions. A transaction that has just been committed may lack its markers still.
         # Until they are written, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)

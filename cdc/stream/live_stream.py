@@ -301,7 +301,7 @@ def _message_channel(pipeline: Pipeline, database: str) -> MessageChannel:
 def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxChannel | None:
     if pipeline.source.outbox_name is None:
         return None
-    listed = TopicAdmin(pipeline.kafka.client()).partition_counts()
+    listed = TopicAdmin(pipeline.kafka.client()).all_partition_counts()
     topics = OutboxTopics(
         partial(outbox_topic, pipeline.name),
         shared_outbox_topic(pipeline.name),

@@ -76,7 +76,7 @@ class ToastCache:
     def _begin(self, position: tuple[int, int]) -> None:
         """An empty store, from here on."""
         cluster = TopicAdmin(self._client)
-        partitions = partitions_of(self._topics, cluster.partition_counts())
+        partitions = partitions_of(self._topics, cluster.partition_counts(self._topics))
         self.store.commit(position, cluster.end_offsets(partitions))
 
     def _fill(

@@ -113,7 +113,7 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
     if not names:
         return {}
     admin = TopicAdmin(pipeline.kafka.client())
-    existing = admin.partition_counts()
+    existing = admin.all_partition_counts()
     alike = {like_metrics(topic): topic for topic in existing}
     reasons: dict[TableName, str] = {}
     unknown: dict[str, TableName] = {}

@@ -629,7 +629,7 @@ class _Run:
         return f"g{self._task.generation}.view_tag"
 
     def _ends(self) -> Offsets:
-        return self._cluster.end_offsets(partitions_of(self._topics, self._cluster.partition_counts()))
+        return self._cluster.end_offsets(partitions_of(self._topics, self._cluster.partition_counts(self._topics)))
 
     def _of_tables(self, offsets: Mapping[TopicPartition, int]) -> Offsets:
         return {at: offset for at, offset in offsets.items() if at[0] in self._task.tables}

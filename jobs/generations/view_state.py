@@ -75,7 +75,7 @@ def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, si
     """
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
     topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
-    if topic in cluster.partition_counts():
+    if topic in cluster.partition_counts([topic]):
         # What writes to the log takes a while to load, and `lockstep lag` needs none of it.
         from jobs.executor.view_topic import remove_steps
 

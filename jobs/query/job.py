@@ -431,8 +431,7 @@ class SinkJob:
 
     def _listed(self, cluster: TopicAdmin, tables: Sequence[TableName]) -> list[str]:
         """The topics of these tables, as far as the brokers list them."""
-        listed = cluster.partition_counts() if tables else {}
-        return [topic for topic in map(self._topic, tables) if topic in listed]
+        return list(cluster.partition_counts([self._topic(table) for table in tables]))
 
     def _topic(self, table: TableName) -> str:
         return table_topic(self._plan.pipeline, table)

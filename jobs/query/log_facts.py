@@ -81,7 +81,7 @@ def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = F
     """
     names = {table_topic(plan.pipeline, name): name for name in plan.tables}
     # Before the shapes: an event is never committed before the shape that it has.
-    counts = cluster.partition_counts(list(names))
+    counts = cluster.partition_counts(names, must_see=True)
     known_ends = cluster.committed_ends(partitions_of([topic for topic in names if topic in counts], counts))
     tables, records = _read_tables(plan, cluster, join_singly=join_singly)
     table_of = {topic: name for topic, name in names.items() if name in tables}
@@ -124,7 +124,7 @@ def _of_tables(plan: SinkPlan, records: Iterable[SchemaRecord]) -> list[SchemaRe
 
 
 def _topic_facts(plan: SinkPlan, cluster: TopicAdmin, topics: Sequence[str]) -> dict[str, TopicFacts]:
-    counts = cluster.partition_counts(topics)
+    counts = cluster.partition_counts(topics, must_see=True)
     missing = [topic for topic in topics if topic not in counts]
     if missing:
         raise _not_yet(plan, f"topic {missing[0]} doesn't exist")

@@ -241,7 +241,7 @@ class _Run:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
         records, name = self._opened.records, begun_name(self._generation)
         topics = sorted(stream.topic for stream in streams.values())
-        counts = self._cluster.partition_counts(topics)
+        counts = self._cluster.partition_counts(topics, must_see=True)
         if missing := [topic for topic in topics if topic not in counts]:
             raise Unavailable(f"topic {missing[0]}, which stream query {self._plan.name!r} reads, doesn't exist yet")
         topic_ids, definition = self._cluster.topic_ids(topics), self._plan.definition(streams)

@@ -161,7 +161,7 @@ def _source(config: Config, name: TableName, waiting: Waiting, view: SinkView, c
 def _events(config: Config, name: TableName, key: Key) -> list[KeyEvent] | None:
     """The newest events of a key, the newest last; None where there wasn't time to read them."""
     client, topic = config.kafka.client(), config.topics()[name]
-    partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts()))
+    partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts([topic])))
     of_key = partition_of(key, partitions)
     start = {partition: 0 if partition == of_key else AFTER_EVERY_END for partition in range(partitions)}
     deadline = time.monotonic() + _READ_MAX_S

@@ -3,7 +3,7 @@
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
@@ -67,7 +67,7 @@ class Questions:
         self.findings = Remembered(self._ask_findings, seconds=_FINDINGS_S)
         self._copies: Remembered[CopyReport] = Remembered(self._ask_copies, seconds=_COPIES_S)
         self._open = Remembered(self._ask_rejections, seconds=_REJECTIONS_S)
-        self._partitions = Remembered(lambda: TopicAdmin(config.kafka.client()).partition_counts(), seconds=_SHAPES_S)
+        self._partitions: Remembered[Mapping[str, int]] = Remembered(self._ask_partitions, seconds=_SHAPES_S)
         self._shapes = Remembered(
             lambda: read_schema_records(config.kafka.client(), config.pipeline.name), seconds=_SHAPES_S
         )
@@ -85,6 +85,11 @@ class Questions:
         # Before capture has run for the first time there are none.
         records = self._shapes() if control_topic(self._config.pipeline.name, SCHEMA) in partitions else []
         return documents.tables(self._tables.config().topics(), self._sampler.rates, stages, partitions, records)
+
+    def _ask_partitions(self) -> Mapping[str, int]:
+        topics = self._tables.config().topics().values()
+        schemas = control_topic(self._config.pipeline.name, SCHEMA)
+        return TopicAdmin(self._config.kafka.client()).partition_counts([*topics, schemas])
 
     def schemas(self, text: str) -> Schemas:
         """The shapes of a captured table. Raises ConfigurationError for any other."""

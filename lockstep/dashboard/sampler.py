@@ -225,9 +225,9 @@ class Sampler:
         now = time.monotonic()
         if self._looks and now - self._looks[-1][0] < _ENDS_EVERY_S:
             return
-        counts = cluster.partition_counts()
+        counts = cluster.partition_counts(config.topics().values())
         # Before capture has run for the first time there are none.
-        partitions = partitions_of(set(config.topics().values()) & counts.keys(), counts)
+        partitions = partitions_of(counts, counts)
         ends: dict[str, int] = collections.Counter()
         for (topic, _), end in cluster.end_offsets(partitions).items():
             ends[topic] += end

@@ -33,8 +33,8 @@ def follow(config: Config, wanted: Wanted, stopping: Callable[[], bool]) -> Iter
     """The events that come from now on. Raises Unavailable."""
     tables = {topic: str(name) for name, topic in config.topics().items() if wanted.table in (None, name)}
     cluster = TopicAdmin(config.kafka.client())
-    counts = cluster.partition_counts()
-    positions = cluster.committed_ends(partitions_of([topic for topic in tables if topic in counts], counts))
+    counts = cluster.partition_counts(tables)
+    positions = cluster.committed_ends(partitions_of(counts, counts))
     for message in new_messages(config.kafka.client(), positions, stopping=stopping):
         event = event_of(message, tables)
         if event is not None and wanted.key in event.key and wanted.op in ("", event.op):

@@ -53,8 +53,9 @@ def check_position(config: Config) -> list[Finding]:
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
-    listed = TopicAdmin(client).partition_counts([control_topic(own, STATE)])
-    topics = [topic for topic in listed if topic.endswith(suffix)]
+    cluster = TopicAdmin(client)
+    own_listed = cluster.partition_counts([control_topic(own, STATE)], must_see=True)
+    topics = [topic for topic in cluster.all_partition_counts() | own_listed if topic.endswith(suffix)]
     records = read_compacted_topics(client, topics)
     states = own_states(records.pop(control_topic(own, STATE), {}), config.slot)
     others = {topic.removesuffix(suffix): states_of_others(values) for topic, values in records.items()}

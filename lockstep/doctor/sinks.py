@@ -101,7 +101,7 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
     pipeline, cluster = config.pipeline.name, TopicAdmin(config.kafka.client())
     topics = [view_topic(pipeline, name, number) for number in numbers]
     plans = {plan.name: plan for topic in topics for plan in view_topic_plans(pipeline, topic, config.kafka.topics)}
-    subject, existing = f"view {name}", cluster.partition_counts()
+    subject, existing = f"view {name}", cluster.partition_counts(plans)
     lacking = cluster.lacking_rights(plans, _TOPIC_RIGHTS)
     findings = [
         error(subject, f"the right {', '.join(rights)} on topic {topic} lacks", _JOB_STOPS, without_rights(rights))
@@ -228,7 +228,9 @@ def check_histories(config: Config) -> list[Finding]:
     if not any(kept_tables.values()):
         return []
     cluster = TopicAdmin(config.kafka.client())
-    existing = cluster.partition_counts()
+    existing = cluster.partition_counts(
+        {topic for tables in kept_tables.values() for topic in config.topics_of(tables)}
+    )
     findings = []
     for name, tables in kept_tables.items():
         topics = set(config.topics_of(tables))

@@ -33,7 +33,7 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql) -> list[Find
 def check_stream_topics(config: Config) -> list[Finding]:
     """Whether the topics of streams are there. Raises Unavailable when Kafka doesn't answer."""
     topics = {stream.topic: name for name, stream in config.streams.items()}
-    counts = TopicAdmin(config.kafka.client()).partition_counts(list(topics))
+    counts = TopicAdmin(config.kafka.client()).partition_counts(topics, must_see=True)
     return [
         ok(f"stream {name}", f"topic {topic} has {counts[topic]} partitions")
         if topic in counts

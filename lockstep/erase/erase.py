@@ -210,7 +210,7 @@ class _Erasing:
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
-        topics = TopicAdmin(self._client).partition_counts()
+        topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic
             for topic in sorted(topics)

@@ -69,7 +69,7 @@ def read_inputs(config: Config, tables: Sequence[TableName]) -> BuildInputs:
     topics = dict(zip(config.topics_of(tables), tables, strict=True))
     client = config.kafka.client()
     cluster = TopicAdmin(client)
-    existing = cluster.partition_counts([*topics, control_topic(config.pipeline.name, SCHEMA)])
+    existing = cluster.partition_counts([*topics, control_topic(config.pipeline.name, SCHEMA)], must_see=True)
     there = [topic for topic in topics if topic in existing]
     ids = cluster.topic_ids(there) if there else {}
     shapes = (
@@ -165,7 +165,7 @@ def trimmed_partitions(
     """
     topics = dict(zip(config.topics_of(tables), tables, strict=True))
     cluster = TopicAdmin(config.kafka.client())
-    begins = cluster.begin_offsets(partitions_of(topics, cluster.partition_counts()))
+    begins = cluster.begin_offsets(partitions_of(topics, cluster.partition_counts(topics)))
     return [
         TrimmedPartition(topics[topic], partition, begin, wanted)
         for (topic, partition), begin in sorted(begins.items())

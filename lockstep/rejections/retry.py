@@ -208,9 +208,8 @@ class _Attempt:
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         cluster = TopicAdmin(self._config.kafka.client())
-        existing = cluster.partition_counts()
-        existing_topics = [topic for topic in topics if topic in existing]
-        return cluster.topic_ids(existing_topics) if existing_topics else {}
+        existing = cluster.partition_counts(list(topics))
+        return cluster.topic_ids(list(existing)) if existing else {}
 
     def _foreign_reason(self, topic: str) -> str | None:
         """Why the generation can't take events of this topic; None when it can."""

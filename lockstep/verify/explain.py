@@ -88,7 +88,7 @@ def topic_tags(
     None when there are more than ``KEYS_MAX`` keys, or when reading takes longer than ``read_max_s`` seconds. Raises
     Unavailable when Kafka doesn't answer, LockstepError when a stop is asked for.
     """
-    partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts()))
+    partitions = len(partitions_of([topic], TopicAdmin(client).partition_counts([topic])))
     if len(keys) > KEYS_MAX:
         return None
     wanted = set(keys)

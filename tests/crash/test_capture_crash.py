@@ -265,7 +265,7 @@ def _wait_copying(pipeline: Pipeline, capture: Any) -> list[psutil.Process]:
         state = pipeline.state() if "handoff at" in capture.log.read_text() else None
         if state is None or state.phase is not SnapshotPhase.COPYING:
             return False
-        counts = admin.partition_counts()
+        counts = admin.all_partition_counts()
         return any(admin.end_offsets(partitions_of(set(pipeline.config.topics().values()), counts)).values())
 
     wait_until(copying, what="the snapshot is being copied")

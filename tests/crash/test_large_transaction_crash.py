@@ -60,7 +60,9 @@ def _published_rows(pipeline: Pipeline) -> tuple[bytearray, bytearray]:
     """How often each ``seq``, and each key, is on the topic, for a read-committed reader."""
     seqs, keys = bytearray(_ROWS + 1), bytearray(_ROWS + 1)
     topic = f"{pipeline.name}.{pipeline.name}.narrow"
-    partitions = [(topic, partition) for partition in range(TopicAdmin(pipeline.client).partition_counts()[topic])]
+    partitions = [
+        (topic, partition) for partition in range(TopicAdmin(pipeline.client).partition_counts([topic])[topic])
+    ]
     ends = TopicAdmin(pipeline.client).end_offsets(partitions)
     consumer = Consumer(
         {

@@ -162,7 +162,7 @@ def _trim(pipeline: Pipeline) -> None:
     """Delete the older half of the table's events, as a retention does."""
     topic = pipeline.config.topics()[TableName(pipeline.name, "log")]
     cluster = TopicAdmin(pipeline.client)
-    ends = cluster.end_offsets(partitions_of([topic], cluster.partition_counts()))
+    ends = cluster.end_offsets(partitions_of([topic], cluster.partition_counts([topic])))
     (at, end) = max(ends.items(), key=lambda item: item[1])
     admin = AdminClient(dict(pipeline.client))
     for future in admin.delete_records([TopicPartition(*at, end // 2)]).values():

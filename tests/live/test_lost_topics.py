@@ -46,13 +46,13 @@ def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterat
 def _lose(captured: Captured, topic: str) -> None:
     admin = AdminClient(dict(captured.client))
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-    until(lambda: topic not in TopicAdmin(captured.client).partition_counts())
+    until(lambda: topic not in TopicAdmin(captured.client).partition_counts([topic]))
 
 
 def _widen(captured: Captured, topic: str) -> None:
     admin = AdminClient(dict(captured.client))
     admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
-    until(lambda: TopicAdmin(captured.client).partition_counts()[topic] == 5)
+    until(lambda: TopicAdmin(captured.client).partition_counts([topic])[topic] == 5)
 
 
 def _recreate(captured: Captured, topic: str, *, partitions: int) -> None:

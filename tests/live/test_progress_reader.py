@@ -74,7 +74,7 @@ class Log:
         admin = AdminClient(dict(self.settings.client()))
         admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
         cluster = TopicAdmin(self.settings.client())
-        until(lambda: topic not in cluster.partition_counts())
+        until(lambda: topic not in cluster.partition_counts([topic]))
         cluster.create([plan for plan in control_topic_plans(self.prefix, self.settings.topics) if plan.name == topic])
 
     def delete_progress_records(self, *, kept: int) -> None:

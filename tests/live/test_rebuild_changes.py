@@ -177,7 +177,7 @@ def _delete_topic(pipeline: Pipeline, table: str) -> None:
     topic = next(topic for name, topic in pipeline.config.topics().items() if name.name == table)
     admin = AdminClient(dict(pipeline.client))
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-    wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts(), what=f"{topic} is gone")
+    wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts([topic]), what=f"{topic} is gone")
 
 
 @pytest.mark.soak
@@ -236,7 +236,7 @@ def test_a_topic_that_is_recreated_ends_the_build_that_reads_it(pipeline: Captur
 def _trim(pipeline: Pipeline) -> None:
     """Delete all that the topics hold now. Kafka refuses that for a topic that is compacted only."""
     cluster, topics = TopicAdmin(pipeline.client), list(pipeline.config.topics().values())
-    counts = cluster.partition_counts()
+    counts = cluster.all_partition_counts()
     ends = cluster.end_offsets([(topic, n) for topic in topics for n in range(counts[topic])])
     configure(pipeline.client, topics, {"cleanup.policy": "compact,delete", "retention.ms": "-1"})
     admin = AdminClient(dict(pipeline.client))
@@ -265,7 +265,7 @@ def test_a_build_that_is_to_be_dropped_has_all_trimmed_tables_copied_and_not_onl
     _trim(pipeline)
     topic = pipeline.config.topics()[account]
     cluster = TopicAdmin(pipeline.client)
-    read = cluster.end_offsets([(topic, number) for number in range(cluster.partition_counts()[topic])])
+    read = cluster.end_offsets([(topic, number) for number in range(cluster.partition_counts([topic])[topic])])
     context = cast("RebuildContext", SimpleNamespace(config=pipeline.config, tables=(account, entry)))
 
     def copied(*, afresh: bool) -> list[str]:

@@ -375,7 +375,7 @@ def test_ranges_whose_topic_is_gone_are_copied_again(database: Database, make: A
     topic = captured.config.as_pipeline().topics()[T]
     admin = AdminClient(dict(captured.client))  # it must live until the answer is there
     admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
-    until(lambda: topic not in TopicAdmin(captured.client).partition_counts())
+    until(lambda: topic not in TopicAdmin(captured.client).partition_counts([topic]))
     captured.start()
     assert _points(captured).keys() == set(range(1, ROWS + 1))
     captured.assert_equal()

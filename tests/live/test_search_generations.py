@@ -83,7 +83,7 @@ class AppliedByHand:
 
     def ends(self) -> Mapping[TopicPartition, int]:
         cluster = TopicAdmin(self.log.kafka.client())
-        return cluster.end_offsets(partitions_of([self.log.topic(PROFILE)], cluster.partition_counts()))
+        return cluster.end_offsets(partitions_of([self.log.topic(PROFILE)], cluster.all_partition_counts()))
 
     def apply(self, applied: Sequence[RowEvent], generation: int = 1, **progress: Any) -> None:
         """Apply these, and store that all of the topic is applied."""

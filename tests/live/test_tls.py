@@ -123,7 +123,7 @@ class Servers:
                         certificate_file=tls.certificate_file,
                         key_file=tls.key_file,
                     ).client()
-                ).partition_counts()
+                ).all_partition_counts()
             case _:
                 sink = self._sink(kind, port, tls, database)
                 try:
@@ -232,10 +232,10 @@ def sasl(servers: Servers, password: Path) -> KafkaSettings:
 def test_kafka_takes_the_login_of_scram_and_says_when_it_is_wrong(servers: Servers, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text(PASSWORD)
-    TopicAdmin(sasl(servers, password).client()).partition_counts()
+    TopicAdmin(sasl(servers, password).client()).all_partition_counts()
     password.write_text("another")
     with pytest.raises(Unavailable, match="invalid credentials") as caught:
-        TopicAdmin(sasl(servers, password).client()).partition_counts()
+        TopicAdmin(sasl(servers, password).client()).all_partition_counts()
     assert "kafka.username" in (caught.value.hint or "")
     assert "another" not in str(caught.value)
 

@@ -165,7 +165,7 @@ def test_a_topic_that_is_gone_ends_a_publishers_try(endpoints: Endpoints, prefix
     with pytest.raises(Unavailable, match="don't list"):
         publisher.commit(state(), covering=[gone])
     publisher.close()
-    assert TopicAdmin(settings.client()).partition_counts().keys().isdisjoint({gone})
+    assert TopicAdmin(settings.client()).all_partition_counts().keys().isdisjoint({gone})
 
 
 _SETTINGS = {
@@ -201,7 +201,7 @@ def test_more_topics_than_brokers_create_at_once(endpoints: Endpoints, prefix: s
     admin.create(plans)
     names = [plan.name for plan in plans]
     try:
-        assert admin.partition_counts().keys() >= set(names)
+        assert admin.all_partition_counts().keys() >= set(names)
     finally:
         for removed in remover.delete_topics(names, request_timeout=60).values():
             removed.result(60)

@@ -249,7 +249,7 @@ def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
     spark_of_job = spark_settings(pipeline.directory, view_directory=pipeline.directory / "state")
     remove_kept(spark_of_job, pipeline.log.kafka, pipeline=pipeline.name, sink=pipeline.sink, generation=1)
     cluster = TopicAdmin(pipeline.log.kafka.client())
-    until(lambda: view_topic(pipeline.name, pipeline.sink, 1) not in cluster.partition_counts())
+    until(lambda: view_topic(pipeline.name, pipeline.sink, 1) not in cluster.all_partition_counts())
     assert step_key(pipeline.sink, 1) not in read_compacted(
         pipeline.log.kafka.client(), control_topic(pipeline.name, VIEWS)
     )

@@ -109,7 +109,7 @@ def open_sides(
         read = {name: topics[name] for name in names if not set_aside[name]}
 
         def log_ends() -> Mapping[TopicPartition, int]:
-            partitions = partitions_of(list(read.values()), cluster.partition_counts())
+            partitions = partitions_of(list(read.values()), cluster.partition_counts(read.values()))
             return cluster.end_offsets(partitions, while_waiting=waiting.check)
 
         def published() -> ProgressReader:

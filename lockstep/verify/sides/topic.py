@@ -196,7 +196,8 @@ class TopicSide:
         return {partition: end for (_, partition), end in self._ends.items()}
 
     def _partitions(self, table: Table) -> list[int]:
-        listed = partitions_of([self._topics[table.name]], self._cluster.partition_counts())
+        topics = [self._topics[table.name]]
+        listed = partitions_of(topics, self._cluster.partition_counts(topics))
         return [partition for _, partition in listed]
 
     def what_is_lost(self, table: Table) -> str:

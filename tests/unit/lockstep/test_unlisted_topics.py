@@ -32,7 +32,7 @@ class _Cluster:
     def __init__(self, *_: object) -> None:
         pass
 
-    def partition_counts(self) -> dict[str, int]:
+    def partition_counts(self, _: object) -> dict[str, int]:
         return {TOPICS[ITEMS]: 1}
 
     def end_offsets(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], int]:

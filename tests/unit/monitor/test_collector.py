@@ -182,7 +182,7 @@ def test_what_a_sink_had_of_another_epoch_counts_for_nothing(collector: LagColle
 def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
     cluster = SimpleNamespace(
-        partition_counts=lambda: asked.append("partitions") or {_TOPIC: 2, "shop.public.other": 1},
+        partition_counts=lambda _: asked.append("partitions") or {_TOPIC: 2, "shop.public.other": 1},
         end_offsets=lambda partitions: asked.append("ends") or dict.fromkeys(partitions, 10),
     )
     monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: cluster)
@@ -206,7 +206,7 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
         facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
     assert asked == ["partitions", "ends"]
     assert {name: fact.records_behind for name, fact in facts.items()} == {"all": 26, "one": 10}
-    cluster.partition_counts = lambda: {_TOPIC: 2}
+    cluster.partition_counts = lambda _: {_TOPIC: 2}
     ends = collector._topic_ends(answers)
     assert next(collector._facts("one", answers["one"], 0, ends)).records_behind is None
 

@@ -99,7 +99,7 @@ class _Brokers:
     def __init__(self, *, topics: Collection[str], lacking: dict[str, list[str]], refused: Collection[str]) -> None:
         self._topics, self._lacking, self._refused = topics, lacking, refused
 
-    def partition_counts(self) -> dict[str, int]:
+    def all_partition_counts(self) -> dict[str, int]:
         return dict.fromkeys(self._topics, 3)
 
     def lacking_rights(self, topics: Collection[str], _: object) -> dict[str, list[str]]:

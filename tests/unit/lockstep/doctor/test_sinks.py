@@ -117,7 +117,7 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Brokers:
-        def partition_counts(self) -> dict[str, int]:
+        def partition_counts(self, _: object) -> dict[str, int]:
             return {"shop.__views.hits.g1": 1}
 
         def lacking_rights(self, topics: Any, _: object) -> dict[str, list[str]]:
