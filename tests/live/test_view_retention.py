@@ -7,12 +7,14 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.sql import SparkSession
 
+from sinks.registry import SinkSettings, open_sink
 from sinks.view_settings import RetainSettings, ViewSettings
 from tests.databases import until
 from tests.events import Change, Put
 from tests.view_jobs import USERS, ViewPipeline
 from tests.view_queries import column, shape
 from tests.view_task_process import ENDED, KILLED, ViewTasks
+from views.retention import NotedTime, noted_name
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -36,6 +38,15 @@ def seen(user: int, at_ms: int) -> Change:
     return Put(SEEN, {"user_id": user, "at": at})
 
 
+def noted(pipeline: ViewPipeline, settings: SinkSettings) -> NotedTime:
+    """As of which time the sink has the result: what `lockstep verify` goes by."""
+    opened = open_sink(pipeline.sink, settings, 1)
+    try:
+        return NotedTime.from_json(opened.records.load(noted_name(1)))
+    finally:
+        opened.sink.close()
+
+
 def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
 ) -> None:
@@ -56,6 +67,7 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
         kills += view_tasks.run(task, kill_at=point) == KILLED
         assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn], point
+        assert noted(pipeline, settings) == NotedTime(now_ms, now_ms)
         sizes.append(len(pipeline.rows(settings)))
     assert kills >= POINTS - 2
     assert set(sizes) == {1}
@@ -64,6 +76,7 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
     lsn = pipeline.write(seen(0, now_ms - 90 * MINUTE_MS), at_ms=now_ms - 120 * MINUTE_MS)  # its clock went back
     assert view_tasks.run(task) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+    assert noted(pipeline, settings) == NotedTime(now_ms, now_ms)
 
 
 def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
