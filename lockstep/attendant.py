@@ -2,29 +2,39 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
+from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
 from monitor.alerts.conditions import Condition
 from monitor.alerts.facts import FactsCollector
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport
+from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
 
 
 class Attendant:
     """Is given each lag report. Of several processes of a machine one tells; the others only look."""
 
-    def __init__(self, alerts: AlertWatch, schedule: VerifySchedule) -> None:
+    def __init__(self, alerts: AlertWatch, schedule: VerifySchedule, queries: StreamQueryWatch) -> None:
         self._alerts = alerts
         self._schedule = schedule
+        self._queries = queries
 
     @property
     def open(self) -> tuple[Condition, ...]:
         """What was wrong at the last look."""
         return self._alerts.open
+
+    @property
+    def stream_queries(self) -> Sequence[StreamQueryStatus]:
+        """What is known of stream queries; nothing before the first answer."""
+        return self._queries.latest() or ()
 
     def look(self, report: LagReport | LockstepError) -> None:
         """Take the next report, or the error that came in its place. Waits for nobody."""
@@ -41,11 +51,17 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
     with (
         contextlib.closing(schedule),
         FactsCollector(
-            config.as_pipeline(), config.sinks, state_directories(config), with_standby=config.alerts.standby
+            config.as_pipeline(), config.stores, state_directories(config), with_standby=config.alerts.standby
         ) as facts,
-        AlertWatch(config.pipeline.name, config.alerts, facts=facts.latest, verify=config.verify) as alerts,
+        StreamQueryWatch(partial(stream_query_plans, config)) as queries,
+        AlertWatch(
+            config.pipeline.name,
+            config.alerts,
+            facts=lambda: replace(facts.latest(), stream_queries=queries.latest()),
+            verify=config.verify,
+        ) as alerts,
     ):
-        yield Attendant(alerts, schedule)
+        yield Attendant(alerts, schedule, queries)
 
 
 def state_directories(config: Config) -> list[Path]:

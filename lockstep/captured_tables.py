@@ -61,7 +61,7 @@ def captured_now(pipeline: Pipeline) -> Captured:
     source, state = pipeline.source, recorded_state(pipeline)
     if state is None or is_first_start(state):
         return Captured(source.keyed_names, source.append_only_names)
-    if not state.captured:  # an earlier version has written it
+    if state.captured is None:  # an earlier version has written it
         source = source.resolved(recorded_tables(state))
         return Captured(source.keyed_names, source.append_only_names, join_singly=not state.is_first_copy)
     append_only = set(state.append_only)

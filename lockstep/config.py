@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -36,6 +36,9 @@ from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 
 _Checked = TypeVar("_Checked", bound=Settings)
+
+Wanted = Literal["sink", "view", "stream query"]
+"""What a command takes the name of."""
 
 DEFAULT_PATH = Path("lockstep.toml")
 
@@ -138,6 +141,10 @@ class Config(Settings):
     @model_validator(mode="after")
     def _verified_sinks_are_there(self) -> "Config":
         unknown = [name for name in self.verify.sinks if name not in self.sinks]
+        if queries := [name for name in unknown if name in self.stream_queries]:
+            raise ValueError(
+                f"verify.sinks names stream queries, whose results nobody compares: {', '.join(queries)}; remove them"
+            )
         if unknown:
             raise ValueError(f"verify.sinks names sinks that aren't there: {', '.join(unknown)}")
         return self
@@ -204,12 +211,49 @@ class Config(Settings):
     def chosen_sinks(self, names: Collection[str]) -> dict[str, SinkSettings]:
         """The sinks of these names, or all where none is named. Raises ConfigurationError for names of no sink."""
         unknown = [name for name in names if name not in self.sinks]
-        if unknown or not self.sinks:
-            raise ConfigurationError(
-                f"no such sink: {', '.join(unknown)}" if unknown else "the configuration has no sinks",
-                hint=f"sinks of this configuration: {', '.join(self.sinks) or 'none'}",
-            )
+        if unknown:
+            raise self.not_found("sink", *unknown)
+        if not self.sinks:
+            raise ConfigurationError("the configuration has no sinks", hint="add a section [sinks.NAME] to it")
         return {name: self.sinks[name] for name in names or self.sinks}
+
+    def not_found(self, wanted: Wanted, *names: str) -> ConfigurationError:
+        """Why these are no names of what is ``wanted``, and which commands are meant for what they are names of."""
+        known = self.views if wanted == "view" else self.stream_queries if wanted == "stream query" else self.sinks
+        plural = "stream queries" if wanted == "stream query" else f"{wanted}s"
+        for name in names:
+            kind, commands = self._what_is(name)
+            if kind is not None:
+                return ConfigurationError(f"{name} is a {kind} and no {wanted}", hint=commands)
+        return ConfigurationError(
+            f"no such {wanted}: {', '.join(names)}",
+            hint=f"{plural} of this configuration: {', '.join(known) or 'none'}",
+        )
+
+    def _what_is(self, name: str) -> tuple[str | None, str]:
+        """What this is the name of, None where of nothing, and the commands that are meant for it."""
+        if name in self.stream_queries:
+            return (
+                "stream query",
+                f"`lockstep streams list` shows it, `lockstep streams rebuild {name}` builds its result again, and"
+                f" `lockstep apply {name}` runs it",
+            )
+        if name in self.views:
+            return (
+                "view",
+                f"`lockstep views explain {name}` shows it, and `lockstep rebuild {name} --switch` builds it again",
+            )
+        if name in self.sinks:
+            return (
+                "sink",
+                f"`lockstep generations {name}` shows its builds, and `lockstep rebuild {name}` makes another one",
+            )
+        if name in self.streams:
+            return (
+                "stream",
+                "`lockstep doctor` looks at its topic, and `lockstep streams list` shows queries over streams",
+            )
+        return None, ""
 
     def chosen_to_apply(self, names: Collection[str]) -> tuple[dict[str, SinkSettings], dict[str, StreamQuerySection]]:
         """The sinks and the stream queries of these names, or all. Raises ConfigurationError for names of neither."""
@@ -225,6 +269,11 @@ class Config(Settings):
         return tuple(
             name for name, sink in self.sinks.items() if isinstance(sink, OpenSearchSettings) and sink.searches
         )
+
+    @property
+    def stores(self) -> dict[str, SinkSettings]:
+        """Whatever is written to: the settings of the sinks, and of the sinks of stream queries' results."""
+        return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
 
     @property
     def views(self) -> dict[str, ViewSettings]:
@@ -254,6 +303,12 @@ class Config(Settings):
             return self.source.keyed_names
         captured = set(self.source.table_names)
         return tuple(name for name in map(TableName.parse, settings.tables) if name in captured)
+
+    def left_by_capture(self, settings: SinkSettings) -> tuple[TableName, ...]:
+        """The tables of a sink with these settings that this names, and that capture was started without."""
+        captured = set(self.source.table_names)
+        chosen = set(map(TableName.parse, settings.tables)) or set(self.source.named) - self.source.append_only
+        return tuple(name for name in self.source.named if name in chosen and name not in captured)
 
     def uncaptured_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
         """The tables that a sink with these settings names, and that aren't captured: they may join, or have left."""
@@ -514,6 +569,7 @@ _WORDS: Final = {
     "extra_forbidden": "unknown setting: check its spelling and its section",
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
+    "bool_type": "must be true or false, without quotes",
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

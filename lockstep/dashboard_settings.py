@@ -3,7 +3,7 @@
 import ipaddress
 from typing import Final
 
-from pydantic import field_validator
+from pydantic import StrictBool, field_validator
 
 from cdc.model.errors import ConfigurationError
 from cdc.settings import Settings
@@ -18,7 +18,7 @@ class DashboardSettings(Settings):
     """Where it listens. ``enabled``: whether ``lockstep run`` starts it too."""
 
     listen: str = DEFAULT_LISTEN
-    enabled: bool = True
+    enabled: StrictBool = True
 
     @field_validator("listen")
     @classmethod

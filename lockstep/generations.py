@@ -14,7 +14,7 @@ from rich.text import Text
 from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from jobs.dead_letters.store import DeadLetters
@@ -79,11 +79,7 @@ class Description:
 
 def settings_of(config: Config, name: str) -> SinkSettings:
     """A sink's settings. Raises ConfigurationError for a name that isn't there."""
-    if name not in config.sinks:
-        raise ConfigurationError(
-            f"no such sink: {name}", hint=f"sinks of this configuration: {', '.join(config.sinks) or 'none'}"
-        )
-    return config.sinks[name]
+    return config.chosen_sinks([name])[name]
 
 
 def settings_of_generation(config: Config, name: str, generation: Generation) -> SinkSettings:
@@ -220,7 +216,7 @@ def switch_to(
                 hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
             )
         built_with = settings_of_generation(config, name, generation)
-        wanted = config.sink_tables(built_with)
+        wanted = sink_tables_now(config, built_with)
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
         # Nobody waits for what both lack.
@@ -335,22 +331,36 @@ def log_ends_now(config: Config, settings: SinkSettings, *, without: Collection[
 def sink_tables_now(config: Config, settings: SinkSettings) -> list[TableName]:
     """The tables that a sink with these settings has by now, also those that only a newer configuration names.
 
-    Jobs take these up all the same. Raises as ``captured_now``.
+    Jobs take these up all the same, and go on without those that capture was started without. Raises as
+    ``captured_now``.
     """
     captured = captured_now(config.as_pipeline())
-    if config.source.has_patterns:
-        # One that this configuration doesn't know to be append-only would look like one with a key.
-        append_only = config.source.append_only.intersection(captured.append_only)
-        config = config.capturing(config.source.resolved([*captured.keyed, *append_only]))
-    return list(dict.fromkeys([*config.sink_tables(settings), *captured.of(settings.tables)]))
+    # One that this configuration doesn't know to be append-only would look like one with a key.
+    append_only = config.source.append_only.intersection(captured.append_only)
+    known = config.capturing(config.source.only([*captured.keyed, *append_only]))
+    return list(dict.fromkeys([*known.sink_tables(settings), *captured.of(settings.tables)]))
 
 
 def config_now(config: Config) -> Config:
-    """The configuration with the tables that are captured by now. Raises as ``captured_now``."""
-    if not config.source.has_patterns:
-        return config
+    """The configuration with the tables that are captured by now, and without those that it names and capture was
+    started without. Raises as ``captured_now``.
+    """
     captured = captured_now(config.as_pipeline())
-    return config.capturing(config.source.resolved([*captured.keyed, *captured.append_only]))
+    return config.capturing(config.source.only([*captured.keyed, *captured.append_only]))
+
+
+def require_captured(config: Config, name: str, settings: SinkSettings) -> None:
+    """Raises LockstepError where nothing can be built: no table of the sink is captured, or one of a view's isn't."""
+    hint = (
+        f"start capture with a configuration that takes it in, `lockstep doctor` says what lacks; then run `lockstep"
+        f" rebuild {name}` again"
+    )
+    lacking = config.uncaptured_tables(settings)
+    if settings.view is not None and lacking:
+        raise LockstepError(f"view {name!r} reads {lacking[0]}, which isn't captured", hint=hint)
+    if not config.sink_tables(settings):
+        what = f"it names {', '.join(map(str, lacking))}" if lacking else "all have left"
+        raise LockstepError(f"sink {name!r} has no table that is captured: {what}", hint=hint)
 
 
 def list_of(config: Config, name: str) -> list[Generation]:

@@ -43,11 +43,13 @@ class Removal(StrEnum):
 class FileChanges:
     """What the file has to say for tables to be left out.
 
-    ``settings`` are the lines of each section as they are to be, ``removed`` the sections that have to go, each with
-    the reason. ``problems`` are what the file would still be refused for.
+    ``settings`` are the lines of each section as they are to be, ``dropped`` the settings of each that have to go.
+    ``removed`` are the sections that have to go as a whole, each with the reason. ``problems`` are what the file would
+    still be refused for.
     """
 
     settings: Mapping[str, Sequence[str]]
+    dropped: Mapping[str, Sequence[str]]
     removed: Mapping[str, str]
     problems: Sequence[str]
 
@@ -56,12 +58,16 @@ class FileChanges:
         lines = [
             line for section, settings in self.settings.items() for line in (f"    [{section}]", *_below(settings))
         ]
+        lines += [
+            f"    remove {', '.join(names)} from the section [{section}]" for section, names in self.dropped.items()
+        ]
         lines += [f"    remove the section [{section}]: {why}" for section, why in self.removed.items()]
         return [*lines, *(f"    mend as well: {problem}" for problem in self.problems)]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "settings": {section: list(lines) for section, lines in self.settings.items()},
+            "dropped": {section: list(names) for section, names in self.dropped.items()},
             "removed": dict(self.removed),
             "problems": list(self.problems),
         }
@@ -165,6 +171,7 @@ def file_changes(document: Mapping[str, Any], config: Config, tables: Sequence[T
         changed["source"]["exclude_tables"] = excluded
         settings.setdefault("source", []).append(_list("exclude_tables", excluded))
     removed: dict[str, str] = {}
+    dropped: dict[str, list[str]] = {}
     options = source.get("options", {})
     gone = [text for text in options if TableName.parse(text) in tables]
     if gone:
@@ -173,23 +180,34 @@ def file_changes(document: Mapping[str, Any], config: Config, tables: Sequence[T
     for section in ("sinks", "views"):
         if section in document:
             changed[section] = dict(document[section])
+    lenders = {query.lender for query in config.stream_queries.values()}
     for name, sink in config.sinks.items():
-        reads = [str(table) for table in map(TableName.parse, sink.tables) if table in tables]
-        if not reads:
+        if sink.view is None:
             continue
-        if sink.view is not None:
+        reads = [str(table) for table in map(TableName.parse, sink.tables) if table in tables]
+        if reads:
             removed[f"views.{name}"] = f"its query reads {', '.join(reads)}, and it can't do without"
             del changed["views"][name]
-            continue
+        else:
+            lenders.add(sink.lender)
+    for name, sink in config.sinks.items():
         rest = [text for text in sink.tables if TableName.parse(text) not in tables]
+        if sink.view is not None or len(rest) == len(sink.tables):
+            continue
+        section = document["sinks"][name]
         if rest:
-            changed["sinks"][name] = {**document["sinks"][name], "tables": rest}
+            changed["sinks"][name] = {**section, "tables": rest}
             settings[f"sinks.{name}"] = [_list("tables", rest)]
+        elif name in lenders:
+            # Views and stream queries have its store.
+            changed["sinks"][name] = {key: section[key] for key in section if key != "tables"} | {"apply": False}
+            settings[f"sinks.{name}"] = ["apply = false"]
+            dropped[f"sinks.{name}"] = ["tables"]
         else:
             # An empty list would be all tables.
             removed[f"sinks.{name}"] = "it names no other table"
             del changed["sinks"][name]
-    return FileChanges(settings, removed, validated(changed)[1])
+    return FileChanges(settings, dropped, removed, validated(changed)[1])
 
 
 def kept_of(config: Config, tables: Sequence[TableName]) -> list[str]:

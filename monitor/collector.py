@@ -43,6 +43,7 @@ from monitor.lag import (
 )
 from monitor.open_rejections import OpenRejections
 from monitor.question import Question
+from monitor.searches import SearchesWatch, StandingSearches
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, load_verification
 from sinks.contract import OpenedSink, Progress
@@ -151,6 +152,12 @@ class LagCollector:
         self._listed: dict[str, tuple[float, list[Generation]]] = {}
         self._known: dict[str, list[Generation]] = {}
         self._verified: dict[str, Verification | None] = {}
+        self._searches = {
+            name: SearchesWatch.of_sink(name, settings)
+            for name, settings in sinks.items()
+            if isinstance(settings, OpenSearchSettings) and settings.view is None
+        }
+        self._found_searches: dict[str, StandingSearches | None] = {}
         self._still: dict[str, dict[int, LastBeat]] = {}
         self._open = OpenRejections(pipeline, self._cluster)
         self._state: tuple[int | None, CaptureState | None] = None, None
@@ -274,6 +281,11 @@ class LagCollector:
                 facts.label: verification.in_epoch(epoch)
                 for facts in sinks
                 if facts.is_live and (verification := self._verified.get(facts.name)) is not None
+            },
+            searches={
+                name: searches
+                for name, searches in self._found_searches.items()
+                if searches is not None and name not in unanswered
             },
         )
 
@@ -406,6 +418,8 @@ class LagCollector:
         self._answered[name] = False
         generations = self._generations(name)
         self._answered[name] = True
+        if name in self._searches:
+            self._found_searches[name] = self._searches[name].look()
         for generation in generations:
             # Both raise for this sink alone: another pipeline's progress says nothing of this one, and what was built
             # with other settings has to go with today's.
@@ -442,6 +456,9 @@ class LagCollector:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
             if name not in self._questions:  # A connection that a thread waits on ends with the process.
                 opened.sink.close()
+        for name, searches in self._searches.items():
+            if name not in self._questions:
+                searches.close()
         if self._of_kafka is None and self._progress is not None:  # the same
             self._progress.close()
         if self._whole is None and self._connection is not None:

@@ -33,6 +33,7 @@ from cdc.protocol.control_records import CaptureState, Gap
 from cdc.stream.slot_guard import minutes_until_full
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
+from monitor.searches import StandingSearches
 from monitor.verification import Verification
 
 
@@ -201,6 +202,8 @@ class LagReport:
     on it.
 
     ``verified`` has the last comparison of each live generation with the source, by its label.
+
+    ``searches`` has what is known of standing searches, by the names of the sinks that have any.
     """
 
     stages: tuple[Stage, ...]
@@ -222,6 +225,7 @@ class LagReport:
     first_copy_left: bool = False
     silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
     verified: Mapping[str, Verification] = field(default_factory=dict)
+    searches: Mapping[str, StandingSearches] = field(default_factory=dict)
 
     @property
     def worst(self) -> Stage | None:

@@ -7,6 +7,7 @@ import psycopg
 
 from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import parse_lsn
 from cdc.pipeline import Pipeline
@@ -115,6 +116,7 @@ class Line:
         if self._progress is None:
             topics = tuple(self._pipeline.topics().values())
             if not set(topics) <= TopicAdmin(client).partition_counts(topics, must_see=True).keys():
+                self._require_all_captured(self._recorded())
                 return None
             self._progress = ProgressReader(client, self._pipeline.name, topics)
         for record in self._progress.new_records():
@@ -131,9 +133,25 @@ class Line:
             return  # an earlier version of capture, which doesn't tell
         if known != captures:
             raise Unavailable("capture has just begun with other tables")
-        lacking = [str(name) for name in self._pipeline.source.named if name not in state.captured]
+        self._require_all_captured(state)
+
+    def _require_all_captured(self, state: CaptureState | None) -> None:
+        if state is None or state.captured is None:
+            return
+        captured = set(state.captured)
+        lacking = [str(name) for name in self._pipeline.source.named if name not in captured]
         if lacking:
-            raise Unavailable(f"capture was started without {', '.join(lacking)}, which source.tables names")
+            raise Unavailable(
+                f"capture was started without {', '.join(lacking)}, which source.tables names: start `lockstep capture`"
+                " or `lockstep run` again with this configuration"
+            )
+
+    def _recorded(self) -> CaptureState | None:
+        """What capture has recorded; None where it never began."""
+        client, name = self._pipeline.kafka.client(), self._pipeline.name
+        if not TopicAdmin(client).exists(control_topic(name, STATE)):
+            return None
+        return read_state(client, name, self._pipeline.slot)
 
     def _elsewhere(self, captures: Captures) -> tuple[str, ...]:
         """How the source isn't the one that this epoch is of, a phrase each."""

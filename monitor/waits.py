@@ -19,8 +19,10 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
+from jobs.generations.lease import LastBeat
+from jobs.generations.status import JobState, JobStatus, job_statuses
 from monitor.line import Captures, Line
-from sinks.contract import OpenedSink
+from sinks.contract import OpenedSink, Progress
 from sinks.registry import SinkSettings, open_sink
 
 _LOOK_MIN_S: Final = 0.015
@@ -40,6 +42,9 @@ _CLOSE_S: Final = 2.0
 _IDLE_S: Final = 30.0
 """A connection that nobody needs any more stays open for so long."""
 
+
+_JOB_S: Final = 5.0
+"""How often it is asked whether a sink's job runs. To see that one doesn't may take seconds."""
 
 _Answer = TypeVar("_Answer")
 
@@ -368,6 +373,8 @@ class _Looker(_Worker):
         self._settings = settings
         self._line = line
         self._opened: tuple[int, OpenedSink] | None = None
+        self._job: tuple[float, JobStatus] | None = None  # as of when, by the monotonic clock
+        self._still_beats: dict[int, LastBeat] = {}
 
     def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
         return [waiter for waiter in waiters if self._sink not in waiter.reached]
@@ -415,13 +422,29 @@ class _Looker(_Worker):
             return
         if captures.selection not in ("", progress.selection):
             # It may have one of the tables that came, and knows nothing of it.
-            self._say(reached, "it hasn't applied anything yet of what was committed since other tables are captured")
+            with self._asking(reached):
+                self._say(reached, self._why_not_taken_up(opened, progress))
             return
         with self._asking(reached):
             opened.generations.refresh()
         # A switch waits until the new generation has what the old one has. So readers may see either by now.
         for waiter in reached:
             waiter.reach(self._sink)
+
+    def _why_not_taken_up(self, opened: OpenedSink, progress: Progress) -> str:
+        """Why what is stored of a generation isn't true of the tables that are captured now, and what helps.
+
+        Raises what the destination raises.
+        """
+        now_s = time.monotonic()
+        if self._job is None or now_s - self._job[0] >= _JOB_S:
+            assert self._opened is not None
+            generation = self._opened[0]
+            statuses = job_statuses(
+                opened.records, [generation], now_ms=time.time_ns() // 1_000_000, still=self._still_beats
+            )
+            self._job = time.monotonic(), statuses[generation]
+        return why_not_taken_up(self._sink, self._job[1], has_told=bool(progress.selection))
 
     def _say(self, waiters: Collection[_Waiter], where: str) -> None:
         for waiter in waiters:
@@ -458,10 +481,26 @@ class _Looker(_Worker):
         number, opened = self._opened
         if opened.generations.live() == number:
             return True
-        self._opened = None
+        self._opened = self._job = None
         opened.sink.close()
         return False
 
     def _detach(self) -> Callable[[], None]:
-        opened, self._opened = self._opened, None
+        opened, self._opened, self._job = self._opened, None, None
         return (lambda: None) if opened is None else opened[1].sink.close
+
+
+def why_not_taken_up(sink: str, job: JobStatus, *, has_told: bool) -> str:
+    """Why a sink hasn't taken up that other tables are captured now, and what helps. Pure.
+
+    ``has_told``: its job has stored of which tables its watermark is true.
+    """
+    since = "other tables are captured since it was applied to last"
+    if job.state is not JobState.RUNNING:
+        return f"{since}, and its job doesn't run: {job.sentence(sink)}"
+    if has_told:
+        return f"{since}, and its job hasn't taken that up yet"
+    return (
+        f"{since}, and its job doesn't tell of which tables its watermark is true. A job of an earlier version of"
+        f" Lockstep never does: if this stays so, start `lockstep apply {sink}` or `lockstep run` again"
+    )

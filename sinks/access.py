@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictBool, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.secret import read_secret_file, secret_from_command
@@ -107,7 +107,7 @@ class Tls(BaseModel):
     ca_file: Path | None = None
     certificate_file: Path | None = None
     key_file: Path | None = None
-    verify: bool = True
+    verify: StrictBool = True
 
     def is_used(self, *, encrypted: bool) -> bool:
         """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StrictBool,
+    field_validator,
+    model_validator,
+)
 
 from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
@@ -132,7 +141,7 @@ class TableSettings(BaseModel):
     events_per_s: int = Field(0, ge=0)
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
-    topic: bool = False
+    topic: StrictBool = False
     lender: str = ""
 
     @property

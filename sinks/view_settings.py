@@ -2,7 +2,7 @@
 
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cdc.model.table import TableName
 
@@ -10,12 +10,19 @@ VIEWS_SCHEMA = "views"
 """A view's result is a table of this schema, under the view's name."""
 
 
+def _are_distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        raise ValueError(f"names a column twice: {', '.join(twice)}")
+    return columns
+
+
 class TopSettings(BaseModel):
     """The first ``n`` rows for each value of ``per``, in an ``order`` as SQL has it: ``created_at desc``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    per: tuple[str, ...]
+    per: Annotated[tuple[str, ...], AfterValidator(_are_distinct)]
     order: Annotated[str, Field(min_length=1)]
     n: int = Field(ge=1)
 
@@ -59,7 +66,7 @@ class ViewSettings(BaseModel):
 
     name: str
     sql: Annotated[str, Field(min_length=1)]
-    key: Annotated[tuple[str, ...], Field(min_length=1)]
+    key: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_are_distinct)]
     top: TopSettings | None = None
     retain: tuple[RetainSettings, ...] | None = None
 

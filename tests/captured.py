@@ -24,6 +24,7 @@ from lockstep.config import Config, load
 from lockstep.verify.full_comparison import SourceRows
 from stack.stack import Endpoints
 from tests.databases import Database
+from tests.topics import remove_later
 
 _numbers = itertools.count(1)
 _PATIENCE_S = 300.0
@@ -67,6 +68,7 @@ class Captured:
         self.path = path
         self.config: Config = load(path)
         self.client = self.config.kafka.client()
+        remove_later(self.client, self.name)
 
     def configure(self, **changes: Any) -> None:
         """Change settings of the source, for the next start."""

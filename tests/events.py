@@ -12,6 +12,7 @@ from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix, tag_text
+from tests.topics import remove_later
 
 Row = Mapping[str, JsonValue]
 
@@ -96,6 +97,7 @@ class Log:
         self.lsn = _FIRST_LSN
         self._seq = 0  # of the transaction that is open
         self._cluster = TopicAdmin(kafka.client())
+        remove_later(kafka.client(), pipeline)
         self._create_topics()
         self._publisher = self._open_publisher()
         self.publish_shapes(tables)

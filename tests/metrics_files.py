@@ -60,6 +60,12 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("Malformed records a second", "short", "rate(lockstep_stream_query_malformed_total[5m])", _SINK),
             ("Refused rows a second", "short", "rate(lockstep_stream_query_refused_total[5m])", _SINK),
             ("Kept rows", "short", "lockstep_stream_query_state_rows", _SINK),
+            (
+                "Queries that need somebody",
+                "short",
+                'lockstep_stream_query_job{state=~"stopped|silent|unknown"} == 1',
+                _SINK + ": {{state}}",
+            ),
             ("Watermark", "dateTimeAsIso", "lockstep_stream_query_watermark_timestamp_seconds * 1000", _SINK),
         ),
     ),
@@ -102,6 +108,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("Age of the watermark", "s", "time() - lockstep_sink_watermark_timestamp_seconds", _SINK),
             ("Open rejections", "short", "lockstep_open_rejections", _SINK),
             ("Tables that can't be applied", "short", "lockstep_failed_tables", _SINK),
+            ("Searches that are set aside", "short", "lockstep_searches_set_aside", "{{sink}}"),
         ),
     ),
 )

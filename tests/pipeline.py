@@ -39,7 +39,7 @@ from sinks.registry import open_sink
 from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
 from tests.spark_here import Job, Rebuild
-from tests.topics import read_committed
+from tests.topics import read_committed, remove_later
 
 ROOT = Path(__file__).parent.parent
 
@@ -106,6 +106,7 @@ class Pipeline:
         self.path.write_text(self._toml(sinks=sinks, dsn_options=dsn_options, replicas=replicas, more=more))
         self.config: Config = load(self.path)
         self.client = self.config.kafka.client()
+        remove_later(self.client, name)
         with self.sql() as connection:
             connection.execute(f"create schema {name}")
             connection.execute(

@@ -29,6 +29,7 @@ from stack.opensearch import SETTINGS as OPENSEARCH_SETTINGS
 from stack.postgres import SOURCE_SETTINGS, USER, WAREHOUSE_SETTINGS
 from stack.stack import NAMES, Endpoints, Stack
 from stack.valkey import SETTINGS as VALKEY_SETTINGS
+from tests.topics import remove_left
 
 KAFKA_OVERRIDES = {
     # The cleaner wakes up often enough that a test of compaction takes a second.
@@ -229,10 +230,23 @@ def _up(stack: Stack) -> None:
         stack.up()
 
 
+_brokers: list[str] = []
+
+
 @pytest.fixture(scope="session")
 def endpoints(stack: Services) -> Endpoints:
     """Where the servers are."""
-    return stack.endpoints()
+    endpoints = stack.endpoints()
+    _brokers.append(endpoints.kafka_bootstrap)
+    return endpoints
+
+
+@pytest.fixture(scope="module", autouse=True)
+def topics_of_a_file_go_with_it() -> Iterator[None]:
+    """The brokers are shared by all files, and used by some of them."""
+    yield
+    for bootstrap in _brokers:
+        remove_left(bootstrap)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
@@ -21,9 +22,12 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import figures_name
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
+from tests.databases import until
 from tests.job_process import spark_settings
 from tests.spark_here import Job
+from tests.topics import remove_later
 
 _numbers = itertools.count(1)
 
@@ -48,25 +52,56 @@ class Streams:
         settings: SinkSettings,
         *,
         partitions: int = 1,
+        is_created: bool = True,
+        max_message_bytes: int | None = None,
     ) -> None:
         number = next(_numbers)
         self.pipeline = f"s{os.getpid()}_{number}"
         self.name = f"result_{os.getpid()}_{number}"
         topics = {"partitions": 1, "replication_factor": 1, "min_insync_replicas": 1}
+        if max_message_bytes is not None:
+            topics["max_message_bytes"] = max_message_bytes
         self.kafka = KafkaSettings.model_validate({"bootstrap_servers": bootstrap, "topics": topics})
         self.client = self.kafka.client()
+        remove_later(self.client, self.pipeline)
         self.spark: SparkSettings = spark_settings(directory)
         self.streams = {
             name: StreamSettings.model_validate({"topic": f"{self.pipeline}.web.{name}", **fields})
             for name, fields in streams.items()
         }
         self.query, self.settings = query, settings
-        # The events' times are of the past, and a broker that goes by them deletes what is older than a week.
-        kept = {"retention.ms": "-1"}
-        TopicAdmin(self.client).create([TopicPlan(s.topic, partitions, 1, kept) for s in self.streams.values()])
+        self._partitions = partitions
+        if is_created:
+            self.create()
         self._producer = Producer(self.client)
 
-    def send(self, stream: str, *records: Mapping[str, Any] | bytes | None, received: float | None = None) -> None:
+    def create(self) -> None:
+        """Create the streams' topics."""
+        # The events' times are of the past, and a broker that goes by them deletes what is older than a week.
+        kept = {"retention.ms": "-1"}
+        topics = [TopicPlan(stream.topic, self._partitions, 1, kept) for stream in self.streams.values()]
+        TopicAdmin(self.client).create(topics)
+
+    def add_partition(self) -> None:
+        """One more for each topic."""
+        self._partitions += 1
+        self._producer = Producer(self.client)  # the one before goes by what it knows
+        admin = AdminClient(self.client)
+        for stream in self.streams.values():
+            wanted = NewPartitions(stream.topic, self._partitions)
+            admin.create_partitions([wanted])[stream.topic].result(30)
+            until(partial(self._has_partitions, stream.topic))
+
+    def _has_partitions(self, topic: str) -> bool:
+        return TopicAdmin(self.client).partition_counts([topic])[topic] == self._partitions
+
+    def send(
+        self,
+        stream: str,
+        *records: Mapping[str, Any] | bytes | None,
+        received: float | None = None,
+        partition: int = 0,
+    ) -> None:
         """Produce records, which Kafka received so many minutes after BEGIN; by default when each happened."""
         settings = self.streams[stream]
         for record in records:
@@ -76,7 +111,7 @@ class Streams:
                 when += timedelta(minutes=received)
             elif isinstance(record, Mapping):
                 when = datetime.fromisoformat(record[settings.time])
-            self._producer.produce(settings.topic, value, timestamp=round(when.timestamp() * 1000), partition=0)
+            self._producer.produce(settings.topic, value, timestamp=round(when.timestamp() * 1000), partition=partition)
         assert self._producer.flush(60) == 0
 
     def plan(self, *, once: bool = True, **changes: Any) -> StreamQueryPlan:
@@ -109,6 +144,12 @@ class Streams:
             code = job.finish()
         self.told = job.told()
         return code
+
+    def status(self) -> StreamQueryStatus:
+        """What is told of the only build."""
+        with StreamQueryCollector([self.plan()]) as collector:
+            (status,) = collector.collect()
+        return status
 
     def figures(self, generation: int = 1) -> Figures:
         opened = self.plan().opened(generation)

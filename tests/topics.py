@@ -12,6 +12,25 @@ from cdc.protocol.envelope import TAG_HEADER
 
 _PATIENCE_S = 300.0
 
+_left: list[tuple[str, str]] = []
+
+
+def remove_later(client: Mapping[str, str | int], pipeline: str) -> None:
+    """Have a pipeline's topics removed when the tests of this file are over.
+
+    What nobody needs any more costs all that follow: whoever lists topics gets thousands.
+    """
+    _left.append((str(client["bootstrap.servers"]), f"{pipeline}."))
+
+
+def remove_left(bootstrap: str | None) -> None:
+    """Remove what is left on these brokers. All others that tests have used are gone with their topics."""
+    prefixes = tuple(prefix for brokers, prefix in _left if brokers == bootstrap)
+    _left.clear()
+    if prefixes:
+        cluster = TopicAdmin({"bootstrap.servers": str(bootstrap)})
+        cluster.remove([topic for topic in cluster.all_partition_counts() if topic.startswith(prefixes)])
+
 
 def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
     """Every record of the topics up to where they end now: partition -> its events in order."""

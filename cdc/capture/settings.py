@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Final
 
-from pydantic import Field, field_validator
+from pydantic import Field, StrictBool, field_validator
 
 from cdc.settings import Settings
 
@@ -30,7 +30,7 @@ class CaptureSettings(Settings):
         description="where large values are kept that updates leave out (tables without replica identity full); it may"
         " be lost, since the topics hold all of it",
     )
-    spool_transactions: bool = Field(
+    spool_transactions: StrictBool = Field(
         default=False,
         description="have PostgreSQL send large transactions while they run; they wait on disk for their commit",
     )
@@ -41,7 +41,7 @@ class CaptureSettings(Settings):
         default=16 * 1024**3,
         description="the most that they take there together; beyond it, capture starts over without the spool",
     )
-    include_before: bool = Field(
+    include_before: StrictBool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
     )
 

@@ -366,15 +366,15 @@ class TopicAdmin:
                     lacking[topic] = without
         return lacking
 
-    def why_not_created(self, plan: TopicPlan) -> LockstepError | None:
-        """What the brokers would refuse the topic for; None where they would take it. Nothing is created."""
-        try:
-            self._request_creation([plan], is_trial=True)
-        except Unavailable:
-            raise
-        except LockstepError as refused:
-            return refused
-        return None
+    def why_not_created(self, plans: Sequence[TopicPlan]) -> dict[str, LockstepError]:
+        """The topics that the brokers would refuse, each with the reason. Nothing is created.
+
+        They are asked about as many at once as are created at once.
+        """
+        refused = dict[str, LockstepError]()
+        for several in in_requests(plans):
+            refused |= self._not_created(several, is_trial=True)
+        return refused
 
     def missing(self, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         existing = self.partition_counts([plan.name for plan in plans], must_see=True)
@@ -476,13 +476,20 @@ class TopicAdmin:
                 raise Unavailable(f"topic {late[0].name} was created, but the brokers don't know it yet")
             time.sleep(0.05)
 
-    def _request_creation(self, plans: Sequence[TopicPlan], *, is_trial: bool = False) -> None:
+    def _request_creation(self, plans: Sequence[TopicPlan]) -> None:
+        """Raises LockstepError for the first topic that is refused, and Unavailable."""
+        for refused in self._not_created(plans, is_trial=False).values():
+            raise refused
+
+    def _not_created(self, plans: Sequence[TopicPlan], *, is_trial: bool) -> dict[str, LockstepError]:
+        """Ask for these topics. Returns those that are refused, each with the reason. Raises Unavailable."""
         futures = self._admin.create_topics(
             [NewTopic(plan.name, plan.partitions, plan.replication_factor, config=dict(plan.config)) for plan in plans],
             operation_timeout=_REQUEST_TIMEOUT_S,
             request_timeout=_REQUEST_TIMEOUT_S,
             validate_only=is_trial,
         )
+        refused: dict[str, LockstepError] = {}
         for topic, future in futures.items():
             try:
                 future.result(_REQUEST_TIMEOUT_S)
@@ -493,20 +500,11 @@ class TopicAdmin:
                     continue
                 if error.args[0].retriable() or error.args[0].code() in _UNANSWERED:
                     raise Unavailable(f"topic {topic} can't be created: {reason(error)}") from error
-                if error.args[0].code() == KafkaError.TOPIC_EXCEPTION:
-                    raise LockstepError(
-                        f"topic {topic} can't be created: {reason(error)}",
-                        hint="to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in"
-                        " one pipeline: capture one of them with a pipeline of another name",
-                    ) from error
-                if error.args[0].code() in NOT_ALLOWED:
-                    raise LockstepError(
-                        f"topic {topic} can't be created: {reason(error)}", hint=WITHOUT_RIGHT.format("Create")
-                    ) from error
-                raise LockstepError(
-                    f"topic {topic} can't be created: {reason(error)}",
-                    hint="check [kafka.topics] in lockstep.toml: replication_factor can't exceed the number of brokers",
-                ) from error
+                refused[topic] = LockstepError(
+                    f"topic {topic} can't be created: {reason(error)}", hint=_way_to_create(error.args[0].code())
+                )
+                refused[topic].__cause__ = error
+        return refused
 
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, those that exist. Raises Unavailable, and LockstepError where it isn't allowed."""
@@ -728,3 +726,15 @@ class TopicAdmin:
                     while_waiting()
             except KafkaException as error:
                 raise self._unanswered(error) from error
+
+
+def _way_to_create(code: int) -> str:
+    """What helps where the brokers refuse to create a topic with this code."""
+    if code == KafkaError.TOPIC_EXCEPTION:
+        return (
+            "to Kafka '.' and '_' are the same in a name, so the tables a_b.c and a.b_c can't be in one pipeline:"
+            " capture one of them with a pipeline of another name"
+        )
+    if code in NOT_ALLOWED:
+        return WITHOUT_RIGHT.format("Create")
+    return "check [kafka.topics] in lockstep.toml: replication_factor can't exceed the number of brokers"

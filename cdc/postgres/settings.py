@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, StrictBool, field_validator, model_validator
 
 from cdc.model.table import TableName
 from cdc.model.table_pattern import TablePattern, is_pattern
@@ -27,7 +27,7 @@ class TableOptions(Settings):
         default=(),
         description="columns of a unique index, all not null, that key the events instead of the primary key",
     )
-    append_only: bool = Field(
+    append_only: StrictBool = Field(
         default=False, description="a table without any key: its topic keeps every event instead of the newest per key"
     )
 
@@ -170,6 +170,9 @@ class SourceSettings(Settings):
     _taken_in: tuple[TableName, ...] | None = PrivateAttr(default=None)
     """What the patterns take in, once somebody has looked."""
 
+    _left: frozenset[TableName] = PrivateAttr(default=frozenset())
+    """Those that are named, and that capture was started without."""
+
     @field_validator("tables", "exclude_tables")
     @classmethod
     def _names_or_patterns(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
@@ -284,12 +287,21 @@ class SourceSettings(Settings):
         copied._taken_in = tuple(name for name in found if name not in named and self.matches(name))
         return copied
 
+    def only(self, captured: Iterable[TableName]) -> Self:
+        """As ``resolved``, and without the named tables that aren't among these: capture was started without them."""
+        names = dict.fromkeys(captured)
+        copied = self.resolved(names)
+        copied._left = frozenset(name for name in self.named if name not in names)
+        return copied
+
     @property
     def table_names(self) -> tuple[TableName, ...]:
         """The captured tables: first those that are named. Patterns must have been resolved."""
         if self._taken_in is None and self.has_patterns:
             raise RuntimeError("source.tables has patterns that nobody has resolved")
-        return (*self.named, *(self._taken_in or ()))
+        left = self._left
+        named = tuple(name for name in self.named if name not in left) if left else self.named
+        return (*named, *(self._taken_in or ()))
 
     def password(self) -> SecretStr | None:
         """The password as it is now, if there is one.

@@ -171,8 +171,8 @@ class CaptureState:
     ``first_copy_paused`` says, while COPYING, that somebody has paused the copy.
     ``copying`` says how far the copies are that don't stop the stream; none of their tables is in ``copied``.
     ``captured`` are the tables that the process captures, and ``append_only`` those of them that have no key: whoever
-    reads only Kafka learns here which these are, whatever its own configuration says. A state of an earlier version may
-    lack them.
+    reads only Kafka learns here which these are, whatever its own configuration says. None: an earlier version, which
+    doesn't tell. It may be that there are none: the last one has left.
     """
 
     slot: str
@@ -197,7 +197,7 @@ class CaptureState:
     first_snapshot: str = ""
     copying: Mapping[TableName, TableCopy] = field(default_factory=dict)
     first_copy_paused: bool = False
-    captured: tuple[TableName, ...] = ()
+    captured: tuple[TableName, ...] | None = None
     append_only: tuple[TableName, ...] = ()
 
     @property
@@ -409,7 +409,7 @@ class CaptureState:
                 "copying": [
                     {"schema": name.schema, "name": name.name, **copy.to_json()} for name, copy in self.copying.items()
                 ],
-                **({"captured": captured} if self.captured else {}),
+                **({} if self.captured is None else {"captured": captured}),
                 **({"append_only": append_only} if self.append_only else {}),
             }
         )
@@ -450,7 +450,7 @@ class CaptureState:
                 TableName(copy.text("schema"), copy.text("name")): TableCopy.from_fields(copy)
                 for copy in fields.objects("copying", [])
             },
-            captured=_names(fields, "captured"),
+            captured=_names(fields, "captured") if fields.has("captured") else None,
             append_only=_names(fields, "append_only"),
         )
 
@@ -467,7 +467,7 @@ class TableTexts:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Mapping[Any, Any] | tuple[Any, ...], orjson.Fragment]] = {}
-        self._selection: tuple[tuple[TableName, ...], str] = (), ""
+        self._selection: tuple[tuple[TableName, ...] | None, str] = None, ""
 
     def selection(self, state: CaptureState) -> str:
         """``selection_of`` the tables that the state says are captured."""
@@ -481,7 +481,7 @@ class TableTexts:
             self._text("copied", state.copied, lambda name, rows: [name.schema, name.name, rows]),
             self._text("memberships", state.memberships, lambda name, what: [name.schema, name.name, what]),
             self._text("topics", state.topics, lambda topic, identity: [topic, *identity]),
-            self._text("captured", state.captured, lambda name, _: [name.schema, name.name]),
+            self._text("captured", state.captured or (), lambda name, _: [name.schema, name.name]),
             self._text("append_only", state.append_only, lambda name, _: [name.schema, name.name]),
         )
 
@@ -551,10 +551,12 @@ class ProgressRecord:
 _SELECTION_CHARACTERS: Final = 16
 
 
-def selection_of(captured: Iterable[TableName]) -> str:
-    """A text that is another one for other tables, whatever their order; empty for none."""
+def selection_of(captured: Iterable[TableName] | None) -> str:
+    """A text that is another one for other tables, also for no table, whatever their order; empty for None."""
+    if captured is None:
+        return ""
     names = sorted([name.schema, name.name] for name in captured)
-    return hashlib.sha256(orjson.dumps(names)).hexdigest()[:_SELECTION_CHARACTERS] if names else ""
+    return hashlib.sha256(orjson.dumps(names)).hexdigest()[:_SELECTION_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,10 @@ class RecordFields:
             raise self.foreign(name)
         return value
 
+    def has(self, name: str) -> bool:
+        """Whether the field is there, with a value or without."""
+        return name in self._fields
+
     def is_null(self, name: str) -> bool:
         """Whether the field is there and has no value."""
         return name in self._fields and self._fields[name] is None

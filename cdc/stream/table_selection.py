@@ -124,7 +124,7 @@ def is_first_start(state: CaptureState | None) -> bool:
 
 def recorded_tables(state: CaptureState) -> Sequence[TableName]:
     """The tables that the process of this state captures."""
-    return state.captured or sorted({*state.memberships, *state.copying})
+    return sorted({*state.memberships, *state.copying}) if state.captured is None else state.captured
 
 
 def _matching(sql: psycopg.Connection[Any], source: SourceSettings) -> dict[TableName, int]:

@@ -138,11 +138,12 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
     for topic, lacking in admin.lacking_rights([*unknown, *missing], _RIGHTS).items():
         name = (unknown if topic in unknown else missing).pop(topic)
         reasons[name] = f"the right {', '.join(lacking)} on its topic {topic} lacks\n{without_rights(lacking)}"
-    for topic, name in missing.items():
-        plan = table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
-        refused = admin.why_not_created(plan)
-        if refused is not None:
-            reasons[name] = f"{refused.message}\n{refused.hint or ''}".strip()
+    wanted = [
+        table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
+        for topic, name in missing.items()
+    ]
+    for topic, refused in admin.why_not_created(wanted).items():
+        reasons[missing[topic]] = f"{refused.message}\n{refused.hint or ''}".strip()
     if unknown:
         plans = [
             table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)

@@ -23,6 +23,8 @@ _ROWS_AT_ONCE: Final = 1_000
 _LSN_STEP: Final = 8
 """OpenSearch keeps commit LSNs as multiples of this."""
 
+_TIMES: Final = frozenset({"date", "timestamp", "timestamptz"})
+
 REPEATED: Final = "an earlier row has this key, and rows of a stream query are final"
 
 
@@ -66,6 +68,19 @@ def distinct(rows: Iterable[_Row], *, key: Sequence[str]) -> tuple[list[_Row], l
     return list(kept.values()), refused
 
 
+def why_unfit(row: _Row, table: Table) -> str | None:
+    """Why PostgreSQL can't have this row whatever its key is, None where it can: one bad event stops no query. Pure."""
+    for column in table.columns:
+        value = row.values[column.name]
+        if not isinstance(value, str):
+            continue
+        if "\0" in value:
+            return f"its {column.name} has the character U+0000, which PostgreSQL's texts can't have"
+        if column.value_type in _TIMES and not (value[:4].isdecimal() and value[4:5] == "-" and value[:4] != "0000"):
+            return f"the year of its {column.name} isn't one from 1 to 9999"
+    return None
+
+
 def apply_results(
     task: Task, table: Table, batch_id: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
@@ -87,7 +102,9 @@ def apply_results(
 def _apply(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], result: Result) -> None:
     result.rows = len(rows)
     tag = batch_tag(batch_id)
-    kept, refused = distinct(rows, key=table.key)
+    told = [(row, why_unfit(row, table)) for row in rows]
+    kept, refused = distinct([row for row, reason in told if reason is None], key=table.key)
+    refused += [(row, reason) for row, reason in told if reason is not None]
     for start in range(0, len(kept), _ROWS_AT_ONCE):
         portion = kept[start : start + _ROWS_AT_ONCE]
         stored = _stored_tags(task, table, portion)

@@ -72,7 +72,7 @@ from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
 from jobs.query.watermark import Watermark
-from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, TablesSetAside
+from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, TablesSetAside, WatermarkRaised
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
@@ -226,7 +226,7 @@ class SinkJob:
             orders = self._obey(opened, lease) if self._plan.settings.view is None else {}
             plan = self._plan
             if not plan.tables and (self._tables or self._captured is not None):
-                return self._wait_for_orders(lease, orders)
+                return self._wait_for_orders(opened, lease, orders)
             return self._run_query_of(plan, opened, lease, orders)
         finally:
             opened.sink.close()
@@ -439,9 +439,12 @@ class SinkJob:
     def _orders(self, lease: GenerationLease) -> dict[TableName, Order]:
         return parse_orders(lease.record(orders_name(self._plan.generation)))
 
-    def _wait_for_orders(self, lease: GenerationLease, orders: Orders) -> bool:
-        """Nothing is to be read: wait until something is. Whether another query is due."""
-        plan, watch = self._plan, self._captured_watch()
+    def _wait_for_orders(self, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
+        """Nothing is to be read: wait until something is. Whether another query is due.
+
+        A sink none of whose tables is captured lacks nothing meanwhile, so its watermark goes on.
+        """
+        plan, watch, keeper = self._plan, self._captured_watch(), self._keeper_of_none(opened, lease)
         self._tell_asides()
         if watch is not None:
             cluster = TopicAdmin(plan.kafka.client())
@@ -453,11 +456,36 @@ class SinkJob:
                     lease.check()
                     if self._orders(lease) != orders:
                         return True
-                    if watch is not None and watch.has_changed(progress.new_records()):
+                    if watch is None:
+                        continue
+                    records = progress.new_records()
+                    if watch.has_changed(records):
                         return True
+                    if keeper is not None:
+                        self._tell_raised(keeper.learn(filter(watch.holds, records), selection=watch.selection))
         finally:
             progress.close()
         return False
+
+    def _tell_raised(self, progress: Progress | None) -> None:
+        plan = self._plan
+        if progress is not None:
+            position = progress.watermark_lsn, progress.commit_time_ms
+            self._report(WatermarkRaised(plan.name, plan.generation, *position))
+
+    def _keeper_of_none(self, opened: OpenedSink, lease: GenerationLease) -> ProgressKeeper | None:
+        """The progress of a sink none of whose tables is captured.
+
+        None where its watermark waits: for a table that is set aside, or behind a part of the log that was left out.
+        """
+        stored = opened.generations.load_progress()
+        waits = self._tables or any(aside.holds_watermark for aside in self._asides.values())
+        if stored is None or stored.skipped or waits:
+            return None
+        lease.claim(opened.sink.claim)
+        stored = _as_of_start(stored, {}, _now_ms(), {})
+        start, nothing = StartPosition(), LogFacts({}, [], {}, {})
+        return _keeper(self._plan, opened, nothing, stored, start, check_claim=lease.check)
 
     def _has_orders(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
         """Whether somebody has given another order than these. Notes tables that have caught up.

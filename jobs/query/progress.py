@@ -84,6 +84,9 @@ class ProgressKeeper:
         self._selection = selection
         self._tables = dict(tables or {})
         self._is_paused = is_paused
+        self._lacks_columns = holds_watermark
+        self._read = frozenset(topic_ids)
+        self._saved_joining = () if stored is None else stored.joining
         self._resuming = frozenset(topic_ids) & self._left_at_ms.keys()
         # What was never read is read from its beginning from now on, however long the others wait.
         self._new = frozenset(topic_ids) - {topic for topic, _ in self._applied}
@@ -93,6 +96,7 @@ class ProgressKeeper:
     def release_watermark(self) -> None:
         """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
         with self._lock:
+            self._lacks_columns = False
             if self._is_paused:
                 return
             self._owes_watermark = self._held is not None
@@ -188,7 +192,9 @@ class ProgressKeeper:
                 if self._beyond is not None:
                     self._beyond.add(record, learned_at_ms=now_ms if self._learned_any else self._read_at_ms)
                 self._learned_any = True
-            raised = (self._watermark.advance(self._applied) and self._held is None) or self._owes_watermark
+            has_risen = self._watermark.advance(self._applied)
+            has_caught_up = self._held is not None and self._joining() != self._saved_joining
+            raised = (has_risen and self._held is None) or self._owes_watermark or has_caught_up
             behind_since_ms = self._watermark.behind_since_ms
             self._complete_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             if self._beyond is not None:
@@ -222,7 +228,8 @@ class ProgressKeeper:
             check_deletes_are_there(self._sink, {topic}, self._retention_ms, complete_at_ms=at_ms, now_ms=now_ms)
 
     def _save(self) -> Progress:
-        epoch, lsn, commit_time_ms, joining = self._held or _position(self._watermark)
+        epoch, lsn, commit_time_ms, _ = self._held or _position(self._watermark)
+        joining = self._joining()
         progress = Progress(
             next_offsets=dict(self._applied),
             watermark_lsn=lsn,
@@ -242,8 +249,21 @@ class ProgressKeeper:
         whole = set(self._tables.values()) - {self._tables[topic] for topic in behind if topic in self._tables}
         self._generations.save_progress(progress, written=self._written, whole=whole)
         self._owes_watermark = False
+        self._saved_joining = joining
         self._saved_at_ms = self._now_ms()
         return progress
+
+    def _joining(self) -> tuple[str, ...]:
+        """The topics of which the watermark that is stored isn't true yet.
+
+        What is read may have all below it, while it waits for a table that isn't read. Where rows lack columns nobody
+        knows that.
+        """
+        behind = self._watermark.joining
+        if self._held is None:
+            return behind
+        *_, held = self._held
+        return held if self._lacks_columns else tuple(at for at in held if at not in self._read or at in behind)
 
 
 def _position(mark: Watermark) -> tuple[int, int, int, tuple[str, ...]]:

@@ -24,7 +24,7 @@ from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import Told, deliver_long
-from jobs.executor.result import RESULT_SCHEMA, Result, check_rejections, from_arrow
+from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
 from jobs.executor.task_input import Task
 from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
@@ -451,13 +451,19 @@ class SinkQuery:
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()
         result = Result()
+        refused: dict[tuple[str, bytes], RejectedEvent] = {}
         try:
             while True:
                 told = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
                 part = self._deliver(range_frame(frame.sparkSession, [told]), topics, is_long=is_long)
+                # A task ends for the size of its rejections, so each part alone may have few of them.
+                refused = {at: event for at, event in refused.items() if at not in part.resolved}
+                refused |= {(event.position.topic, event.key): event for event in part.rejected}
+                check_rejections(self._task.sink, list(refused.values()))
                 self._keep_rejections(part)
                 # There may be many parts, and these values are kept now.
                 part.rejected = [replace(event, value=None) for event in part.rejected]
+                refused |= {(event.position.topic, event.key): event for event in part.rejected}
                 result.add(part)
                 if not part.has_more or self._is_over():
                     break
@@ -590,14 +596,15 @@ class SinkQuery:
 
     def _read_progress(self) -> bool:
         """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
-        new = self._progress_reader.new_records()
-        self._unlearned += new
+        if not self._unlearned:  # while nobody answers, no more is held than there was to learn then
+            self._unlearned = self._progress_reader.new_records()
         records = self._unlearned
         if self._captured is not None and self._captured.has_changed(records):
             # What they say isn't true of a table that the sink doesn't read. The next query begins with all of them.
+            self._unlearned = []
             if self._plan.takes_up:
                 self._stop.set()
-            return bool(new)
+            return bool(records)
         # Offsets of such a topic begin again. All of its bounds lie below what was applied of the one before.
         bounded = {topic for record in records for topic in record.bounds}
         self._topics.check(self._progress_reader.cluster, bounded & self._task.tables.keys())

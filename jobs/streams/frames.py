@@ -18,6 +18,7 @@ from cdc.model.table import ReplicaIdentity, Table
 from jobs.spark.source import clock_frame
 from jobs.streams.settings import (
     CLOCK_OFFSET,
+    PRIVATE,
     RECEIVED,
     TYPES,
     StreamQuerySettings,
@@ -27,23 +28,35 @@ from jobs.streams.settings import (
     result_name,
     spark_type,
 )
+from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN
 
 LATE: Final = "late"
 MALFORMED: Final = "malformed"
 
-_PRIVATE: Final = "__lockstep_"
+_PRIVATE: Final = PRIVATE
 _EVENT: Final = _PRIVATE + "event"
 _RECORD: Final = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
 _CORRUPT: Final = _PRIVATE + "corrupt"
 _PROBLEM: Final = _PRIVATE + "problem"
 _TIME: Final = _PRIVATE + "time"
+_KIND: Final = _PRIVATE + "kind"
 _POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
+
+_SIDE_FACTS_BYTES: Final = 2048
+"""As many bytes at most has a record of the side topic besides what it keeps: names, times, a position, a reason."""
+
+_JSON_BYTES_MAX: Final = 6
+"""So many bytes has a character in JSON at most: a control character, as \\u0001."""
 
 _NAMED_QUERY: Final = "CTERelationRef"
 """The operator that reads what stands after `with`, in each place where it is named."""
 
 _BY_CHANCE: Final = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Sample"})
 _CLOCKS: Final = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "CurrentTime", "LocalTimestamp"})
+
+_SYSTEM_COLUMNS: Final = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
+_TAKEN: Final = frozenset({TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN, *_SYSTEM_COLUMNS})
+"""Names that no column of a result in PostgreSQL can have."""
 
 _SOME_TIME_MS: Final = 1_000_000_000_000
 """Any time for which the bridge makes a long of Java's."""
@@ -100,29 +113,39 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     )
 
 
-def events(records: DataFrame, stream: StreamSettings) -> DataFrame:
-    """A streaming frame of Kafka's source -> the stream's events in time, each once."""
+def events(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> DataFrame:
+    """A streaming frame of Kafka's source -> the stream's events in time, each once.
+
+    Of events of a batch that have one ``id`` the earliest one is taken where ``is_ordered``, and of several of its time
+    that of the lowest partition and offset. Else it is the one that gets to its task first, which may be another one
+    when the batch is done again.
+    """
     frame = parsed(records, stream)
     names = [name for name in frame.columns if not name.startswith(_PRIVATE)]
     frame = frame.where(f.col(_PROBLEM).isNull()).withWatermark(stream.time, stream.late)
-    return frame.dropDuplicatesWithinWatermark(list(stream.id or _POSITION)).select(*names)
+    same = list(stream.id or _POSITION)
+    if stream.id and is_ordered:
+        frame = frame.repartition(*map(quoted, same)).sortWithinPartitions(_TIME, *_POSITION)
+    return frame.dropDuplicatesWithinWatermark(same).select(*map(quoted, names))
 
 
-def side_frame(records: DataFrame, name: str, stream: StreamSettings, *, watermark_ms: int | None) -> DataFrame:
+def side_frame(
+    records: DataFrame, name: str, stream: StreamSettings, *, watermark_ms: int | None, bytes_max: int
+) -> DataFrame:
     """Records that don't take part in a batch, as ``key``, ``value`` and ``kind`` for the side topic.
 
-    These are records that are no events, and events that aren't later than the watermark.
+    These are records that are no events, and events that aren't later than the watermark. What would make a record
+    longer than ``bytes_max`` is cut, and its length is told then.
     """
     frame = parsed(records, stream)
     watermark = f.timestamp_millis(f.lit(watermark_ms or 0))
     is_late = f.col(_PROBLEM).isNull() & (f.col(_TIME) <= watermark)
     kind = f.when(f.col(_PROBLEM).isNotNull(), f.lit(MALFORMED)).when(is_late, f.lit(LATE))
-    late = f.when(f.col("kind") == f.lit(LATE), f.lit(True))
+    late = f.when(f.col(_KIND) == f.lit(LATE), f.lit(True))
     topic, partition, offset = map(f.col, _POSITION)
-    value = f.col(_PRIVATE + "value")
-    text = f.try_validate_utf8(value.cast("string"))
+    key_room, value_room = side_room(bytes_max)
     facts = f.struct(
-        f.col("kind"),
+        f.col(_KIND).alias("kind"),
         f.lit(name).alias("stream"),
         f.coalesce(f.col(_PROBLEM), f.lit("it came after the watermark had passed its time")).alias("reason"),
         topic.alias("topic"),
@@ -132,21 +155,49 @@ def side_frame(records: DataFrame, name: str, stream: StreamSettings, *, waterma
         f.when(late, _iso(f.col(_TIME))).alias("event_time"),
         f.when(late, _iso(watermark)).alias("watermark"),
         f.when(late, f.lit(watermark_ms or 0) - f.unix_millis(_TIME)).alias("late_ms"),
-        f.try_validate_utf8(f.col(_PRIVATE + "key").cast("string")).alias("key"),
-        text.alias("value"),
-        f.when(text.isNull(), f.base64(value)).alias("value_base64"),
+        *_kept("key", key_room),
+        *_kept("value", value_room),
     )
     return (
-        frame.withColumn("kind", kind)
-        .where(f.col("kind").isNotNull())
+        frame.withColumn(_KIND, kind)
+        .where(f.col(_KIND).isNotNull())
         .select(
             f.to_json(f.struct(topic.alias("topic"), partition.alias("partition"), offset.alias("offset")))
             .cast("binary")
             .alias("key"),
             f.to_json(facts, {"ignoreNullFields": "true"}).cast("binary").alias("value"),
-            "kind",
+            f.col(_KIND).alias("kind"),
         )
     )
+
+
+def _kept(name: str, room: int) -> list[Column]:
+    """A record's ``name``, as text or else in base64, with its length in bytes where this is cut to ``room`` bytes."""
+    whole = f.col(_PRIVATE + name)
+    text = f.try_validate_utf8(whole.cast("string"))
+    length = f.octet_length(whole)
+    part = _fitting(text, room)
+    base64_bytes = room * 3 // 4 // 3 * 3
+    is_cut = f.when(text.isNull(), length > base64_bytes).otherwise(f.length(part) < f.length(text))
+    return [
+        part.alias(name),
+        f.when(text.isNull(), f.base64(f.substring(whole, 1, base64_bytes))).alias(f"{name}_base64"),
+        f.when(is_cut, length).alias(f"{name}_bytes"),
+    ]
+
+
+def _fitting(text: Column, room: int) -> Column:
+    """A text, or as much of its beginning as has no more than ``room`` bytes in JSON."""
+
+    def bytes_of(part: Column) -> Column:
+        return f.octet_length(f.to_json(f.struct(part.alias("v")))) - len('{"v":""}')
+
+    # Most are far from the limit, and needn't be written as JSON to see that.
+    fitting = f.when(f.octet_length(text) * _JSON_BYTES_MAX <= room, text).when(bytes_of(text) <= room, text)
+    for share in range(1, _JSON_BYTES_MAX):
+        part = text.substr(1, room // share)
+        fitting = fitting.when(bytes_of(part) <= room, part)
+    return fitting.otherwise(text.substr(1, room // _JSON_BYTES_MAX))
 
 
 def union(frames: Sequence[DataFrame]) -> DataFrame:
@@ -166,7 +217,7 @@ def result_texts(result: DataFrame) -> DataFrame:
     """
     texts = []
     for field in result.schema.fields:
-        value, kind = f.col(_quoted(field.name)), field.dataType.simpleString()
+        value, kind = f.col(quoted(field.name)), field.dataType.simpleString()
         text = _iso(value) if kind == "timestamp" else value.cast("string")
         if kind == "timestamp_ntz":
             text = f.regexp_replace(text, " ", "T")
@@ -174,7 +225,8 @@ def result_texts(result: DataFrame) -> DataFrame:
     return result.select(f.to_json(f.struct(*texts), {"ignoreNullFields": "false"}).alias("row"))
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """A column's name for Spark."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -194,8 +246,14 @@ def planned(
     ``sources`` has a streaming frame of Kafka's source for each stream. ``spark`` is a session of this query's own:
     the streams are views in it. Raises QueryRefused.
     """
-    for stream, (records, settings) in sources.items():
-        events(records, settings).createOrReplaceTempView(stream)
+
+    def name_streams(*, are_ordered: bool) -> None:
+        for stream, (records, settings) in sources.items():
+            events(records, settings, is_ordered=are_ordered).createOrReplaceTempView(stream)
+
+    # Spark refuses a stream that is sorted: it doesn't look whether that is within one batch. So it is asked about the
+    # query without that, and not asked again by a session with UNCHECKED.
+    name_streams(are_ordered=False)
     try:
         _check_is_query(spark, query.sql)
         frame = spark.sql(query.sql)
@@ -215,7 +273,13 @@ def planned(
         raise QueryRefused(f"sql: {_first_line(error)}") from None
     if problems:
         raise QueryRefused(*problems)
-    return frame, _table(name, query, frame), streams
+    table = _table(name, query, frame)
+    name_streams(are_ordered=True)
+    return spark.sql(query.sql), table, streams
+
+
+UNCHECKED: Final[Mapping[str, str]] = {"spark.sql.streaming.unsupportedOperationCheck": "false"}
+"""Settings of a session in which frames of ``planned`` run."""
 
 
 def _check_is_query(spark: SparkSession, sql: str) -> None:
@@ -228,19 +292,28 @@ def _check_is_query(spark: SparkSession, sql: str) -> None:
             raise QueryRefused("sql: it is a statement and no query: begin it with select or with")
 
 
-def query_problems(
+def examined(
     spark: SparkSession, name: str, query: StreamQuerySettings, streams: Mapping[str, StreamSettings]
-) -> list[str]:
-    """What is wrong with a query, a sentence each. Nothing is read, and Spark needs no Kafka for it."""
+) -> tuple[list[str], list[str]]:
+    """What is wrong with a query, a sentence each, and where nothing is, the streams that it reads.
+
+    Nothing is read, and Spark needs no Kafka for it.
+    """
     records = clock_frame(spark).select(
         *[f.lit(None).cast(kind).alias(column) for column, kind in _RECORD.items()],
         f.col("timestamp"),
     )
     try:
-        planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
+        _, _, read = planned(spark, name, query, {each: (records, settings) for each, settings in streams.items()})
     except QueryRefused as refused:
-        return list(refused.problems)
-    return []
+        return list(refused.problems), []
+    return [], read
+
+
+def side_room(bytes_max: int) -> tuple[int, int]:
+    """How many bytes a key and a value may have in JSON, in a record of the side topic of so many. Pure."""
+    room = max(0, bytes_max - _SIDE_FACTS_BYTES)
+    return room // 4, room * 3 // 4
 
 
 def _table(name: str, query: StreamQuerySettings, frame: DataFrame) -> Table:
@@ -256,6 +329,16 @@ def _table(name: str, query: StreamQuerySettings, frame: DataFrame) -> Table:
         else:
             columns.append(column)
     names = [column.name for column in columns]
+    problems += [
+        f"sql: PostgreSQL or Lockstep has a column {each!r} of its own in each table: name it `as` something else"
+        for each in names
+        if each in _TAKEN
+    ]
+    problems += [
+        f"sql: the name of column {each[:80]!r} is empty or longer than {NAME_BYTES_MAX} bytes: name it `as`"
+        for each in names
+        if not 0 < len(each.encode()) <= NAME_BYTES_MAX or "\0" in each
+    ]
     problems += [f"sql: two columns are called {each!r}: name one `as`" for each in {*names} if names.count(each) > 1]
     if not problems:
         problems += [f"key: the result has no column {each!r}" for each in query.key if each not in names]

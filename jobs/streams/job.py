@@ -5,15 +5,18 @@ Spark commits. A job that is killed anywhere runs the batch again, with the same
 of the side topic then have the same keys and values, and rows the same tag.
 """
 
+import hashlib
 import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import orjson
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -22,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, from_arrow
 from jobs.executor.stream_results import apply_results
@@ -44,9 +48,20 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.source import kafka_options, starting_offsets
-from jobs.streams.frames import LATE, MALFORMED, QueryRefused, planned, result_texts, side_frame, union
+from jobs.streams.frames import (
+    LATE,
+    MALFORMED,
+    UNCHECKED,
+    QueryRefused,
+    planned,
+    quoted,
+    result_texts,
+    side_frame,
+    side_room,
+    union,
+)
 from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.records import begun_name, figures_name
+from jobs.streams.records import begun_name, figures_name, waiting_name
 from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
 from jobs.streams.settings import StreamSettings
 from sinks.contract import OpenedSink
@@ -59,12 +74,20 @@ _CONF: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # What a batch has dropped is compared with what it has set aside.
     "spark.sql.streaming.numRecentProgressUpdates": "20",
+    **UNCHECKED,
 }
 
 _LOOK_S: Final = 2.0
-"""How often a running job looks whether a newer build of the result has begun."""
+"""How often a job looks whether a newer build of the result has begun, and whether topics that it lacks are there."""
 
 _TICK_S: Final = 0.2
+
+_BUFFER_BYTES: Final = 32 * 1024 * 1024
+_SIDE_KEY_BYTES_MAX: Final = 1000
+_REASON_MAX: Final = 300
+
+_JOINED: Final = ("START_OFFSET_DOES_NOT_MATCH_ASSIGNED", "MISMATCHED_TOPIC_PARTITIONS")
+"""How Spark says that a partition has joined while it began. It takes it in when it begins again."""
 
 
 class _Stopping(Exception):
@@ -165,6 +188,8 @@ class _Run:
         """Whether another run is due: a newer build of the result has begun."""
         plan, name = self._plan, self._plan.name
         streams = self._read_streams()
+        if (is_due := self._await_topics(streams)) is not None:
+            return is_due
         begun = self._begun(streams)
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._start = streams, begun.start
@@ -189,7 +214,7 @@ class _Run:
             uuid.uuid4().hex, open=plan.open,
         )  # fmt: skip
         call = BatchCall(self._batch)
-        rows = result_texts(frame.repartition(2, *[f.col(f"`{column}`") for column in table.key]))
+        rows = result_texts(frame.repartition(2, *[f.col(quoted(column)) for column in table.key]))
         trigger: dict[str, Any] = (
             {"availableNow": True} if plan.once else {"processingTime": f"{plan.spark.trigger_ms} milliseconds"}
         )
@@ -237,13 +262,50 @@ class _Run:
         }
         return self._session.readStream.format("kafka").options(**options).load()
 
+    def _await_topics(self, streams: Mapping[str, StreamSettings]) -> bool | None:
+        """Wait for the topics of these streams, and let who looks at the query know for which one.
+
+        None once all are there, else whether another run is due. Raises LockstepError where the job ends by itself and
+        one isn't there, and what the lease raises.
+        """
+        look_at, told = 0.0, None
+        while True:
+            if time.monotonic() >= look_at:
+                topics = [stream.topic for stream in streams.values()]
+                counts = self._cluster.partition_counts(topics, must_see=True)
+                lacking = lacking_topic(self._plan.name, streams, counts)
+                if lacking is not None and self._plan.once:
+                    raise lacking
+                reason = None if lacking is None else f"{lacking.message}: {lacking.hint}"
+                if reason != told or reason is None:
+                    self._note_waiting(reason)
+                if reason is None:
+                    return None
+                if reason != told:
+                    self._report(SinkWaiting(self._plan.name, reason, _LOOK_S))
+                told = reason
+                if self._has_newer():
+                    return True
+                look_at = time.monotonic() + _LOOK_S
+            if self._stop.wait(_TICK_S):
+                return False
+            self._lease.heartbeat()
+
+    def _note_waiting(self, reason: str | None) -> None:
+        name = waiting_name(self._generation)
+        if self._lease.record(name) != reason:
+            self._lease.save_record(name, reason)
+
+    def _has_newer(self) -> bool:
+        """Whether a newer build of the result has begun."""
+        newest = newest_generation(self._plan, self._opened)
+        return newest is not None and newest > self._generation
+
     def _begun(self, streams: Mapping[str, StreamSettings]) -> Begun:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
         records, name = self._opened.records, begun_name(self._generation)
         topics = sorted(stream.topic for stream in streams.values())
         counts = self._cluster.partition_counts(topics, must_see=True)
-        if missing := [topic for topic in topics if topic not in counts]:
-            raise Unavailable(f"topic {missing[0]}, which stream query {self._plan.name!r} reads, doesn't exist yet")
         topic_ids, definition = self._cluster.topic_ids(topics), self._plan.definition(streams)
         text = records.load(name)
         if text is None:
@@ -253,7 +315,9 @@ class _Run:
         begun = Begun.parse(text)
         check_definition(self._plan.name, begun, definition)
         check_topics(self._plan.name, begun, topic_ids)
-        return begun
+        # Where nothing was read yet, Spark wants an offset of partitions too that have joined since.
+        joined = dict.fromkeys(partitions_of(topics, counts), 0)
+        return replace(begun, start={**joined, **begun.start})
 
     def _check_checkpoint(self) -> None:
         newest, batch = self._checkpoint.newest_planned(), self._figures.batch
@@ -278,8 +342,7 @@ class _Run:
             self._lease.heartbeat()
             self._go_live()
             if time.monotonic() >= look_at:
-                newest = newest_generation(self._plan, self._opened)
-                if newest is not None and newest > self._generation:
+                if self._has_newer():
                     return True
                 look_at = time.monotonic() + _LOOK_S
         return False
@@ -374,13 +437,15 @@ class _Run:
                 continue
             options = {
                 **kafka_options(self._plan.kafka),
-                "subscribe": stream.topic,
+                # Those alone: a partition that has joined since has no part in this batch, and would need an offset.
+                "assign": json.dumps({stream.topic: sorted(partition for _, partition in own)}),
                 "startingOffsets": starting_offsets(first),
                 "endingOffsets": starting_offsets(own),
                 "failOnDataLoss": "true",
             }
             records = session.read.format("kafka").options(**options).load()
-            frames.append(side_frame(records, name, stream, watermark_ms=watermark_ms))
+            side = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._plan.side_record_bytes_max)
+            frames.append(side(records, name, stream))
         if not frames:
             return {LATE: 0, MALFORMED: 0}
         aside = union(frames)
@@ -394,14 +459,17 @@ class _Run:
             **kafka_options(self._plan.kafka),
             "topic": self._plan.side_topic.name,
             "kafka.acks": "all",
-            "kafka.max.request.size": str(4 * self._plan.kafka.topics.max_message_bytes),
+            "kafka.max.request.size": str(self._plan.side_record_bytes_max),
+            # Kafka's client has less by default than a record may have here.
+            "kafka.buffer.memory": str(max(_BUFFER_BYTES, 2 * self._plan.side_record_bytes_max)),
         }
         frame.select("key", "value").write.format("kafka").options(**options).save()
 
     def _keep_refused(self, session: SparkSession, batch_id: int, result: Result) -> None:
         """Write rows that the result can't have to the side topic."""
         if result.rejected:
-            rows = [_refused_record(batch_id, row) for row in result.rejected]
+            bytes_max = self._plan.side_record_bytes_max
+            rows = [refused_record(batch_id, row, bytes_max=bytes_max) for row in result.rejected]
             self._write_aside(session.createDataFrame(rows, "key string, value string"))
 
     def _compare_dropped(self) -> int:
@@ -449,8 +517,21 @@ class _Run:
                     dropped.sink.close()
 
 
+def lacking_topic(query: str, streams: Mapping[str, StreamSettings], topics: Collection[str]) -> LockstepError | None:
+    """Why a query over these streams can't begin where Kafka has these topics, None where it has them all. Pure."""
+    for name, stream in sorted(streams.items()):
+        if stream.topic not in topics:
+            return LockstepError(
+                f"topic {stream.topic}, which stream query {query!r} reads as {name}, doesn't exist",
+                hint=f"create it, or mend streams.{name}.topic",
+            )
+    return None
+
+
 def stream_error(query: str, text: str) -> LockstepError:
     """A failed query's message -> what it means, as ``spark_error``: nobody can copy a stream again. Pure."""
+    if any(word in text for word in _JOINED):
+        return Unavailable(f"a topic of stream query {query!r} got another partition just now")
     error = spark_error(query, text)
     if not isinstance(error, PositionMismatch):
         return error
@@ -461,17 +542,35 @@ def stream_error(query: str, text: str) -> LockstepError:
     )
 
 
-def _refused_record(batch_id: int, row: RejectedEvent) -> tuple[str, str]:
-    """Key and value of a row that the result can't have, for the side topic. Pure."""
-    key = {"batch": batch_id, "row": row.position.offset, "key": json.loads(row.key)}
+def refused_record(batch_id: int, row: RejectedEvent, *, bytes_max: int) -> tuple[str, str]:
+    """Key and value of a row that the result can't have, for the side topic. Pure.
+
+    Of a key or a row that is too long for that the beginning of its JSON is kept as a text, beside its length.
+    """
+    key: dict[str, JsonValue] = {"batch": batch_id, "row": row.position.offset}
+    if len(row.key) <= _SIDE_KEY_BYTES_MAX:
+        key["key"] = orjson.loads(row.key)
+    else:
+        key["key_sha256"] = hashlib.sha256(row.key).hexdigest()
+    key_room, value_room = side_room(bytes_max)
     value = {
         "kind": "refused",
-        "reason": row.reason,
+        "reason": row.reason[:_REASON_MAX],
         "batch": batch_id,
-        "key": json.loads(row.key),
-        "row": None if row.value is None else json.loads(row.value),
+        **_kept_json("key", row.key, key_room),
+        **_kept_json("row", row.value, value_room),
     }
-    return json.dumps(key), json.dumps(value)
+    return orjson.dumps(key).decode(), orjson.dumps(value).decode()
+
+
+def _kept_json(name: str, document: bytes | None, room: int) -> dict[str, JsonValue]:
+    """A document under its name, or what fits of it."""
+    if document is None or len(document) <= room:
+        return {name: None if document is None else orjson.loads(document)}
+    part = document.decode()[:room]
+    while (size := len(orjson.dumps(part))) > room and part:
+        part = part[: min(len(part) - 1, len(part) * room // size)]
+    return {f"{name}_text": part, f"{name}_bytes": len(document)}
 
 
 def _now_ms() -> int:

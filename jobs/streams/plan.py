@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import stream_query_topic
 from cdc.model.event import JsonValue
-from jobs.executor.task_input import OpenSink
 from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink
+
+if TYPE_CHECKING:
+    from jobs.executor.task_input import OpenSink  # which has PyArrow with it, and who only looks needs none
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class StreamQueryPlan:
     kafka: KafkaSettings
     spark: SparkSettings
     once: bool
-    open: OpenSink = open_sink
+    open: "OpenSink" = open_sink
 
     def opened(self, generation: int) -> OpenedSink:
         """Open the result's sink for this generation. Raises what opening it raises."""
@@ -46,8 +49,13 @@ class StreamQueryPlan:
         }
 
     @property
+    def side_record_bytes_max(self) -> int:
+        """How long a record of the side topic may be. What doesn't fit is cut."""
+        return 4 * self.kafka.topics.max_message_bytes
+
+    @property
     def side_topic(self) -> TopicPlan:
         """The topic of records and rows that the result lacks. Each has one key, so compaction keeps all."""
         topic = table_topic_plan(stream_query_topic(self.pipeline, self.name), self.kafka.topics)
-        size = {"max.message.bytes": str(4 * self.kafka.topics.max_message_bytes)}
+        size = {"max.message.bytes": str(self.side_record_bytes_max)}
         return TopicPlan(topic.name, 1, topic.replication_factor, {**topic.config, **size})

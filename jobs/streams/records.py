@@ -6,6 +6,11 @@ def begun_name(generation: int) -> str:
     return f"g{generation}.stream_begun"
 
 
+def waiting_name(generation: int) -> str:
+    """What its job waits for, in a sentence, while it does."""
+    return f"g{generation}.stream_waiting"
+
+
 def figures_name(generation: int) -> str:
     """What has been done for it: ``Figures``."""
     return f"g{generation}.stream_figures"

@@ -1,7 +1,7 @@
 """What is configured of streams and of the queries over them. Pure data."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Final, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -18,6 +18,10 @@ RECEIVED: Final = "received_at"
 CLOCK_OFFSET: Final = "clock_offset_ms"
 """The column with what was added to the time of a stream that has ``sent``, in milliseconds."""
 
+PRIVATE: Final = "__lockstep_"
+"""What the names of columns of our own begin with, beside those of a stream."""
+
+_COLUMN: Final = re.compile(r"[A-Za-z0-9_@$:-]{1,63}")
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _DURATION: Final = re.compile(r"(?P<count>\d{1,6}) (?P<unit>millisecond|second|minute|hour|day)s?")
@@ -121,9 +125,7 @@ class StreamSettings(Settings):
             for name, kind in self.columns.items()
             if spark_type(kind) is None
         ]
-        problems += [
-            f"columns.{name}: the stream has this column already" for name in self._added if name in self.columns
-        ]
+        problems += _name_problems(self.columns, self._added)
         for setting, name in (("time", self.time), ("sent", self.sent)):
             if name is not None and self.columns.get(name) != "timestamptz":
                 problems.append(f"{setting}: {name!r} is no column of type timestamptz")
@@ -147,6 +149,23 @@ class StreamQuerySettings(Settings):
     @classmethod
     def _are_different(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return _once(names)
+
+
+def _name_problems(columns: Collection[str], added: Collection[str]) -> list[str]:
+    """What is wrong with the names of a stream's columns, to which these are added. Case counts, as in JSON."""
+    problems = [
+        f"columns.{name}: a column's name has up to 63 letters, digits and _ @ $ : -; Spark takes others for something"
+        " else"
+        for name in columns
+        if not _COLUMN.fullmatch(name)
+    ]
+    problems += [
+        f"columns.{name}: names that begin with {PRIVATE} are Lockstep's own"
+        for name in columns
+        if name.startswith(PRIVATE)
+    ]
+    problems += [f"columns.{name}: the stream has this column already" for name in columns if name in added]
+    return problems
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

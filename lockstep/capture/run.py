@@ -241,7 +241,7 @@ class _Session:
         for pattern in sorted(set(selection.idle) - self._said_idle):
             say(f"warning: no table matches {pattern!r} of source.tables")
         self._said_idle |= set(selection.idle)
-        before = set() if state is None else set(state.captured)
+        before = set() if state is None else set(state.captured or ())
         for name in sorted(before - {*selection.taken_in, *source.named}):
             self._say_left(name, selection)
         self.pipeline = self._pipeline = self._pipeline.capturing(selection.taken_in)

@@ -77,7 +77,7 @@ def lag(
             _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
         report = settled_report(collector)
-        queries = list(stream_queries_now(loaded))
+        queries = stream_queries_now(loaded)
         if as_json:
             told = {"stream_queries": [query.to_json() for query in queries]} if queries else {}
             print_json(report.to_json() | told)

@@ -40,7 +40,7 @@ def add(
 
 
 def list_all(sink: SinksOption = None, config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show the standing searches, and how many documents match each.
+    """Show the standing searches, how many documents match each, and why nobody is told of one.
 
     Exit code 1 when nobody is told of one.
     """

@@ -18,7 +18,7 @@ def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False)
     from lockstep.stream_queries import stream_queries_now, stream_queries_table
     from lockstep.terminal import out
 
-    statuses = list(stream_queries_now(read(config)))
+    statuses = stream_queries_now(read(config))
     if as_json:
         print_json([status.to_json() for status in statuses])
     elif statuses:

@@ -30,6 +30,7 @@ from lockstep.dashboard.model import (
     SinkDetail,
     SinkState,
     SourceState,
+    StreamQueryState,
     Tables,
     TableState,
     TopicsState,
@@ -41,6 +42,7 @@ from lockstep.dashboard.model import (
 )
 from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END
 from monitor.steps import rebuild_step
+from monitor.stream_queries import WAITING, StreamQueryStatus
 from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
@@ -84,7 +86,14 @@ class Rates:
 
 
 def pipeline_state(
-    subject: Subject, lag: Known, rates: Rates, *, sampled_ms: int, trouble: str | None = None, open_alerts: int = 0
+    subject: Subject,
+    lag: Known,
+    rates: Rates,
+    *,
+    sampled_ms: int,
+    trouble: str | None = None,
+    open_alerts: int = 0,
+    stream_queries: Sequence[StreamQueryStatus] = (),
 ) -> PipelineState:
     """What every screen shows. ``lag`` is empty where no report came, and ``trouble`` says why."""
     stages = {stage["stage"]: stage for stage in lag.get("stages", ())}
@@ -114,7 +123,8 @@ def pipeline_state(
         capture=capture,
         topics=TopicsState(count=subject.topics, events_per_s=rates.published),
         sinks=sinks,
-        problems=tuple(_problems(lag, capture, sinks, trouble)),
+        stream_queries=tuple(map(_stream_query, stream_queries)),
+        problems=(*_problems(lag, capture, sinks, trouble), *_problems_of_queries(stream_queries)),
         open_alerts=open_alerts,
     )
 
@@ -153,6 +163,42 @@ def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState
         open_rejections=lag.get("open_rejections", {}).get(label, 0),
         view=None if stage.get("view") is None else _view(stage["view"]),
     )
+
+
+def _stream_query(status: StreamQueryStatus) -> StreamQueryState:
+    figures = status.figures
+    return StreamQueryState(
+        name=status.name,
+        generation=status.generation,
+        live=status.is_live or status.is_only,
+        state=_state_of_query(status),
+        since_ms=status.since_ms,
+        reason=status.reason or None,
+        next_step=status.hint or None,
+        watermark_ms=figures.watermark_ms,
+        results=figures.results,
+        late=figures.late,
+        malformed=figures.malformed,
+        refused=figures.refused,
+        state_rows=figures.state_rows,
+    )
+
+
+def _state_of_query(status: StreamQueryStatus) -> str:
+    return "unanswered" if status.problem is not None else status.state
+
+
+def _problems_of_queries(statuses: Sequence[StreamQueryStatus]) -> Iterator[Problem]:
+    """Stream queries that don't go on, or whose store doesn't answer."""
+    for status in statuses:
+        if status.needs_somebody or status.state == WAITING:
+            yield Problem(
+                where=f"stream query {status.label}",
+                state=_state_of_query(status),
+                since_ms=status.since_ms,
+                reason=status.reason,
+                next_step=status.hint or None,
+            )
 
 
 def _view(told: Known) -> ViewState:

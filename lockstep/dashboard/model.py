@@ -97,6 +97,24 @@ class SinkState(StageDocument):
     view: ViewState | None = None
 
 
+class StreamQueryState(Document):
+    """A build of a stream query's result: the figures count over its life. Results are final up to ``watermark_ms``."""
+
+    name: str
+    generation: int | None
+    live: bool
+    state: str
+    since_ms: int | None = None
+    reason: str | None = None
+    next_step: str | None = None
+    watermark_ms: int | None = None
+    results: int
+    late: int
+    malformed: int
+    refused: int
+    state_rows: int
+
+
 class TopicsState(Document):
     """The topics of all captured tables together; ``events_per_s`` counts records, markers of transactions included.
 
@@ -127,6 +145,7 @@ class PipelineState(Document):
     capture: CaptureState
     topics: TopicsState
     sinks: tuple[SinkState, ...]
+    stream_queries: tuple[StreamQueryState, ...] = ()
     problems: tuple[Problem, ...]
     open_alerts: int
 

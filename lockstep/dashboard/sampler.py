@@ -19,6 +19,7 @@ from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_stat
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
 from monitor.lag import APPLIED, LagReport
+from monitor.stream_queries import StreamQueryStatus
 
 logger = logging.getLogger("lockstep.dashboard")
 
@@ -58,9 +59,17 @@ class Sampler:
     """
 
     def __init__(
-        self, config: Config, subject: Subject, log: Log, *, open_alerts: Callable[[], int] = lambda: 0
+        self,
+        config: Config,
+        subject: Subject,
+        log: Log,
+        *,
+        open_alerts: Callable[[], int] = lambda: 0,
+        stream_queries: Callable[[], Sequence[StreamQueryStatus]] = tuple,
     ) -> None:
         """Nothing is looked at before ``start``. ``open_alerts`` counts them.
+
+        ``stream_queries`` says what is known of them.
 
         ``config`` may have patterns that nobody has resolved: each look finds out what they take in by now.
         """
@@ -69,6 +78,7 @@ class Sampler:
         self._subject = subject
         self._log = log
         self._open_alerts = open_alerts
+        self._stream_queries = stream_queries
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._opened: tuple[LagCollector, TopicAdmin] | None = None
@@ -186,6 +196,7 @@ class Sampler:
             sampled_ms=now_ms(),
             trouble=trouble,
             open_alerts=self._open_alerts(),
+            stream_queries=self._stream_queries(),
         )
         for change in changes(self.state, state):
             self._log.add("state", change)

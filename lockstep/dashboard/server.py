@@ -40,11 +40,12 @@ from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard.view_changes import ViewChanges
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
+from lockstep.stream_queries import stream_queries_now
 from monitor.line import Line
 from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
 from monitor.metrics.meters import Gauges
-from monitor.metrics.pipeline import gauges_of
+from monitor.metrics.pipeline import add_stream_queries, gauges_of
 from monitor.waits import Waits
 
 logger = logging.getLogger("lockstep.dashboard")
@@ -171,7 +172,8 @@ def subject_of(config: Config) -> Subject:
 
 def look_once(config: Config) -> model.PipelineState:
     """What the first screen shows, without a server."""
-    return Sampler(config, subject_of(config), Log()).look_once()
+    queries = stream_queries_now(config)
+    return Sampler(config, subject_of(config), Log(), stream_queries=lambda: queries).look_once()
 
 
 def dashboard_app(
@@ -189,7 +191,13 @@ def dashboard_app(
     log = Log()
     closing = contextlib.ExitStack()
     attendant = closing.enter_context(open_attendant(config, path))
-    sampler = Sampler(config, subject_of(config), log, open_alerts=lambda: len(attendant.open))
+    sampler = Sampler(
+        config,
+        subject_of(config),
+        log,
+        open_alerts=lambda: len(attendant.open),
+        stream_queries=lambda: attendant.stream_queries,
+    )
     questions = Questions(config, path, sampler)
     running = Actions(path, log)
     tables = sampler.tables
@@ -224,9 +232,9 @@ def dashboard_app(
     )
     _tell_errors(app)
     _add_page(app)
-    _add_looks(app, sampler, questions, streams)
+    _add_looks(app, sampler, questions, streams, attendant)
     _add_answers(app, sampler, questions, running, log, attendant)
-    _add_wait(app, waits)
+    _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
     _add_actions(app, questions, running)
     _add_views(app, config, changes)
@@ -306,7 +314,9 @@ def _add_page(app: FastAPI) -> None:
     app.mount("/static", StaticFiles(directory=STATIC))
 
 
-def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: EventStreams) -> None:
+def _add_looks(
+    app: FastAPI, sampler: Sampler, questions: Questions, streams: EventStreams, attendant: Attendant
+) -> None:
     @app.get("/healthz")
     async def healthz() -> model.Health:
         """Whether the process lives."""
@@ -325,6 +335,7 @@ def _add_looks(app: FastAPI, sampler: Sampler, questions: Questions, streams: Ev
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
             gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
+        add_stream_queries(gauges, attendant.stream_queries)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/api/pipeline")
@@ -363,7 +374,7 @@ def health_of(state: model.PipelineState | None, at_ms: int) -> model.Health:
     return model.Health(ready=True, message=f"The pipeline is looked at, and every part goes on.{told}")
 
 
-def _add_wait(app: FastAPI, waits: Waits) -> None:
+def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
     @app.post("/api/wait")
     async def wait(body: model.ToWaitFor) -> model.Waited:
         """Answers when readers of the sinks see everything that was committed up to the LSN, or after the time."""
@@ -371,6 +382,7 @@ def _add_wait(app: FastAPI, waits: Waits) -> None:
             lsn = parse_lsn(body.lsn)
         except ValueError:
             raise ConfigurationError("lsn isn't one of PostgreSQL's", hint="it looks like 0/16B3748") from None
+        config.chosen_sinks(body.sinks)
         waited = await waits.wait_async(lsn, body.sinks, timeout_s=body.timeout_s)
         return model.Waited.model_validate(waited.to_json())
 
@@ -519,6 +531,8 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
         the last one is `trouble`. A reader that comes back with `Last-Event-ID` gets what it lacks.
         """
         settings = config.sinks.get(name)
+        if name in config.stream_queries:
+            raise config.not_found("view", name)
         if settings is None or settings.view is None:
             raise ConfigurationError("there is no such view", hint="`lockstep.toml` names those that there are")
         if not settings.topic:

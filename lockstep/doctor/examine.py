@@ -24,6 +24,7 @@ from lockstep.doctor.kafka import check_kafka
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
+from lockstep.doctor.searches import check_searches
 from lockstep.doctor.sinks import (
     append_only_findings,
     check_histories,
@@ -34,7 +35,7 @@ from lockstep.doctor.sinks import (
     uncaptured_findings,
 )
 from lockstep.doctor.spark_sql import SparkSql
-from lockstep.doctor.streams import check_stream_query, check_stream_topics
+from lockstep.doctor.streams import check_stream_query, check_stream_topics, unread_streams
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -63,20 +64,27 @@ def examine(config: Config) -> list[Finding]:
             shapes = source_shapes(config)
         except (LockstepError, psycopg.Error) as raised:
             findings.append(_unanswered("source", raised))
+    answering: list[str] = []
     with ExitStack() as closing:
         sql = SparkSql(config.spark, closing)
         for name in config.sinks:
             way = f"check the address in {section_of(name, config.sinks[name])}, and that its server runs"
             found = _guarded(f"sink {name}", partial(check_sink, name=name, shapes=shapes, sql=sql), config, way=way)
             findings += found
+            if _was_reached(f"sink {name}", found):
+                answering.append(name)
             if config.sinks[name].topic and _was_reached(f"sink {name}", found) and _was_reached("Kafka", kafka):
                 findings += _guarded(f"view {name}", partial(check_view_topics, name=name), config)
+        read: dict[str, list[str]] = {}
         for name in config.stream_queries:
-            check = partial(check_stream_query, name=name, sql=sql)
+            check = partial(check_stream_query, name=name, sql=sql, read=read)
             way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
             findings += _guarded(f"stream query {name}", check, config, way=way)
+        findings += unread_streams(config.streams, config.stream_queries, read)
     if config.streams and _was_reached("Kafka", kafka):
         findings += _guarded("streams", check_stream_topics, config)
+    if config.sinks and _was_reached("Kafka", kafka):
+        findings += _guarded("searches", partial(check_searches, sinks=answering), config)
     findings += append_only_findings(config)
     if _was_reached("source", source):  # else it may not be known what is captured
         findings += uncaptured_findings(config)

@@ -107,12 +107,13 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
         error(subject, f"the right {', '.join(rights)} on topic {topic} lacks", _JOB_STOPS, without_rights(rights))
         for topic, rights in lacking.items()
     ]
-    for topic, plan in plans.items():
+    missing = [plan for topic, plan in plans.items() if topic not in existing and topic not in lacking]
+    refused = cluster.why_not_created(missing)
+    for topic in plans:
         if topic in lacking:
             continue
-        refused = None if topic in existing else cluster.why_not_created(plan)
-        if refused is not None:
-            findings.append(error(subject, refused.message, _JOB_STOPS, refused.hint or ""))
+        if topic in refused:
+            findings.append(error(subject, refused[topic].message, _JOB_STOPS, refused[topic].hint or ""))
         elif topic in topics:
             findings.append(
                 ok(subject, f"topic {topic} {'is there' if topic in existing else 'is created by its job'}")

@@ -34,11 +34,14 @@ class SparkSql:
             self._opened(), {table.name: TablePlan(table, expressions[table.name]) for table in wanted}
         )
 
-    def stream_query_problems(self, plan: StreamQueryPlan) -> list[str]:
-        """What is wrong in a stream query, a sentence each. Raises LockstepError when Spark doesn't start."""
-        from jobs.streams.frames import query_problems
+    def examine_stream_query(self, plan: StreamQueryPlan) -> tuple[list[str], list[str]]:
+        """What is wrong in a stream query, a sentence each, and where nothing is, the streams that it reads.
 
-        return query_problems(self._opened().newSession(), plan.name, plan.query, plan.streams)
+        Raises LockstepError when Spark doesn't start.
+        """
+        from jobs.streams.frames import examined
+
+        return examined(self._opened().newSession(), plan.name, plan.query, plan.streams)
 
     def _opened(self) -> "SparkSession":
         if self._session is None:

@@ -1,8 +1,10 @@
 """Whether stream queries can be kept, as their jobs would ask Spark at their start, and whether their topics exist."""
 
+from collections.abc import Collection, Mapping
+
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError
-from cdc.postgres.preflight.finding import Finding, error, ok
+from cdc.postgres.preflight.finding import Finding, Severity, error, ok
 from jobs.generations.record import check_owner, list_generations
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
@@ -11,8 +13,11 @@ from lockstep.stream_queries import stream_query_plan
 _JOB_STOPS = "its job would stop there"
 
 
-def check_stream_query(config: Config, *, name: str, sql: SparkSql) -> list[Finding]:
-    """Whether Spark takes the query and its store answers. Raises LockstepError when the store doesn't."""
+def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[str, list[str]]) -> list[Finding]:
+    """Whether Spark takes the query and its store answers. Raises LockstepError when the store doesn't.
+
+    Where all is well, ``read`` gets the streams that the query reads.
+    """
     subject, plan = f"stream query {name}", stream_query_plan(config, name)
     opened = plan.opened(1)
     try:
@@ -23,10 +28,30 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql) -> list[Find
         return [error(subject, foreign.message, _JOB_STOPS, foreign.hint or "")]
     finally:
         opened.sink.close()
-    problems = sql.stream_query_problems(plan)
+    problems, streams = sql.examine_stream_query(plan)
+    if not problems:
+        read[name] = streams
     remedy = f"mend [stream_queries.{name}]; docs/stream-queries.md says what a query may be"
     return [error(subject, problem, _JOB_STOPS, remedy) for problem in problems] or [
         ok(subject, "its store answers, and Spark takes the query")
+    ]
+
+
+def unread_streams(streams: Collection[str], queries: Collection[str], read: Mapping[str, list[str]]) -> list[Finding]:
+    """Streams that no query reads, where it is known what each of these queries reads. Pure."""
+    if not set(queries) <= read.keys():
+        return []
+    used = {stream for names in read.values() for stream in names}
+    return [
+        Finding(
+            Severity.WARNING,
+            f"stream {name}",
+            "no stream query reads it",
+            "its topic isn't read, and nothing comes of its events",
+            f"remove [streams.{name}], or name it in a query's from",
+        )
+        for name in streams
+        if name not in used
     ]
 
 

@@ -203,13 +203,18 @@ class _Erasing:
             + ("WAL" if wal is None else f"WAL (the slot keeps it from {wal} on)")
             + ", archived WAL, replicas, backups; other tables with the same data.",
             "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file."
-            " Its spool goes with each transaction. Spark's checkpoints have offsets, and no rows.",
+            " Its spool goes with each transaction. Spark's checkpoints of sinks have offsets, and no rows.",
             f"topic {control_topic(self._pipeline, STATE)}: copies of tables note there how far they are, with keys of"
             " rows and no other values. It is compacted by itself.",
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
+        if queries := ", ".join(self._config.stream_queries):
+            sentences.append(
+                f"stream queries ({queries}): their results, their side topics, and the events that their checkpoints"
+                " keep, where events have values of the row."
+            )
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic

@@ -16,7 +16,7 @@ from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
 from lockstep.config import Config
-from lockstep.generations import config_now, log_ends
+from lockstep.generations import config_now, log_ends, require_captured
 from lockstep.rebuild.build_inputs import trimmed_partitions, trimmed_topics_error
 from lockstep.rebuild.inputs_watch import InputsWatch
 from lockstep.rebuild.outcome import BuildProgress, InputsChanged, Interrupted, Observer, Rebuilt
@@ -57,7 +57,7 @@ class RebuildContext:
         source, known = self.source, self.config.source
         return replace(
             self,
-            config=self.config.capturing(known.resolved(name for name in known.table_names if name in tables)),
+            config=self.config.capturing(known.only(name for name in known.table_names if name in tables)),
             source=replace(
                 source,
                 tables=[name for name in source.tables if name in tables],
@@ -193,8 +193,14 @@ class Build:
         )
 
     def _config_now(self) -> Config:
-        """What the build began with, without the tables that have left capture since. Raises as ``config_now``."""
-        return without_those_that_left(self._context.config, config_now(self._context.config))
+        """What the build began with, without the tables that have left capture since.
+
+        Raises as ``config_now``, and as ``require_captured`` where nothing can be built without those.
+        """
+        context = self._context
+        config = without_those_that_left(context.config, config_now(context.config))
+        require_captured(config, context.name, context.settings)
+        return config
 
     def _wait_a_moment(self, job: JobThread) -> InputsChanged | None:
         job.wait(_LOOK_S)
@@ -234,7 +240,7 @@ class Build:
 def without_those_that_left(begun: Config, now: Config) -> Config:
     """The configuration that a build began with, without the tables that aren't captured ``now``. Pure."""
     captured = set(now.source.table_names)
-    return begun.capturing(begun.source.resolved(name for name in begun.source.table_names if name in captured))
+    return begun.capturing(begun.source.only(name for name in begun.source.table_names if name in captured))
 
 
 @contextmanager

@@ -231,7 +231,9 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
         give_up_after_s=_REMOVAL_S,
     )
     destination = retrying(opened, retries)
-    tables = sink_tables_now(context.config, context.settings)  # some may have been taken up since the build began
+    config, settings = context.config, context.settings
+    # Some may have been taken up since the build began. Those that only capture leaves out aren't to be given up.
+    tables = [*sink_tables_now(config, settings), *config.left_by_capture(settings)]
     kept_topics = {table_topic(context.config.pipeline.name, table) for table in tables}
     progress = destination.generations.load_progress()
     dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()

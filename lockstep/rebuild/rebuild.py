@@ -4,7 +4,7 @@ A lock in the source keeps a second rebuild of the sink out, and goes with the p
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -18,7 +18,7 @@ from jobs.driver import Source, session
 from lockstep.apply import spark_settings
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
-from lockstep.generations import log_ends, settings_of
+from lockstep.generations import config_now, log_ends, require_captured, settings_of
 from lockstep.rebuild.beside import begin_beside, build_beside
 from lockstep.rebuild.generation_build import RebuildContext
 from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
@@ -48,11 +48,15 @@ def rebuild(
     ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the
     comparison tells whether that was harmless. ``opened`` is a session to run in; else one is started.
 
+    Tables that aren't captured any more are left out, also where this configuration names them.
+
     Raises Interrupted when a stop is asked for. Raises ConfigurationError for a sink that isn't there, or for settings
-    that can't be changed in place. Raises LockstepError when another rebuild runs or this one fails.
+    that can't be changed in place. Raises LockstepError when another rebuild runs or this one fails, and for a sink
+    without any captured table.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
+        config = _of_captured(config, name, settings, observer.say)
         source = Source(
             config.pipeline.name,
             config.kafka,
@@ -68,6 +72,21 @@ def rebuild(
             if in_place:
                 return rebuild_in_place(context, number, record)
             return build_beside(context, number, record, switch_over=switch_over)
+
+
+def _of_captured(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> Config:
+    """The configuration without tables that capture was started without. Raises as ``config_now``, and
+    ``require_captured``.
+    """
+    now = config_now(config)
+    require_captured(now, name, settings)
+    left = sorted(set(config.sink_tables(settings)).difference(now.sink_tables(settings)))
+    if left:
+        say(
+            f"{', '.join(map(str, left))}: capture was started without, so this goes on without, too. If that isn't"
+            " meant, start capture again with this configuration, and run this again"
+        )
+    return now
 
 
 def _is_long(config: Config, name: str, settings: SinkSettings) -> bool:

@@ -18,6 +18,7 @@ class RejectionBook:
     """
 
     def __init__(self, config: Config) -> None:
+        self._config = config
         self._pipeline = config.pipeline.name
         self.tables = captured_tables(config)
         self.topic = DeadLetterTopic(config.kafka.client(), self._pipeline)
@@ -30,6 +31,8 @@ class RejectionBook:
         Those that name no sink are among the second. Raises ConfigurationError, Unavailable.
         """
         selection.check()
+        if sink in self._config.stream_queries:  # any other name may be that of a sink that was taken out
+            raise self._config.not_found("sink", sink)
         readable, unreadable = self.topic.read()
         chosen = [
             dead_letter

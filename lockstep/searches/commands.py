@@ -4,9 +4,10 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
 import orjson
 from rich.table import Table
@@ -17,9 +18,9 @@ from cdc.model.times import time_text
 from cdc.model.visible import visible
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
-from lockstep.searches.follower import Follower
+from lockstep.searches.follower import Follower, Stopped
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator
+from sinks.opensearch.percolator import Percolator, trial_index
 from sinks.opensearch.search_queries import query_problems
 from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
@@ -112,10 +113,9 @@ def add(config: Config, sink: str, search: Search, *, say: Callable[[str], None]
             stored = StoredSearches(indexes.bookkeeping)
             before = stored.load().get(search.name)
             if before is None:
-                # What is in the way of a query is known only where it is stored. Whoever watches stores it once more.
-                percolator = Percolator(live, search.table)
-                percolator.ensure()
-                percolator.store(search.name, search.query)
+                # What is in the way of a query is known only where it is stored and asked.
+                trial = trial_index(live, search.table, stored.newest_claim(), uuid4().hex[:12])
+                Percolator(live, search.table, trial).try_out(search.query)
         finally:
             live.client.close()
         is_new = stored.add(search)
@@ -181,7 +181,7 @@ def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
                 stopping.wait(_WAIT_S)
     finally:
         for each in watched:
-            each.close()
+            each.end()
 
 
 class _Watched:
@@ -204,8 +204,10 @@ class _Watched:
             if self._follower is None:
                 self._follower = Follower(self._config, self._name, stopping=self._stopping)
             looked = self._follower.step()
+        except Stopped:
+            return False
         except LockstepError as error:
-            self._note_whether_fenced()
+            self._note_whether_fenced(error)
             self.close()
             if self.fenced is not None:
                 logger.error("%s", self.fenced)  # noqa: TRY400  our own sentence, which needs no trace
@@ -218,7 +220,10 @@ class _Watched:
         self._again_s = 1.0
         return looked
 
-    def _note_whether_fenced(self) -> None:
+    def _note_whether_fenced(self, why: LockstepError) -> None:
+        if isinstance(why, Fenced):
+            self.fenced = why
+            return
         try:
             if self._follower is not None:
                 self._follower.check_claim()
@@ -226,6 +231,13 @@ class _Watched:
             self.fenced = error
         except LockstepError:
             return  # nobody can say now: whoever begins again fences, or is
+
+    def end(self) -> None:
+        """Leave nothing for the next one to remove, where the sink can be reached; and close."""
+        if self._follower is not None:
+            with suppress(LockstepError):
+                self._follower.remove_queries()
+        self.close()
 
     def close(self) -> None:
         if self._follower is not None:

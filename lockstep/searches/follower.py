@@ -9,13 +9,18 @@ Whenever something else may have changed documents or searches, it *compares*: i
 documents that match, and looks at those of which something else was told. So nothing between is lost. It compares each
 search that is new. It compares all of them at its start, when another generation goes live, when a sink was put back,
 when the log no longer has what comes next, and every ten minutes: a rejection that was retried has no new event.
+
+A search that the server refuses is *set aside* with the reason, and the others go on. What was told of it stays. It is
+tried again when it is changed, and when all are compared. One that can't be stored, as where its table isn't in the
+sink yet, is tried again every few seconds.
 """
 
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -41,8 +46,16 @@ from sinks.contract import Progress, TopicPartition
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator, remove_others
-from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
+from sinks.opensearch.percolator import (
+    Document,
+    Percolator,
+    QueriesRefused,
+    in_portions,
+    newest_number,
+    queries_index,
+    remove_left_over,
+)
+from sinks.opensearch.searches import Claim, Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.wrappers.column_names import load_names
 from sinks.wrappers.renaming import Renaming
@@ -50,21 +63,35 @@ from sinks.wrappers.renaming import Renaming
 logger = logging.getLogger("lockstep.searches")
 
 _DOCUMENTS: Final = 500
-"""How many documents are asked about at once."""
+"""How many documents are looked up at once, in portions of a bounded size."""
 
 _RECORDS_IN_TRANSACTION: Final = 5000
 _COMPARE_EVERY_S: Final = 600.0
 _STATUS_EVERY_S: Final = 10.0
 _REFUSED_AGAIN_S: Final = 10.0
-"""How often a search is tried again that can't be told of, as where its table isn't in the sink yet."""
+"""How often a search is tried again that can't be stored, as where its table isn't in the sink yet."""
 
 _Item = TypeVar("_Item")
+
+
+class Stopped(LockstepError):
+    """It was told to stop, and did so in the middle of a long step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    """A search of which nobody is told, and why. ``is_stored``: the server took it, and refuses to ask for it."""
+
+    search: Search
+    reason: str
+    is_stored: bool
 
 
 class Follower:
     """One sink. ``step`` again and again; ``close`` at the end.
 
-    What it raises leaves nothing half told: close it, and go on with a new one.
+    What it raises leaves nothing half told: close it, and go on with a new one. ``stopping`` is asked all the time:
+    where it says so, any method may raise Stopped.
     """
 
     def __init__(
@@ -88,10 +115,15 @@ class Follower:
         self._any = OpenSearchIndexes(name, settings, 1)
         self._closing.callback(self._any.client.close)
         self._stored = StoredSearches(self._any.bookkeeping)
-        self._run = f"{time.time_ns():020d}.{uuid4().hex}"
+        self._searches: dict[str, Search] = {}
+        """Those that documents are asked about."""
+        self._aside: dict[str, _SetAside] = {}
+        self._compare_at = self._again_at = 0.0
+        self._status_at = 0.0
         try:
             # Before the other one is fenced: it has to find out that it doesn't go on.
-            self._stored.claim(self._run)
+            self._claim = self._stored.claim(uuid4().hex[:12], above=newest_number(self._any))
+            self._status = self._stored.load_status()
             self._topic = MatchTopic(config.kafka, config.pipeline.name, name)
             self._closing.callback(self._topic.close)
             self._log = LogReader(config.kafka.client())
@@ -101,25 +133,25 @@ class Follower:
             self._closing.callback(self._documents.close)
             self._matching: dict[str, int] = {}
             for match in self._topic.told():
+                self._go_on()
                 self._remember(match)
         except BaseException:
             self.close()
             raise
-        self._searches: dict[str, Search] = {}
-        """Those that documents are asked about."""
-        self._refused: dict[str, str] = {}
-        self._compare_at = self._again_at = 0.0
-        self._status = SearchStatus()
-        self._status_at = 0.0
 
     def close(self) -> None:
         """What isn't committed was never told."""
         self._leave()
         self._closing.close()
 
+    def remove_queries(self) -> None:
+        """Leave nothing in the sink for which only this process has a use. Before ``close``, where it ends in order."""
+        remove_left_over(self._any, self._claim)
+
     def check_claim(self) -> None:
         """Raise Fenced where another process tells of this sink by now."""
-        if self._stored.is_claimed_after(self._run):
+        newest = self._stored.newest_claim()
+        if newest is not None and newest > self._claim:
             raise Fenced(
                 f"another process tells of the searches of sink {self._name!r} by now",
                 hint="let one process watch them: `lockstep run`, or `lockstep searches watch`",
@@ -155,26 +187,35 @@ class Follower:
         for table in live.outdated():
             live.drop(table)
             self._searches = {name: search for name, search in self._searches.items() if search.table != table}
+            self._aside = {name: aside for name, aside in self._aside.items() if aside.search.table != table}
         now = self._monotonic()
         is_again, is_due = now >= self._again_at, now >= self._compare_at
         self._again_at = now + _REFUSED_AGAIN_S if is_again else self._again_at
         self._compare_at = now + _COMPARE_EVERY_S if is_due else self._compare_at
+        if is_due:
+            live.remove_left_over()
         new = [search for name, search in searches.items() if self._searches.get(name) != search]
-        taken = [
-            search for search in new if (is_again or search.name not in self._refused) and self._take(live, search)
-        ]
+        taken = [search for search in new if self._is_to_be_tried(search, is_again=is_again, is_due=is_due)]
+        taken = [search for search in taken if self._take(live, search)]
         compared = list(self._searches.values()) if is_due else taken
         for search in compared:
-            self._compare(live, search)
+            if search.name in self._searches:  # it may be set aside while another one is compared
+                self._compare(live, search)
         return bool(compared)
+
+    def _is_to_be_tried(self, search: Search, *, is_again: bool, is_due: bool) -> bool:
+        aside = self._aside.get(search.name)
+        if aside is None or aside.search != search:
+            return True
+        return is_due if aside.is_stored else is_again
 
     def _begin(self, number: int, progress: Progress) -> None:
         """Begin with a generation: every search is stored for it, and compared."""
         self._leave()
-        self._live = _LiveGeneration(self._config, self._name, self._settings, number, progress)
+        self._live = _LiveGeneration(self._config, self._name, self._settings, number, progress, claim=self._claim)
         self._live.begin_anew()
         self._searches.clear()
-        self._refused.clear()
+        self._aside.clear()
         self._compare_at = self._monotonic() + _COMPARE_EVERY_S
 
     def _leave(self) -> None:
@@ -184,37 +225,45 @@ class Follower:
 
     def _take(self, live: "_LiveGeneration", search: Search) -> bool:
         """Have documents asked about a search from now on. False where that can't be."""
-        refused = None
         try:
             live.percolator(search.table).store(search.name, search.query)
         except Unavailable:
             raise
         except LockstepError as error:
-            refused = error.message
-        before = self._refused.pop(search.name, None)
-        if refused is None:
-            self._searches[search.name] = search
-            return True
-        self._refused[search.name] = refused
-        if refused != before:
-            logger.error(LogMessage("search can't be told of", {"sink": self._name, "search": search.name}, refused))
-        return False
+            self._set_aside(_SetAside(search, error.message, is_stored=False))
+            return False
+        self._searches[search.name] = search
+        return True
+
+    def _set_aside(self, aside: _SetAside) -> None:
+        """Go on without a search. The log says so once."""
+        name = aside.search.name
+        self._searches.pop(name, None)
+        before = self._aside.get(name)
+        self._aside[name] = aside
+        if before is None or before.reason != aside.reason:
+            logger.error(LogMessage("search set aside", {"sink": self._name, "search": name}, aside.reason))
+
+    def _set_refused_aside(self, live: "_LiveGeneration", refused: QueriesRefused) -> None:
+        for name, reason in refused.reasons.items():
+            search = self._searches[name]
+            live.discard(search)
+            self._set_aside(_SetAside(search, f"opensearch refuses to ask for it: {reason}", is_stored=True))
 
     def _end_removed(self, searches: Mapping[str, Search]) -> None:
         """What matched a search that is there no longer, or is over another table now, ceases to."""
-        for name in [name for name in self._refused if name not in searches]:
-            del self._refused[name]
+        for name in [name for name in self._aside if name not in searches]:
+            del self._aside[name]
         gone = {name for name, search in self._searches.items() if searches.get(name) != search}
         for name in gone:
             search = self._searches.pop(name)
-            if self._live is not None and name not in searches:
+            if self._live is not None:
                 self._live.discard(search)
         gone = {name for name, count in self._matching.items() if count and name not in searches}
         if not gone:
             return
         for name in sorted(gone):
-            for portion in _portions(self._told_to_match(name), _RECORDS_IN_TRANSACTION):
-                self._tell([self._ceased(entry, name) for entry in portion])
+            self._tell_all(self._ceased(entry, name) for entry in self._told_to_match(name))
 
     def _told_to_match(self, name: str) -> list[bytes]:
         """The documents that were told to match this search."""
@@ -245,8 +294,6 @@ class Follower:
                 for records in log if wanted else ():
                     for table, identities in _changed(live, records, topics).items():
                         for portion in _portions(identities.items(), _DOCUMENTS):
-                            if self._stopping():
-                                return True  # the position stays: whoever goes on compares all
                             self._look_at(live, table, dict(portion))
         except PositionMismatch:
             logger.warning(
@@ -259,18 +306,20 @@ class Follower:
 
     def _compare(self, live: "_LiveGeneration", search: Search) -> None:
         """Look at the documents that the index finds and weren't told to match, and at those that were and aren't
-        found."""
+        found. A search that it refuses is set aside."""
         count = 0
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
 
             def differing() -> Iterator[bytes]:
                 percolator = live.percolator(search.table)
-                for identity in percolator.found(search.query):
+                for identity in percolator.found(search.name):
+                    self._go_on()
                     seen[_entry(str(search.table), identity)] = b""
                     told = self._told_of(search.table, identity)[1].get(search.name)
                     if told is None or not told.matches:
                         yield identity
                 for entry in self._told_to_match(search.name):
+                    self._go_on()
                     if seen.get(entry) is not None:
                         continue
                     # Of a generation with other ids or another table it is another document.
@@ -280,9 +329,16 @@ class Follower:
                     else:
                         yield now
 
-            for portion in _portions(differing(), _DOCUMENTS):
-                self._look_at(live, search.table, dict.fromkeys(portion, ""))
-                count += len(portion)
+            try:
+                for portion in _portions(differing(), _DOCUMENTS):
+                    self._look_at(live, search.table, dict.fromkeys(portion, ""))
+                    count += len(portion)
+            except QueriesRefused as refused:
+                self._set_refused_aside(live, refused)
+                return
+        if search.name not in self._searches:
+            return
+        self._aside.pop(search.name, None)
         logger.info(LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count}))
 
     def _ceased(self, entry: bytes, search: str) -> Match:
@@ -295,26 +351,45 @@ class Follower:
 
     def _look_at(self, live: "_LiveGeneration", table: TableName, identities: Mapping[bytes, str]) -> None:
         """Tell what is to be told of these documents. Each has the tag of the event that was seen of it last, or ""."""
-        searches = [search.name for search in self._searches.values() if search.table == table]
         percolator = live.percolator(table)
-        documents = dict(percolator.documents(list(identities)))
-        matching = dict(zip(documents, percolator.matches(list(documents.values())), strict=True))
-        found = list[Match]()
-        for identity, seen_tag in identities.items():
+        absent = dict(identities)
+        for portion in in_portions(percolator.documents(list(identities))):
+            self._go_on()
+            matching = self._asked(live, percolator, [document for _, document in portion])
+            found = list[Match]()
+            for (identity, document), names in zip(portion, matching, strict=True):
+                del absent[identity]
+                found += self._differing(table, identity, document.key, document.tag, names)
+            self._tell_all(found)
+        gone = list[Match]()
+        for identity, seen_tag in absent.items():
             key, told = self._told_of(table, identity)
-            document = documents.get(identity)
-            if document is not None:
-                key, tag = dict(document.key), document.tag
-            else:
-                tag = tag_of_absence(told, seen_tag)
-            found += (
-                Match(self._name, search, str(table), identity, key, now)
-                for search, now in changes(told, matching.get(identity, ()), searches, tag=tag).items()
-            )
-        for portion in _portions(found, _RECORDS_IN_TRANSACTION):
-            self._tell(portion)
+            gone += self._differing(table, identity, key, tag_of_absence(told, seen_tag), ())
+        self._tell_all(gone)
+
+    def _differing(
+        self, table: TableName, identity: bytes, key: Mapping[str, Any], tag: str, matching: Collection[str]
+    ) -> Iterator[Match]:
+        """What differs from what was told of a document. ``matching`` are the searches that it matches now."""
+        searches = [search.name for search in self._searches.values() if search.table == table]
+        _, told = self._told_of(table, identity)
+        for search, now in changes(told, matching, searches, tag=tag).items():
+            yield Match(self._name, search, str(table), identity, dict(key), now)
+
+    def _asked(self, live: "_LiveGeneration", percolator: Percolator, documents: Sequence[Document]) -> list[set[str]]:
+        """Which searches each of these documents matches. Those that can't be asked for are set aside."""
+        while True:
+            try:
+                return percolator.matches(documents)
+            except QueriesRefused as refused:
+                self._set_refused_aside(live, refused)
 
     # What was told
+
+    def _tell_all(self, matches: Iterable[Match]) -> None:
+        for portion in _portions(matches, _RECORDS_IN_TRANSACTION):
+            self._go_on()
+            self._tell(portion)
 
     def _tell(self, matches: Iterable[Match]) -> None:
         told = list(matches)
@@ -349,22 +424,43 @@ class Follower:
     def _tables(self) -> set[TableName]:
         return {search.table for search in self._searches.values()}
 
+    def _go_on(self) -> None:
+        """Called all the time in long steps: shows that somebody is at work. Raises Stopped where it is told to."""
+        if self._stopping():
+            raise Stopped(f"the searches of sink {self._name!r} wait: this process was told to stop")
+        if self._monotonic() >= self._status_at:
+            self._save_status(self._status)
+
     def _tell_status(self) -> None:
         matching = {name: self._matching.get(name, 0) for name in self._searches}
-        now = SearchStatus(self._status.at_ms, matching, dict(self._refused))
-        if now == self._status and self._monotonic() < self._status_at:
-            return
-        self._status = SearchStatus(time.time_ns() // 1_000_000, matching, dict(self._refused))
+        now = replace(
+            self._status, matching=matching, refused={name: aside.reason for name, aside in self._aside.items()}
+        )
+        if now != self._status or self._monotonic() >= self._status_at:
+            self._save_status(now)
+
+    def _save_status(self, status: SearchStatus) -> None:
+        """Raises Fenced where another process tells of this sink by now."""
+        self.check_claim()
+        self._status = replace(status, at_ms=time.time_ns() // 1_000_000)
         self._status_at = self._monotonic() + _STATUS_EVERY_S
-        self._stored.save_status(self._status)
+        self._stored.save_status(self._status, self._claim)
 
 
 class _LiveGeneration:
     """The generation that readers see, and where what was looked at ends in the log."""
 
     def __init__(
-        self, config: Config, name: str, settings: OpenSearchSettings, number: int, progress: Progress
+        self,
+        config: Config,
+        name: str,
+        settings: OpenSearchSettings,
+        number: int,
+        progress: Progress,
+        *,
+        claim: Claim,
     ) -> None:
+        """``claim`` is that of who looks at it: queries are in indexes of its own."""
         self.number = number
         self.progress = progress
         self.position = self.reached
@@ -379,6 +475,7 @@ class _LiveGeneration:
         assert isinstance(built_with, OpenSearchSettings)
         self._renaming: Renaming = built_with.renaming() if kept is None else kept.renaming
         self.indexes = OpenSearchIndexes(name, built_with, number)
+        self._claim = claim
         self._percolators: dict[TableName, Percolator] = {}
 
     def close(self) -> None:
@@ -399,15 +496,22 @@ class _LiveGeneration:
     def begin_anew(self) -> None:
         """Forget all queries that were stored, also those of other generations."""
         self._percolators.clear()
-        remove_others(self.indexes, ())
+        self.remove_left_over()
+
+    def remove_left_over(self) -> None:
+        """Remove queries that nobody asks for any more: one who was killed or fenced has left them."""
+        remove_left_over(self.indexes, self._claim, but=[self._queries_index(table) for table in self._percolators])
 
     def percolator(self, table: TableName) -> Percolator:
         """Of a table that has an index in this generation. Raises LockstepError for another one."""
         if table not in self._percolators:
-            made = Percolator(self.indexes, table)
+            made = Percolator(self.indexes, table, self._queries_index(table))
             made.create()
             self._percolators[table] = made
         return self._percolators[table]
+
+    def _queries_index(self, table: TableName) -> str:
+        return queries_index(self.indexes, table, self._claim)
 
     def outdated(self) -> list[TableName]:
         """The tables whose indexes have got other fields."""

@@ -17,9 +17,10 @@ import orjson
 
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
 from lockstep.searches.matches import Told
@@ -84,6 +85,8 @@ class Match:
 class MatchTopic:
     """Tells of one sink's matches. Whoever told of them before is fenced.
 
+    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_topic``.
+
     Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
     is to be closed then, and opened anew.
     """
@@ -93,7 +96,11 @@ class MatchTopic:
         self._client = kafka.client()
         self._topic = control_topic(pipeline, MATCHES)
         cluster = TopicAdmin(self._client)
-        cluster.create(cluster.missing([match_topic_plan(pipeline, kafka.topics)]))
+        plan = match_topic_plan(pipeline, kafka.topics)
+        if missing := cluster.missing([plan]):
+            cluster.create(missing)
+        else:
+            check_topic(cluster, plan, kafka.bootstrap_servers)
         self._publisher = TransactionalPublisher(
             self._client,
             prefix=pipeline,
@@ -132,3 +139,24 @@ class MatchTopic:
     def close(self) -> None:
         """What isn't committed was never told."""
         self._publisher.close()
+
+
+def check_topic(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) -> None:
+    """Raise LockstepError, with the command to run, where the topic of matches isn't as it has to be.
+
+    What is told is remembered nowhere else: it may neither be deleted by its age, nor be in several orders.
+    """
+    policy = cluster.configs([plan.name])[plan.name].get("cleanup.policy")
+    if policy != plan.config["cleanup.policy"]:
+        raise LockstepError(
+            f"topic {plan.name} has cleanup.policy={policy}: what was told of searches would be lost with its age",
+            hint=f"run kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics"
+            f" --entity-name {plan.name} --add-config cleanup.policy=compact",
+        )
+    partitions = cluster.partition_counts([plan.name])[plan.name]
+    if partitions != plan.partitions:
+        raise LockstepError(
+            f"topic {plan.name} has {partitions} partitions: what is told of searches has one order",
+            hint=f"run kafka-topics.sh --bootstrap-server {bootstrap_servers} --delete --topic {plan.name};"
+            " whoever tells of searches makes it anew, and tells of all that matches then",
+        )

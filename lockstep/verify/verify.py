@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from cdc.model.append_only import is_append_only
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from lockstep.config import Config
-from lockstep.generations import settings_of
+from lockstep.generations import config_now, settings_of
 from lockstep.verify.comparing.table_comparer import TableComparer
 from lockstep.verify.explain import explain
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, chosen_tables
@@ -17,6 +18,9 @@ from lockstep.verify.report import BY_TOPIC, TableReport, VerifyReport
 from lockstep.verify.sides.opening import open_sides
 from lockstep.verify.waiting import Stalled, Waiting
 from sinks.registry import SinkSettings
+
+_DOCTOR: Final = "`lockstep doctor` says what it waits for"
+_UNCAPTURED: Final = f"it isn't captured, and the sink goes on without it; {_DOCTOR}"
 
 
 def verify(
@@ -34,23 +38,34 @@ def verify(
     """
     settings = options.settings or settings_of(config, options.sink)
     _check_view(options, settings)
-    names = chosen_tables(options, settings, config.source.keyed_names)
+    chosen = chosen_tables(options, settings, config.source.keyed_names)
     is_view = settings.view is not None
+    config = config_now(config)  # capture may have been started without one that is named
+    captured = set(config.source.table_names)
+    names = chosen if is_view else [name for name in chosen if name in captured]
+    if not names:
+        tables = ", ".join(map(str, chosen))
+        raise LockstepError(f"nothing of sink {options.sink!r} can be compared: {tables} isn't captured", hint=_DOCTOR)
     append_only = [name for name in names if name in config.source.append_only and not is_view]
     waiting = Waiting(stopping)
 
     def compare(options: VerifyOptions, names: Sequence[TableName]) -> VerifyReport:
         return _compare(config, options, settings, names, waiting=waiting, say=say, progress=progress)
 
+    keyed = [name for name in names if name not in append_only]
     if options.against != SOURCE or not append_only:
-        return compare(options, names)
-    # The source's rows have nothing by which a row here could be found among them; the topic's events have.
-    reports = [compare(replace(options, against=TOPIC, repair=False), append_only)]
-    if keyed := [name for name in names if name not in append_only]:
-        reports.insert(0, compare(options, keyed))
+        reports = [compare(options, names)]
+    else:
+        # The source's rows have nothing by which a row here could be found among them; the topic's events have.
+        reports = [compare(options, keyed)] if keyed else []
+        reports.append(compare(replace(options, against=TOPIC, repair=False), append_only))
     by_name = {table.table: table for report in reports for table in report.tables}
-    by_name |= {name: replace(by_name[name], note=BY_TOPIC) for name in append_only if not by_name[name].not_compared}
-    return replace(reports[0], against=SOURCE if keyed else TOPIC, tables=tuple(by_name[name] for name in names))
+    if options.against == SOURCE:
+        by_name |= {
+            name: replace(by_name[name], note=BY_TOPIC) for name in append_only if not by_name[name].not_compared
+        }
+    by_name = {name: TableReport(name, not_compared=_UNCAPTURED) for name in chosen if name not in names} | by_name
+    return replace(reports[0], tables=tuple(by_name[name] for name in chosen))
 
 
 def _check_view(options: VerifyOptions, settings: SinkSettings) -> None:

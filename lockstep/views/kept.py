@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.times import time_text
@@ -159,8 +159,7 @@ def _figures(config: Config, of: Description, name: str) -> ViewFigures | None:
 def _settings_of(config: Config, name: str) -> ViewSettings:
     view = config.views.get(name)
     if view is None:
-        known = f"views of this configuration: {', '.join(config.views) or 'none'}"
-        raise ConfigurationError(f"no such view: {name}", hint=known)
+        raise config.not_found("view", name)
     return view
 
 

@@ -4,7 +4,7 @@ A condition has the same name and subject for as long as it is open, so that it 
 No sentence holds a row's value.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -16,6 +16,7 @@ from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
+from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -37,7 +38,15 @@ OF_CAPTURE: Final = (
     "no-standby",
     "dead-letters-unreadable",
 )
-OF_LIVE: Final = ("lag", "sink-unreachable", "verify-differs", "verify-failed", "verify-overdue")
+OF_LIVE: Final = (
+    "lag",
+    "sink-unreachable",
+    "search-set-aside",
+    "searches-silent",
+    "verify-differs",
+    "verify-failed",
+    "verify-overdue",
+)
 """Their subject is a sink: only the generation that readers see has them."""
 OF_GENERATIONS: Final = (
     "job-stopped",
@@ -48,6 +57,8 @@ OF_GENERATIONS: Final = (
     "view-growing",
 )
 """Their subject is a generation of a sink."""
+OF_STREAM_QUERIES: Final = ("stream-query-stopped", "stream-query-unreachable")
+"""Their subject is a stream query, and of the first one a build of its result."""
 
 NAMES: Final = (
     *OF_CAPTURE,
@@ -55,12 +66,13 @@ NAMES: Final = (
     "stalled",
     *OF_LIVE,
     *OF_GENERATIONS,
+    *OF_STREAM_QUERIES,
     "certificate-expires",
     "disk-filling",
 )
 """Every condition that there is."""
 
-_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling"})
+_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES})
 _KNOWN_WITHOUT_KAFKA: Final = frozenset(
     {
         "slot-filling",
@@ -123,13 +135,14 @@ class Facts:
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
-    due.
+    due. ``stream_queries``: the builds of their results.
     """
 
     certificates: Mapping[str, int | None] | None = field(default_factory=dict)
     disks: Mapping[str, tuple[int, int] | None] | None = field(default_factory=dict)
     has_standby: bool | None = None
     since_ms: int | None = None
+    stream_queries: Sequence[StreamQueryStatus] | None = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +182,7 @@ def find_conditions(
     Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
     is, what the source and the sinks say counts as well: the slot fills just then.
     """
-    of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings)]
+    of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings), *_stream_queries(facts)]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
         found = [_unreachable("; ".join(error.message for error in silent)), *of_facts]
@@ -184,6 +197,7 @@ def find_conditions(
         *_capture(report, facts, settings),
         *_sinks(report, settings),
         *_views(report, settings, now_ms),
+        *_searches(report),
         *_stalled(report),
         *_verified(report, facts, verify, now_ms),
         *of_facts,
@@ -210,6 +224,11 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
             yield from ((name, subject) for subject, fact in known.items() if fact is None)
     if settings.standby and facts.has_standby is None:
         yield "no-standby", CAPTURE
+    if facts.stream_queries is None:
+        yield from ((name, None) for name in OF_STREAM_QUERIES)
+    for status in facts.stream_queries or ():
+        if status.problem is not None:
+            yield "stream-query-stopped", status.label
 
 
 def _unmeasured(report: LagReport) -> set[str]:
@@ -422,6 +441,32 @@ def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[
             )
 
 
+def _searches(report: LagReport) -> Iterator[Condition]:
+    for name, searches in report.searches.items():
+        if searches.is_silent:
+            yield Condition(
+                "searches-silent",
+                name,
+                Severity.CRITICAL,
+                f"nobody tells of the {searches.count:,} standing searches of {name}",
+                f"`lockstep run` does with searches = true in [sinks.{name}], or `lockstep searches watch {name}`",
+                passes=True,
+            )
+        if searches.set_aside:
+            first = min(searches.set_aside)
+            others = len(searches.set_aside) - 1
+            yield Condition(
+                "search-set-aside",
+                name,
+                Severity.WARNING,
+                f"nobody is told of the search {first} of {name}"
+                + (f", nor of {others:,} others" if others else "")
+                + f": {searches.set_aside[first]}",
+                f"`lockstep searches list {name}` shows all; remove it, and add it with another query",
+                passes=True,
+            )
+
+
 def _verified(report: LagReport, facts: Facts, verify: VerifySettings, now_ms: int) -> Iterator[Condition]:
     views = {stage.sink.label for stage in report.stages if stage.sink is not None and stage.sink.is_view}
     for label, verification in report.verified.items():
@@ -473,6 +518,30 @@ def _stalled(report: LagReport) -> Iterator[Condition]:
                 f"{stage.name} is stalled" + ("" if stage.reason is None else f": {stage.reason}"),
                 stage.hint or "`lockstep lag` shows its state",
                 stage.since_ms,
+            )
+
+
+def _stream_queries(facts: Facts) -> Iterator[Condition]:
+    unreachable = {status.name: status for status in facts.stream_queries or () if status.problem is not None}
+    for name, status in unreachable.items():
+        yield Condition(
+            "stream-query-unreachable",
+            name,
+            Severity.CRITICAL,
+            f"the result of stream query {name} can't be looked at: {status.reason}",
+            status.hint,
+            passes=True,
+        )
+    for status in facts.stream_queries or ():
+        if status.problem is None and status.needs_somebody:
+            yield Condition(
+                "stream-query-stopped",
+                status.label,
+                Severity.CRITICAL,
+                f"stream query {status.label} isn't run any more: {status.reason}",
+                status.hint,
+                status.since_ms,
+                passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )
 
 

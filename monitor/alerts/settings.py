@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, StrictBool, field_validator, model_validator
 
 from cdc.secret import read_secret
 from cdc.settings import Settings
@@ -91,7 +91,7 @@ class AlertSettings(Settings):
     view_state_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=20 * 1024**3, description="disk that the state of a view may take"
     )
-    standby: bool = Field(default=False, description="whether a `lockstep capture --standby` is meant to wait")
+    standby: StrictBool = Field(default=False, description="whether a `lockstep capture --standby` is meant to wait")
     open_after_s: Annotated[float, Field(ge=0)] = Field(
         default=30.0, description="how long a condition that may pass by itself has to hold before it is told"
     )

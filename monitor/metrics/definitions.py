@@ -39,6 +39,7 @@ SECONDS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 3
 
 _SINK: Final = ("sink", "generation")
 _STAGE: Final = ("stage", *_SINK)
+_QUERY: Final = (*_SINK, "state")
 
 
 def _capture(name: str, kind: Kind, unit: str, meaning: str, *labels: str) -> Definition:
@@ -115,7 +116,12 @@ _ALL: Final = (
     _dashboard("open_rejections", "1", "Rejected rows that nothing has replaced.", _SINK),
     _dashboard("failed_tables", "1", "Tables that can't be applied; the sink goes on without them.", _SINK),
     _dashboard("rebuild_needed", "", "1 where today's settings differ from those it was built with.", _SINK),
+    _dashboard("stream_query_job", "", "1 for its job's state, 0 for others; unknown stands alone.", _QUERY),
     _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
+    _dashboard("standing_searches", "1", "Standing searches of the sink.", ("sink",)),
+    _dashboard("searches_matching_documents", "1", "Documents that match, those of each search.", ("sink",)),
+    _dashboard("searches_set_aside", "1", "Standing searches of which nobody is told, as they are refused.", ("sink",)),
+    _dashboard("searches_silent_seconds", "s", "Since when nobody tells of the sink's standing searches.", ("sink",)),
     _dashboard("paused_copies", "1", "Copies of tables that somebody has paused."),
     _dashboard("broken", "", "1 where capture can't ever go on."),
     _dashboard("look_timestamp_seconds", "s", "When the pipeline was last looked at; not there if it can't be."),

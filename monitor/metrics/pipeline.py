@@ -1,9 +1,12 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
+from collections.abc import Sequence
+
 from jobs.generations.asides import AsideState
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
+from monitor.stream_queries import STATES, UNKNOWN, StreamQueryStatus
 
 
 def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
@@ -36,6 +39,11 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
     if is_asked:
         for name in dict.fromkeys(stage.sink.name for stage in report.stages if stage.sink is not None):
             gauges.set("lockstep_sink_answers", float(name not in report.unanswered), name)
+        for name, searches in report.searches.items():
+            gauges.set("lockstep_standing_searches", searches.count, name)
+            gauges.set("lockstep_searches_matching_documents", searches.matching, name)
+            gauges.set("lockstep_searches_set_aside", len(searches.set_aside), name)
+            gauges.set("lockstep_searches_silent_seconds", searches.silent_s, name)
         minutes = report.minutes_until_full
         gauges.set("lockstep_slot_active", None if report.slot_active is None else float(report.slot_active))
         gauges.set("lockstep_slot_retained_bytes", report.retained_bytes)
@@ -47,6 +55,15 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)
     return gauges
+
+
+def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) -> None:
+    """Add the metrics of these builds of stream queries' results to those of a report, or to none."""
+    for status in statuses:
+        if status.generation is not None or status.problem is not None:
+            labels = status.name, "" if status.generation is None else str(status.generation)
+            for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
+                gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:

@@ -18,6 +18,9 @@ Answers = list[tuple[int, Mapping[str, Any] | None]]
 # A node that is up answers a connection at once; to a machine that is gone it would take as long as a slow request may.
 _CONNECT_S_MAX: Final = 5.0
 
+_AGAINST_QUERIES: Final = frozenset({"illegal_state_exception", "too_many_clauses"})
+"""Kinds of errors of status 500 for which a query is to blame, and no node: more words of the index fit than may be."""
+
 _ERROR_TYPE: Final = re.compile(r"\w{1,100}")
 
 
@@ -171,17 +174,30 @@ def refusal_of(error: LockstepError) -> str | None:
     cause: Any = error.__cause__
     if isinstance(error, Unavailable) or getattr(cause, "status_code", None) != 400:
         return None
-    return _innermost_reason(cause.info) or str(cause.error)
+    return _innermost(cause.info)[1] or str(cause.error)
 
 
-def _innermost_reason(info: Any) -> str | None:
-    """What the server says of the cause of all causes: the ones around it name only what it was doing."""
+def refusal_of_query(error: LockstepError) -> str | None:
+    """What the server has against the query of a search, in its own words; None where something else is the matter.
+
+    It answers with status 500, too, where a query can't be asked: then the kind of the innermost error decides.
+    Only for requests that hold no rows: the sentence may quote them.
+    """
+    cause: Any = error.__cause__
+    if getattr(cause, "status_code", None) != 500:
+        return refusal_of(error)
+    kind, reason = _innermost(cause.info)
+    return (reason or kind) if kind in _AGAINST_QUERIES else None
+
+
+def _innermost(info: Any) -> tuple[str, str | None]:
+    """Kind and reason of the cause of all causes: the ones around it name only what the server was doing."""
     error = info.get("error") if isinstance(info, dict) else None
-    why = None
+    kind, why = "", None
     while isinstance(error, dict):
-        why = error.get("reason") or why
+        kind, why = error.get("type") or kind, error.get("reason") or why
         error = error.get("caused_by")
-    return why
+    return kind, why
 
 
 def _connect(settings: OpenSearchSettings) -> Any:

@@ -3,10 +3,14 @@
 The queries are in an index of their own, with the fields and the analysis of the table's index. The server parses each
 query by these fields when it is stored, and each document when it is asked about. Nothing in that index is the only
 copy: it is made anew from ``sinks.opensearch.searches`` whenever the table's index is another one or has other fields.
+
+Each one who asks has an index of his own, named by his claim: one that hung and goes on spoils nobody else's. Whoever
+has a greater claim removes what is left over of lesser ones.
 """
 
+import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,42 +19,71 @@ import orjson
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
-from sinks.opensearch.client import refusal_of
+from sinks.opensearch.client import refusal_of_query
 from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 from sinks.opensearch.names import PERCOLATOR
-from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up, whole
-from sinks.opensearch.search_queries import time_problems
+from sinks.opensearch.reading import DOCUMENTS_MAX, WHOLE, found, looked_up, whole
+from sinks.opensearch.search_queries import query_problems, time_problems
+from sinks.opensearch.searches import Claim
 from sinks.page_size import PageSize
 
 _QUERY_FIELD: Final = "%query"
 """No column's field has this name: a column's ``%`` is escaped."""
 
 _QUERIES_MAX: Final = 10_000  # max_result_window
-_PERCOLATED_BYTES: Final = 4 * 1024 * 1024
+_PORTION_BYTES: Final = 4 * 1024 * 1024
+_PORTION_DOCUMENTS: Final = 500
 _FOREVER: Final = "1h"
-_OWN: Final = re.compile(r"\.g\d+$")
+_MISSING: Final = 404
+_TRIED: Final = "tried"
+_NOBODYS: Final = "-"
+"""No search has this name. Of no names at all the server would ask nothing."""
+
+_MEND: Final = "mend the query; docs/searches.md says which can stand"
+
+_OWN: Final = re.compile(r"\.(?P<number>\d+)-(?P<run>[0-9a-f]+)\.[0-9a-f]+\.(?:g\d+|trial)")
+"""The end of the name of an index of queries. No table's index has so many dots in its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A row's document as the index has it now. ``key`` has the key's columns by the names that they have here."""
+    """A row's document as the index has it now. ``key`` has the key's columns by the names that they have here.
+
+    ``source`` is all of it, as JSON.
+    """
 
     key: Mapping[str, JsonValue]
     tag: str
-    source: Mapping[str, Any]
+    source: bytes
+
+
+_EMPTY: Final = Document({}, "", b"{}")
+
+
+class QueriesRefused(LockstepError):
+    """The server refuses to ask for these queries, though it has taken them. ``reasons`` says why, by their names."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        super().__init__(f"opensearch refuses queries that it has taken: {', '.join(sorted(reasons))}")
+        self.reasons = reasons
 
 
 class Percolator:
     """The standing queries of one table of a generation, by their names. Raises as ``OpenSearchSink`` does."""
 
-    def __init__(self, indexes: OpenSearchIndexes, table: TableName) -> None:
-        """Raises LockstepError where the table has no index in this generation."""
+    def __init__(self, indexes: OpenSearchIndexes, table: TableName, queries_index: str) -> None:
+        """``queries_index`` has a name of ``queries_index``'s or ``trial_index``'s making, and is nobody else's.
+
+        Raises LockstepError where the table has no index in this generation.
+        """
         self._indexes = indexes
         self._client = indexes.client
         self._table = table
         self._index = indexes.index(table)
-        self._queries_index = percolator_index(indexes, table)
+        self._queries_index = queries_index
+        self._queries: dict[str, Mapping[str, Any]] = {}
+        """Those that are stored, by name."""
         self._page_size = PageSize(DOCUMENTS_MAX)
         self._target = indexes.look_at(table)
 
@@ -70,10 +103,19 @@ class Percolator:
         self.remove()
         self._create()
 
-    def ensure(self) -> None:
-        """Make sure that there is a place for queries, and that it knows all fields."""
+    def try_out(self, query: Mapping[str, Any]) -> None:
+        """Have the server judge a query, and leave nothing of it. Raises as ``store``."""
         self._create()
-        self._client.call("PUT", f"/{self._queries_index}/_mapping", {"properties": self._properties})
+        try:
+            self.store(_TRIED, query)
+            self._ask_alone(self._index, query)
+            self._matches([_EMPTY])
+        except LockstepError as error:
+            if (reason := refusal_of_query(error)) is None:
+                raise
+            raise self._refused(reason) from error
+        finally:
+            self.remove()
 
     @property
     def _properties(self) -> dict[str, Any]:
@@ -95,59 +137,126 @@ class Percolator:
     def remove(self) -> None:
         """Remove the queries and their index."""
         self._client.call("DELETE", f"/{self._queries_index}", missing_ok=True)
+        self._queries.clear()
 
     def store(self, name: str, query: Mapping[str, Any]) -> None:
         """Have documents asked about this query from now on.
 
-        Raises LockstepError with what the server has against it.
+        Raises LockstepError with what is to be said against it, also by the server. Raises Unavailable where somebody
+        removed the index, as one does who begins to tell of searches.
         """
-        if problems := time_problems(query, self._target.properties or {}):
-            raise LockstepError(problems[0], hint="mend the query; docs/searches.md says which can stand")
+        problems = query_problems(query) or time_problems(query, self._target.properties or {})
+        if problems:
+            raise LockstepError("; ".join(problems), hint=_MEND)
         path, parameters = f"/{self._queries_index}_W/_doc/{name}", {"refresh": "true", "require_alias": "true"}
         try:
             self._client.call("PUT", path, {_QUERY_FIELD: query}, parameters)
         except LockstepError as error:
-            reason = refusal_of(error)
-            if isinstance(error, Unavailable) or reason is None:
+            self._check_there(error)
+            if (reason := refusal_of_query(error)) is None:
                 raise
-            raise LockstepError(
-                f"opensearch refuses the query over table {self._table}: {reason}",
-                hint="mend the query; docs/searches.md says which can stand",
-            ) from error
+            raise self._refused(reason) from error
+        self._queries[name] = query
 
     def discard(self, name: str) -> None:
         """Ask about this query no longer."""
         self._client.call(
             "DELETE", f"/{self._queries_index}/_doc/{name}", parameters={"refresh": "true"}, missing_ok=True
         )
+        self._queries.pop(name, None)
 
     def matches(self, documents: Sequence[Document]) -> list[set[str]]:
-        """Which queries each of these documents matches."""
-        names: list[set[str]] = []
-        portion: list[bytes] = []
-        size = 0
-        for document in documents:
-            portion.append(orjson.dumps(document.source))
-            size += len(portion[-1])
-            if size > _PERCOLATED_BYTES:
-                names += self._matches(portion)
-                portion, size = [], 0
-        return names + (self._matches(portion) if portion else [])
+        """Which queries each of these documents matches, in one request: ``in_portions`` bounds it.
 
-    def _matches(self, documents: Sequence[bytes]) -> list[set[str]]:
-        names: list[set[str]] = [set() for _ in documents]
-        asked = {"percolate": {"field": _QUERY_FIELD, "documents": [orjson.Fragment(each) for each in documents]}}
-        body = orjson.dumps({"size": _QUERIES_MAX, "_source": False, "query": asked})
+        Raises QueriesRefused where some of the queries can't be asked, and Unavailable as ``store``.
+        """
         try:
-            page = whole(self._client.call("POST", f"/{self._queries_index}/_search", body))
+            return self._matches(documents)
         except LockstepError as error:
-            if refusal_of(error) is not None and self.is_outdated():
+            self._check_there(error)
+            if refusal_of_query(error) is None:
+                raise
+            if self.is_outdated():
                 raise Unavailable(f"the index of table {self._table} has just got other fields") from error
-            raise
+            culprits = self._culprits(documents)
+            if not culprits:
+                self._check_asked()
+                raise
+            raise QueriesRefused({name: self._reason(name, error) for name in culprits}) from error
+
+    def _matches(self, documents: Sequence[Document], among: Sequence[str] | None = None) -> list[set[str]]:
+        """``among``: of these queries alone."""
+        names: list[set[str]] = [set() for _ in documents]
+        asked = [orjson.Fragment(document.source) for document in documents]
+        query: dict[str, Any] = {"percolate": {"field": _QUERY_FIELD, "documents": asked}}
+        if among is not None:
+            query = {"bool": {"filter": [{"ids": {"values": among}}, query]}}
+        body = orjson.dumps({"size": _QUERIES_MAX, "_source": False, "query": query})
+        page = whole(self._client.call("POST", f"/{self._queries_index}/_search", body, WHOLE))
         for hit in page["hits"]["hits"]:
             for slot in hit["fields"]["_percolator_document_slot"]:
                 names[slot].add(hit["_id"])
         return names
+
+    def _culprits(self, documents: Sequence[Document]) -> list[str]:
+        """The queries of which the server refuses to say whether these documents match; none where that is because of
+        a document."""
+        if self._refuses(documents, [_NOBODYS]):
+            return []
+        culprits, suspects = [], [sorted(self._queries)]
+        while suspects:
+            names = suspects.pop()
+            if not names or not self._refuses(documents, names):
+                continue
+            if len(names) == 1:
+                culprits += names
+            else:
+                suspects += [names[: len(names) // 2], names[len(names) // 2 :]]
+        return culprits
+
+    def _refuses(self, documents: Sequence[Document], names: Sequence[str]) -> bool:
+        try:
+            self._matches(documents, names)
+        except LockstepError as error:
+            if refusal_of_query(error) is None:
+                raise
+            return True
+        return False
+
+    def _check_asked(self) -> None:
+        """Raise LockstepError with the reason where the server refuses to ask about any document."""
+        try:
+            self._matches([_EMPTY], [_NOBODYS])
+        except LockstepError as error:
+            if (reason := refusal_of_query(error)) is not None:
+                raise LockstepError(
+                    f"opensearch refuses to say which searches a document of table {self._table} matches: {reason}",
+                    hint="mend the settings of the cluster: no search can be told of meanwhile",
+                ) from error
+
+    def _reason(self, name: str, error: LockstepError) -> str:
+        """Why the server refuses a query, in words that quote no document: those about the query without documents, or
+        the kind of the error."""
+        try:
+            self._ask_alone(self._queries_index, self._queries[name])
+        except LockstepError as alone:
+            if (reason := refusal_of_query(alone)) is not None:
+                return reason
+        return f"{getattr(error.__cause__, 'error', 'error')} when documents are asked about"
+
+    def _check_there(self, error: LockstepError) -> None:
+        if getattr(error.__cause__, "status_code", None) == _MISSING:
+            raise Unavailable(
+                f"the index of queries {self._queries_index} was removed: another process has begun to tell of"
+                " searches, or somebody has removed it by hand",
+                hint="try again",
+            ) from error
+
+    def _ask_alone(self, index: str, query: Mapping[str, Any]) -> None:
+        self._client.call("POST", f"/{index}/_search", {"size": 0, "query": query}, WHOLE)
+
+    def _refused(self, reason: str) -> LockstepError:
+        return LockstepError(f"opensearch refuses the query over table {self._table}: {reason}", hint=_MEND)
 
     def identity(self, key: Mapping[str, JsonValue]) -> bytes:
         """Where a row's document is found again: JSON. ``key`` has the columns as they are called here."""
@@ -166,29 +275,72 @@ class Percolator:
         ):
             if not source.get(DELETED_FIELD):
                 key = self._target.stored(source, self.shape).key
-                yield by_id[identity["_id"], identity.get("routing")], Document(key, source[TAG_FIELD], source)
+                document = Document(key, source[TAG_FIELD], orjson.dumps(source))
+                yield by_id[identity["_id"], identity.get("routing")], document
 
-    def found(self, query: Mapping[str, Any]) -> Iterator[bytes]:
-        """Where the documents that match a query are found again: all that were applied before this call, and maybe
-        later ones."""
+    def found(self, name: str) -> Iterator[bytes]:
+        """Where the documents that match a stored query are found again: all that were applied before this call, and
+        maybe later ones. Raises QueriesRefused where the table's index doesn't take the query any more."""
         self._indexes.refresh(self._index)
-        for page in found(self._client, self._index, {"bool": {"filter": [query, LIVE]}}):
-            for identity in page:
-                yield orjson.dumps(identity)
+        try:
+            for page in found(self._client, self._index, {"bool": {"filter": [self._queries[name], LIVE]}}):
+                for identity in page:
+                    yield orjson.dumps(identity)
+        except LockstepError as error:
+            if (reason := refusal_of_query(error)) is None:
+                raise
+            raise QueriesRefused({name: reason}) from error
 
 
-def percolator_index(indexes: OpenSearchIndexes, table: TableName) -> str:
-    """The index of a table's standing queries in this generation."""
-    rest = indexes.alias(table).removeprefix(f"{indexes.prefix}.")
-    return f"{indexes.prefix}.{PERCOLATOR}.{rest}.g{indexes.generation}"
+def in_portions(documents: Iterable[tuple[bytes, Document]]) -> Iterator[list[tuple[bytes, Document]]]:
+    """Documents with where each is found, as many at once as may be asked about in one request."""
+    portion: list[tuple[bytes, Document]] = []
+    size = 0
+    for identity, document in documents:
+        portion.append((identity, document))
+        size += len(document.source)
+        if size >= _PORTION_BYTES or len(portion) == _PORTION_DOCUMENTS:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
-def remove_others(indexes: OpenSearchIndexes, kept: Sequence[TableName]) -> None:
-    """Remove the indexes of standing queries, of all generations, but for those of these tables in this one."""
-    names = indexes.client.call(
-        "GET", f"/{indexes.prefix}.{PERCOLATOR}.*/_alias", parameters={"expand_wildcards": "all"}
-    )
-    wanted = {percolator_index(indexes, table) for table in kept}
-    # A table may be in a schema of that name: its index ends in another way.
-    for name in sorted(name for name in names.keys() - wanted if _OWN.search(name)):
-        indexes.client.call("DELETE", f"/{name}", missing_ok=True)
+def queries_index(indexes: OpenSearchIndexes, table: TableName, claim: Claim) -> str:
+    """The index of the queries over a table of this generation that one asks for who has this claim."""
+    return f"{_beginning(indexes, table, claim)}.g{indexes.generation}"
+
+
+def trial_index(indexes: OpenSearchIndexes, table: TableName, newest: Claim | None, run: str) -> str:
+    """An index in which a query over a table is tried out. ``newest`` is the greatest claim now, ``run`` a name of hex
+    digits that nobody else has."""
+    return f"{_beginning(indexes, table, Claim(0 if newest is None else newest.number, run))}.trial"
+
+
+def _beginning(indexes: OpenSearchIndexes, table: TableName, claim: Claim) -> str:
+    # Names of tables may be as long as an index's name may be.
+    of_table = hashlib.sha256(str(table).encode()).hexdigest()[:16]
+    return f"{indexes.prefix}.{PERCOLATOR}.{claim.number}-{claim.run}.{of_table}"
+
+
+def newest_number(indexes: OpenSearchIndexes) -> int:
+    """The greatest number of a claim by which an index of queries is named, 0 where there is none."""
+    return max((claim.number for _, claim in _query_indexes(indexes)), default=0)
+
+
+def remove_left_over(indexes: OpenSearchIndexes, claim: Claim, *, but: Collection[str] = ()) -> None:
+    """Remove indexes of queries: those of lesser claims, and of this one ``but`` these.
+
+    Those of who has a greater claim stay: he may have begun while we hung.
+    """
+    for name, whose in _query_indexes(indexes):
+        if whose.number < claim.number or (whose == claim and name not in but):
+            indexes.client.call("DELETE", f"/{name}", missing_ok=True)
+
+
+def _query_indexes(indexes: OpenSearchIndexes) -> list[tuple[str, Claim]]:
+    """All indexes of queries of this sink, each with the claim that it is named by."""
+    beginning = f"{indexes.prefix}.{PERCOLATOR}"
+    names = indexes.client.call("GET", f"/{beginning}.*/_alias", parameters={"expand_wildcards": "all"})
+    own = ((name, _OWN.fullmatch(name.removeprefix(beginning))) for name in sorted(names))
+    return [(name, Claim(int(match["number"]), match["run"])) for name, match in own if match is not None]

@@ -13,6 +13,9 @@ from sinks.page_size import PageSize
 _FOUND_AT_ONCE: Final = 2000
 _KEEP_ALIVE: Final = "5m"
 
+WHOLE: Final[Mapping[str, str]] = {"allow_partial_search_results": "false"}
+"""Parameters of a search: where a shard refuses, the whole of it is refused with the reason."""
+
 DOCUMENTS_MAX: Final = 1000
 """How many documents are looked up at once."""
 
@@ -23,7 +26,7 @@ def found(client: OpenSearchClient, index: str, query: Mapping[str, Any]) -> Ite
     Ids alone: a page of documents may have any size. As of the last refresh. Raises as ``whole``.
     """
     asked = {"size": _FOUND_AT_ONCE, "sort": ["_doc"], "query": query, "_source": False}
-    page = client.call("POST", f"/{index}/_search", asked, {"scroll": _KEEP_ALIVE})
+    page = client.call("POST", f"/{index}/_search", asked, {"scroll": _KEEP_ALIVE, **WHOLE})
     try:
         while whole(page)["hits"]["hits"]:
             yield [identity_of(hit) for hit in page["hits"]["hits"]]

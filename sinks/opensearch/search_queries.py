@@ -2,6 +2,9 @@
 
 A standing query is asked about a document when that changes. What depends on the time, on other documents or on where a
 document is stored would change without that, and nobody would be told.
+
+Queries by parts of words ask for all the words of the index that they fit. Some of them take only so many of these
+words, or refuse to take more: what they find depends on the words of other documents.
 """
 
 import re
@@ -22,7 +25,7 @@ _BESIDE_QUERIES: Final = frozenset({"minimum_should_match", "adjust_pure_negativ
 _OF_FIELDS: Final = frozenset(
     {
         *("term", "terms", "range", "exists", "prefix", "wildcard", "regexp", "fuzzy"),
-        *("match", "match_phrase", "match_phrase_prefix", "match_bool_prefix", "intervals"),
+        *("match", "match_phrase", "match_bool_prefix", "intervals"),
         *("geo_distance", "geo_bounding_box", "geo_polygon"),
     }
 )
@@ -34,10 +37,24 @@ _HINTS: Final[Mapping[str, str]] = {
     "function_score": "a score decides nothing here: write the query alone",
     "boosting": "a score decides nothing here: write the query alone",
     "ids": "name the columns of the key",
+    "match_phrase_prefix": "it takes 50 words of the index, whatever other documents have: match_bool_prefix can, or"
+    " match_phrase and prefix in a bool",
 }
 
 _BOUNDS: Final = frozenset({"gt", "gte", "lt", "lte", "from", "to"})
 _OF_THE_SERVER: Final = frozenset({"_id", "_index", "_routing", "_version", "_seq_no", "_source"})
+_ALL_WORDS: Final = "constant_score"
+"""The way to rewrite a query that takes all words."""
+
+_REWRITTEN: Final = frozenset({"prefix", "wildcard", "regexp"})
+"""Queries that take all words unless their ``rewrite`` says otherwise."""
+
+_OF_WORDS: Final = frozenset({"prefix", "wildcard", "regexp", "fuzzy"})
+"""Rules of intervals that take 128 words."""
+
+_PHRASE_PREFIX: Final = "phraseprefix"
+_QUOTED: Final = re.compile(r'"(?:[^"\\]|\\.)*"(?:~\d*)?')
+_FUZZY_WORD: Final = re.compile(r"(?<![\s\\])~")
 _BY_FREQUENCY: Final = "cutoff_frequency"
 _DATES: Final = frozenset({"date", "date_nanos", "date_range"})
 _NOW: Final = re.compile(r"\bnow\b", re.IGNORECASE)
@@ -79,8 +96,10 @@ def _problems(query: Any, depth: int) -> Iterator[str]:
             yield f"{kind} has to name each of its fields in full: a pattern would take in columns that are added later"
         elif wrong := sorted({field.partition("^")[0] for field in of["fields"]} & _OF_THE_SERVER):
             yield f"{kind} asks for {', '.join(wrong)}, which isn't part of a document"
-        if isinstance(of, Mapping) and _BY_FREQUENCY in of:
-            yield f"{kind} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
+        if isinstance(of, Mapping):
+            if _BY_FREQUENCY in of:
+                yield f"{kind} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
+            yield from _word_problems(kind, kind, of)
     elif kind not in _WITHOUT_FIELDS:
         yield f"{kind} can't stand" + (f"; {_HINTS[kind]}" if kind in _HINTS else "")
 
@@ -100,8 +119,41 @@ def _field_problems(kind: str, of: Mapping[str, Any]) -> Iterator[str]:
                 yield f"range of {field} depends on the time: documents would begin and cease to match unchanged"
         if isinstance(how, Mapping) and _BY_FREQUENCY in how:
             yield f"{kind} of {field} has {_BY_FREQUENCY}: how frequent a word is depends on other documents"
-        if kind == "intervals" and _has_script(how):
+        if kind == "intervals" and _has(how, {"script"}):
             yield f"intervals of {field} has a script, and a script may depend on anything"
+        yield from _word_problems(kind, f"{kind} of {field}", how)
+
+
+def _word_problems(kind: str, what: str, how: Any) -> Iterator[str]:
+    """Why a query takes only some of the words that it fits. ``what`` is what to call it."""
+    said = how if isinstance(how, Mapping) else {}
+    rewrite = said.get("rewrite")
+    if kind == "fuzzy" and rewrite != _ALL_WORDS:
+        yield f'{what} takes 50 words of the index, whatever other documents have: give it "rewrite": "{_ALL_WORDS}"'
+    if kind in _REWRITTEN and rewrite not in (None, _ALL_WORDS):
+        yield f"{what} has a rewrite by which it takes only so many words of the index: leave rewrite out"
+    if said.get("fuzziness") is not None and kind != "fuzzy" and said.get("fuzzy_rewrite") != _ALL_WORDS:
+        yield (
+            f"{what} has fuzziness, by which it takes 50 words of the index, whatever other documents have: give it"
+            f' "fuzzy_rewrite": "{_ALL_WORDS}"'
+        )
+    if kind == "multi_match" and str(said.get("type")).replace("_", "").lower() == _PHRASE_PREFIX:
+        yield f"{what} has type {said['type']}, by which it takes 50 words of the index: bool_prefix can stand"
+    if kind == "simple_query_string" and _is_fuzzy(said):
+        yield (
+            f"{what} has a word with ~, by which it takes 50 words of the index: write a fuzzy query with"
+            f' "rewrite": "{_ALL_WORDS}" beside it, or set flags without FUZZY where ~ is part of the word'
+        )
+    if kind == "intervals":
+        for rule in sorted(rule for rule in _OF_WORDS if _has(how, {rule})):
+            yield f"{what} has {rule}, which is refused once 128 words of the index fit: write it beside it, in a bool"
+
+
+def _is_fuzzy(of: Mapping[str, Any]) -> bool:
+    flags = of.get("flags", "ALL")
+    if isinstance(flags, str) and not {"ALL", "FUZZY"} & set(flags.upper().split("|")):
+        return False
+    return _FUZZY_WORD.search(_QUOTED.sub(" ", str(of.get("query")))) is not None
 
 
 def time_problems(query: Any, properties: Mapping[str, Any]) -> list[str]:
@@ -141,7 +193,8 @@ def _says_now(value: Any) -> bool:
     return any(map(_says_now, value)) if isinstance(value, list) else _NOW.search(str(value)) is not None
 
 
-def _has_script(value: Any) -> bool:
+def _has(value: Any, names: AbstractSet[str]) -> bool:
+    """Whether one of these names is anywhere in it."""
     if isinstance(value, Mapping):
-        return "script" in value or any(_has_script(inner) for inner in value.values())
-    return isinstance(value, list) and any(map(_has_script, value))
+        return not names.isdisjoint(value) or any(_has(inner, names) for inner in value.values())
+    return isinstance(value, list) and any(_has(inner, names) for inner in value)

@@ -14,8 +14,8 @@ from cdc.model.table import TableName
 from sinks.opensearch.bookkeeping import Bookkeeping
 
 _SEARCHES: Final = "searches"
-_STATUS: Final = "searches.status"
-_CLAIM: Final = "searches.run"
+_STATUS: Final = "searches.told"
+_CLAIM: Final = "searches.claim"
 
 SEARCHES_MAX: Final = 1000
 """Of a sink: all of them are read again and again."""
@@ -28,6 +28,18 @@ class Search:
     name: str
     table: TableName
     query: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Claim:
+    """A place in the order of those who tell of a sink's searches: the greatest tells.
+
+    ``run`` tells two apart that took the same number, as after the sink was put back. No clock is in it: those of
+    several machines don't agree.
+    """
+
+    number: int
+    run: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +93,38 @@ class StoredSearches:
         self._replace(held, known)
         return True
 
-    def claim(self, run: str) -> None:
-        """Say that this run tells of the searches from now on. Names of later runs are greater."""
-        self._bookkeeping.create_index()
-        self._bookkeeping.save(_CLAIM, {"text": run})
+    def claim(self, run: str, *, above: int = 0) -> Claim:
+        """Say that this run tells of the searches from now on.
 
-    def is_claimed_after(self, run: str) -> bool:
-        """Whether a later run has claimed them. A sink that was put back has the claim of an earlier one."""
+        Its number is greater than ``above``, and than that of any claim which is stored. Raises Unavailable where
+        another run says so at the same moment.
+        """
+        self._bookkeeping.create_index()
+        held = self._bookkeeping.held(_CLAIM)
+        claim = Claim(max(above, 0 if held is None else _claim(held.source).number) + 1, run)
+        if not self._bookkeeping.replace(_CLAIM, held, _stored(claim)):
+            raise Unavailable("another process has just begun to tell of the searches of this sink")
+        return claim
+
+    def newest_claim(self) -> Claim | None:
+        """Whose claim is the greatest; None where nobody ever told."""
         source = self._bookkeeping.load(_CLAIM)
-        return source is not None and source["text"] > run
+        return None if source is None else _claim(source)
 
     def load_status(self) -> SearchStatus:
         """What was told last."""
         source = self._bookkeeping.load(_STATUS)
-        return SearchStatus() if source is None else SearchStatus(**orjson.loads(source["text"]))
+        return SearchStatus() if source is None else _status(source)[0]
 
-    def save_status(self, status: SearchStatus) -> None:
-        """Tell."""
-        fields = {"at_ms": status.at_ms, "matching": dict(status.matching), "refused": dict(status.refused)}
+    def save_status(self, status: SearchStatus, claim: Claim) -> None:
+        """Tell. Has no effect where one with a greater claim has told already, or tells at the same moment."""
         self._bookkeeping.create_index()
-        self._bookkeeping.save(_STATUS, {"text": orjson.dumps(fields).decode()})
+        held = self._bookkeeping.held(_STATUS)
+        if held is not None and _status(held.source)[1] > claim:
+            return
+        fields = {"at_ms": status.at_ms, "matching": dict(status.matching), "refused": dict(status.refused)}
+        told = {**fields, "claim": [claim.number, claim.run]}
+        self._bookkeeping.replace(_STATUS, held, {"text": orjson.dumps(told).decode()})
 
     def _replace(self, held: Any, searches: Mapping[str, Search]) -> None:
         stored = [[search.name, str(search.table), search.query] for search in searches.values()]
@@ -112,3 +136,17 @@ def _parsed(source: Any) -> dict[str, Search]:
     if source is None:
         return {}
     return {name: Search(name, TableName.parse(table), query) for name, table, query in orjson.loads(source["text"])}
+
+
+def _stored(claim: Claim) -> Any:
+    return {"text": orjson.dumps([claim.number, claim.run]).decode()}
+
+
+def _claim(source: Any) -> Claim:
+    return Claim(*orjson.loads(source["text"]))
+
+
+def _status(source: Any) -> tuple[SearchStatus, Claim]:
+    """The status, and who has told it."""
+    fields = orjson.loads(source["text"])
+    return SearchStatus(fields["at_ms"], fields["matching"], fields["refused"]), Claim(*fields["claim"])

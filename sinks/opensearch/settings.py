@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_server, split_address
@@ -80,7 +80,7 @@ class OpenSearchSettings(TableSettings):
     deletes: Literal["versioned", "marker"] = "versioned"
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
-    searches: bool = False
+    searches: StrictBool = False
 
     @property
     def libraries(self) -> tuple[str, ...]:

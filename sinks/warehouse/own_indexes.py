@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Collection
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
 
 from cdc.model.table import quote_identifier
 from sinks.warehouse.names import NAME_BYTES_MAX, listed
@@ -29,7 +29,7 @@ class OwnIndex(BaseModel):
     expression: str = ""
     method: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_]*$")] = "btree"
     where: str = ""
-    unique: bool = False
+    unique: StrictBool = False
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

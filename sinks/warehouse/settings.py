@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import parse_qs, unquote
 
-from pydantic import AfterValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StrictBool, model_validator
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Table, TableName
@@ -42,6 +42,13 @@ def _are_names(names: dict[str, str]) -> dict[str, str]:
         raise ValueError("; ".join(problems))
     _parse_tables(names)
     return names
+
+
+def _is_choice(given: object) -> object:
+    """Pydantic takes a text for a truth as well, and names both kinds where it is neither."""
+    if not isinstance(given, bool | list | tuple):
+        raise ValueError("must be true, false, or a list of tables in [ ]")  # noqa: TRY004  which pydantic reports
+    return given
 
 
 def _are_tables(tables: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
@@ -109,8 +116,8 @@ class WarehouseSettings(TableSettings):
     url: SecretStr
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
-    history: Annotated[bool | tuple[str, ...], AfterValidator(_are_tables)] = False
-    synced_at: bool = False
+    history: Annotated[bool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
+    synced_at: StrictBool = False
     purge_deleted_after_days: float = Field(0.0, ge=0)
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)

@@ -63,6 +63,7 @@ def state(**changes: Any) -> Document:
             _sink("cache", "redis", seconds_behind=0.8, bytes_behind=102_092, events_behind=181, lsn="0/5BE20E8"),
             _sink("warehouse", "warehouse", seconds_behind=0.4, bytes_behind=45_875, events_behind=86),
         ],
+        "stream_queries": [],
         "problems": [],
         "open_alerts": 0,
     }
@@ -123,7 +124,25 @@ def empty() -> Document:
     return document
 
 
-STATES = {"well": state, "stalled": stalled, "stopped": stopped, "slot_lost": slot_lost, "empty": empty}
+def query_stopped() -> Document:
+    """Of two stream queries one has stopped."""
+    reason, step = "its checkpoint is gone", "Build its result again: `lockstep streams rebuild sessions`"
+    figures = {"results": 71_204, "late": 12, "malformed": 3, "refused": 0, "state_rows": 5_120}
+    running = {"name": "clicks", "generation": 1, "live": True, "state": "running", "watermark_ms": NOW_MS - 600_000}
+    running |= {"since_ms": None, "reason": None, "next_step": None, **figures}
+    stopped = {**running, "name": "sessions", "state": "stopped", "reason": reason, "next_step": step}
+    problems = [_problem("stream query sessions", "stopped", reason, step)]
+    return state(stream_queries=[running, stopped], problems=problems, open_alerts=1)
+
+
+STATES = {
+    "well": state,
+    "query_stopped": query_stopped,
+    "stalled": stalled,
+    "stopped": stopped,
+    "slot_lost": slot_lost,
+    "empty": empty,
+}
 
 
 def tables(number: int = 12) -> Document:

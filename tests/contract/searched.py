@@ -6,7 +6,8 @@ import orjson
 
 from cdc.model.table import TableName
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator
+from sinks.opensearch.percolator import Percolator, queries_index
+from sinks.opensearch.searches import Claim
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, column, table, upsert
@@ -65,7 +66,7 @@ QUERIES: Final[dict[str, tuple[dict[str, Any], set[int]]]] = {
     "exactly": ({"term": {"name.keyword": "blue Shoe"}}, {2}),
     "begins": ({"prefix": {"name": "sho"}}, {1, 2}),
     "like": ({"wildcard": {"name.keyword": "*Shoe"}}, {2}),
-    "typo": ({"fuzzy": {"name": "shoo"}}, {1, 2}),
+    "typo": ({"fuzzy": {"name": {"value": "shoo", "rewrite": "constant_score"}}}, {1, 2}),
     "good": ({"term": {"kind": "good"}}, {1}),
     "cheap": ({"range": {"price": {"lt": 10}}}, {1}),
     "price": ({"term": {"price.exact": "10.01"}}, {2}),
@@ -96,7 +97,7 @@ def answers(prefix: str, settings: dict[str, Any]) -> tuple[dict[str, set[int]],
         sink.prepare([THINGS])
         outcome = sink.apply(batch(*(upsert(row, number, of=THINGS) for number, row in enumerate(ROWS, start=1))))
         assert not outcome.rejections
-        percolator = Percolator(indexes, THINGS.name)
+        percolator = Percolator(indexes, THINGS.name, queries_index(indexes, THINGS.name, Claim(1, "a")))
         percolator.create()
         for name, (query, _) in QUERIES.items():
             percolator.store(name.replace(" ", "_"), query)
@@ -107,8 +108,8 @@ def answers(prefix: str, settings: dict[str, Any]) -> tuple[dict[str, set[int]],
             for name in names:
                 asked[name.replace("_", " ")].add(int(str(document.key["id"])))
         found = {
-            name: {int(orjson.loads(identity)["_id"]) for identity in percolator.found(query)}
-            for name, (query, _) in QUERIES.items()
+            name: {int(orjson.loads(identity)["_id"]) for identity in percolator.found(name.replace(" ", "_"))}
+            for name in QUERIES
         }
         return found, asked
     finally:

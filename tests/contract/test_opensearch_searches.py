@@ -1,13 +1,42 @@
 """Standing searches in a real OpenSearch: a document that is asked about matches what a search would find."""
 
+from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
+import orjson
 import pytest
 
+from cdc.model.errors import LockstepError
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.percolator import Document, Percolator, QueriesRefused, queries_index, trial_index
 from sinks.opensearch.search_queries import query_problems
-from tests.contract.searched import QUERIES, answers
+from sinks.opensearch.searches import Claim
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.sink import OpenSearchSink
+from stack.stack import Endpoints
+from tests.builders import batch, upsert
+from tests.contract.searched import QUERIES, SETTINGS, THINGS, answers
 
 pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module")
+def words(endpoints: Endpoints) -> Iterator[OpenSearchIndexes]:
+    """An index with a document for each of WORDS."""
+    prefix = f"t{uuid4().hex[:12]}"
+    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, **SETTINGS)
+    indexes = OpenSearchIndexes(prefix, settings, 1)
+    sink = OpenSearchSink(indexes)
+    sink.prepare([THINGS])
+    nothing = {each.name: None for each in THINGS.columns}
+    rows = [{**nothing, "id": number, "name": word} for number, word in enumerate(WORDS)]
+    rows[0]["said"] = " ".join(f"wort{number}" for number in range(130))
+    assert not sink.apply(batch(*(upsert(row, number, of=THINGS) for number, row in enumerate(rows, 1)))).rejections
+    indexes.refresh(indexes.index(THINGS.name))
+    yield indexes
+    indexes.client.call("DELETE", f"/{prefix}.*")
+    sink.close()
 
 
 def test_a_document_matches_the_queries_that_find_it(endpoints: Any, name: str) -> None:
@@ -17,3 +46,74 @@ def test_a_document_matches_the_queries_that_find_it(endpoints: Any, name: str) 
 
 def test_all_of_these_queries_can_stand() -> None:
     assert [name for name, (query, _) in QUERIES.items() if query_problems(query)] == []
+
+
+WORDS = [f"rus{first}{second}" for first in "abcdefghij" for second in "tuvwxyz"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"fuzzy": {"name": {"value": "rust", "fuzziness": 2, "rewrite": "constant_score"}}},
+        {"match": {"name": {"query": "rust", "fuzziness": 2, "fuzzy_rewrite": "constant_score"}}},
+        {"match_bool_prefix": {"name": {"query": "rust ru", "fuzziness": 2, "fuzzy_rewrite": "constant_score"}}},
+        {"multi_match": {"query": "rust", "fields": ["name"], "fuzziness": 2, "fuzzy_rewrite": "constant_score"}},
+        {"multi_match": {"query": "ru", "fields": ["name"], "type": "bool_prefix"}},
+        {"simple_query_string": {"query": "ru*", "fields": ["name"]}},
+        {"prefix": {"name": "ru"}},
+        {"wildcard": {"name": {"value": "*u*", "rewrite": "constant_score"}}},
+        {"regexp": {"name": "rus.*"}},
+        {"match_bool_prefix": {"name": "ru"}},
+    ],
+)
+def test_a_query_finds_documents_by_however_many_words(words: OpenSearchIndexes, query: dict[str, Any]) -> None:
+    assert query_problems(query) == []
+    percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(1, "a")))
+    percolator.create()
+    percolator.store("it", query)
+    found = {orjson.loads(identity)["_id"] for identity in percolator.found("it")}
+    assert len(found) == len(WORDS)
+    documents = [document for _, document in percolator.documents([percolator.identity({"id": 0})])]
+    assert percolator.matches(documents) == [{"it"}]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"fuzzy": {"name": {"value": "rust", "fuzziness": 2}}},
+        {"match_phrase_prefix": {"name": "ru"}},
+        {"simple_query_string": {"query": "rust~2", "fields": ["name"]}},
+    ],
+)
+def test_what_is_refused_does_not_find_all(words: OpenSearchIndexes, query: dict[str, Any]) -> None:
+    assert query_problems(query) != []
+    answer = words.client.call("POST", f"/{words.index(THINGS.name)}/_search", {"size": 0, "query": query})
+    assert answer["hits"]["total"]["value"] == 50
+
+
+def test_no_query_is_to_blame_for_a_document_that_cannot_be_asked_about(words: OpenSearchIndexes) -> None:
+    percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(2, "a")))
+    percolator.create()
+    percolator.store("all", {"match_all": {}})
+    with pytest.raises(LockstepError) as refused:
+        percolator.matches([Document({}, "", b'{"town": "a secret"}')])
+    assert not isinstance(refused.value, QueriesRefused)
+    assert "secret" not in str(refused.value)
+    assert percolator.matches([Document({}, "", b'{"name": "a"}')]) == [{"all"}]
+
+
+def test_a_query_that_was_tried_out_leaves_nothing(words: OpenSearchIndexes) -> None:
+    tried = Percolator(words, THINGS.name, trial_index(words, THINGS.name, None, "ab"))
+    tried.try_out({"match_all": {}})
+    with pytest.raises(LockstepError, match="No field mapping can be found"):
+        tried.try_out({"term": {"town": "Bern"}})
+    assert not [name for name in words.client.call("GET", f"/{words.prefix}.*/_alias") if name.endswith(".trial")]
+
+
+def test_a_query_that_more_words_fit_than_may_be_is_refused_by_itself(words: OpenSearchIndexes) -> None:
+    """With status 500, as if a node were to blame."""
+    percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(3, "a")))
+    percolator._queries["it"] = {"intervals": {"said": {"prefix": {"prefix": "wort"}}}}
+    with pytest.raises(QueriesRefused) as refused:
+        list(percolator.found("it"))
+    assert "expanded to too many terms" in refused.value.reasons["it"]

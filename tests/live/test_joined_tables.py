@@ -256,6 +256,19 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
         lsn = shop.write("insert into late1 values (3, 'c')")
         shop.wait(lsn)
         assert shop.rows(shop.all, "late1") == shop.rows(shop.some, "late1") == {2: "b", 3: "c"}
+        captured.stop()
+        captured.configure(exclude_tables=("public.*",))
+        captured.start()
+        job.wait_for("TablesChanged", sink=shop.all, left=["public.late1", "public.t"])
+        shop.wait(shop.write("insert into t values (4, 'after the last table left')"))  # of none nothing lacks
+        captured.stop()
+        captured.configure(exclude_tables=())
+        captured.start()
+        shop.wait(shop.write("insert into t values (5, 'fifth')"))
+        for sink in (shop.all, shop.some, shop.one):
+            rows = shop.rows(sink, "t")
+            assert rows is not None
+            assert rows.keys() == {1, 2, 4, 5}
         assert job.stop() == 0
     job.close()
 

@@ -4,28 +4,32 @@ was put back. The job's part is done by hand, so that each moment can be looked 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import orjson
 import pytest
+from confluent_kafka import Producer
 from opensearchpy import OpenSearch
 
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, partitions_of
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import Unavailable
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
 from lockstep.config import Config, load
-from lockstep.searches.commands import add, listed, parse_search
-from lockstep.searches.follower import Follower
+from lockstep.doctor.searches import check_searches
+from lockstep.searches.commands import add, listed, parse_search, remove, watch
+from lockstep.searches.follower import Follower, Stopped
+from monitor.searches import SearchesWatch, StandingSearches
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator
+from sinks.opensearch.percolator import Percolator, queries_index
+from sinks.opensearch.searches import Claim, Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.progress_json import dump_progress
 from sinks.registry import open_sink
@@ -113,6 +117,10 @@ class AppliedByHand:
 
     def add(self, name: str, query: Mapping[str, Any]) -> None:
         add(self.config, SINK, parse_search(name, "public.profile", orjson.dumps(query).decode()), say=lambda _: None)
+
+    def query_indexes(self) -> set[str]:
+        """The indexes of queries that there are."""
+        return set(self.search.indices.get(index=f"{self.pipeline}.lockstep_searches.*"))
 
     def problems(self) -> dict[str, str | None]:
         return {each.search.name: each.problem for each in listed(self.config, [SINK])}
@@ -236,7 +244,7 @@ def test_a_document_with_a_column_that_came_a_moment_ago_is_asked_about_again(by
     settings = by_hand.config.sinks[SINK]
     assert isinstance(settings, OpenSearchSettings)
     indexes = OpenSearchIndexes(SINK, settings, 1)
-    percolator = Percolator(indexes, PROFILE.name)
+    percolator = Percolator(indexes, PROFILE.name, queries_index(indexes, PROFILE.name, Claim(1, "a")))
     percolator.create()
     percolator.store("good", IN_BERN)
     by_hand.prepare(1, table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",)))
@@ -337,3 +345,172 @@ def test_a_generation_with_another_routing_changes_nothing_of_what_matches(
     follower = Follower(by_hand.config, SINK)
     assert events(by_hand.news(follower)) == [("ceases", "bern", "2")]
     follower.close()
+
+
+def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by_hand: AppliedByHand) -> None:
+    seconds = [0.0]
+    by_hand.write(profile(1, "Bern"))
+    by_hand.add("bern", IN_BERN)
+    older = Follower(by_hand.config, SINK)
+    assert len(by_hand.news(older)) == 1
+    (left_over,) = by_hand.query_indexes()
+    newer = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
+    assert by_hand.news(newer) == []
+    (index,) = by_hand.query_indexes()
+    assert index != left_over
+
+    # He wakes up where he has all queries stored anew.
+    assert older._live is not None
+    older._live.begin_anew()
+    assert older._take(older._live, Search("bern", PROFILE.name, YOUNG))
+    assert by_hand.query_indexes() == {index, left_over}
+    by_hand.write(profile(2, "Bern"))
+    assert events(by_hand.news(newer)) == [("begins", "bern", "2")]
+    with pytest.raises(LockstepError):
+        tell_all(older)
+    with pytest.raises(Fenced):
+        older.check_claim()
+    older.close()
+    seconds[0] += 601
+    assert by_hand.news(newer) == []
+    assert by_hand.query_indexes() == {index}
+    newer.remove_queries()
+    assert by_hand.query_indexes() == set()
+    newer.close()
+
+
+def test_the_order_of_those_who_tell_is_that_in_which_they_began(by_hand: AppliedByHand) -> None:
+    client = OpenSearchClient(by_hand.config.sinks[SINK])
+    stored = StoredSearches(Bookkeeping(client, SINK, prefix=by_hand.pipeline, replicas=0))
+    assert stored.newest_claim() is None
+    first, second = stored.claim("ff"), stored.claim("aa")
+    assert (first, second, stored.newest_claim()) == (Claim(1, "ff"), Claim(2, "aa"), second)
+    stored.save_status(SearchStatus(9, {"a": 1}), second)
+    stored.save_status(SearchStatus(10), first)
+    assert stored.load_status() == SearchStatus(9, {"a": 1})
+    assert stored.claim("bb", above=7) == Claim(8, "bb")
+    client.close()
+
+
+@pytest.mark.parametrize("where", ["documents", "queries"])
+def test_a_search_that_is_refused_only_when_it_is_asked_is_set_aside_until_it_is_changed(
+    by_hand: AppliedByHand, where: str
+) -> None:
+    """The limit is lowered where documents are found, or where they are asked about."""
+    anywhere = {"terms": {"city.keyword": ["Bern", "Thun", "Chur"]}}
+    seconds = [0.0]
+    by_hand.write(profile(1, "Bern", 20))
+    for name, query in (("anywhere", anywhere), ("bern", IN_BERN), ("young", YOUNG)):
+        by_hand.add(name, query)
+    follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
+    assert len(by_hand.news(follower)) == 3
+    (queries,) = by_hand.query_indexes()
+    index = f"{by_hand.pipeline}.public.profile_g1" if where == "documents" else queries
+    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": 2})
+    seconds[0] += 601 if where == "documents" else 0
+    by_hand.write(profile(2, "Bern", 20))
+    assert events(by_hand.news(follower)) == [("begins", "bern", "2"), ("begins", "young", "2")]
+    problems = by_hand.problems()
+    assert "opensearch refuses to ask for it: The number of terms" in str(problems.pop("anywhere"))
+    assert problems == {"bern": None, "young": None}
+    by_hand.write(profile(1, "Basel", 20), profile(3, "Thun", 20))
+    assert events(by_hand.news(follower)) == [("ceases", "bern", "1"), ("begins", "young", "3")]
+
+    remove(by_hand.config, SINK, "anywhere")
+    by_hand.add("anywhere", {"terms": {"city.keyword": ["Bern", "Thun"]}})
+    told = [("ceases", "anywhere", "1"), ("begins", "anywhere", "2"), ("begins", "anywhere", "3")]
+    assert sorted(events(by_hand.news(follower)), key=lambda each: each[2]) == told
+    assert by_hand.problems() == {"anywhere": None, "bern": None, "young": None}
+    follower.close()
+
+
+def test_a_search_is_tried_again_when_all_are_compared(by_hand: AppliedByHand) -> None:
+    seconds = [0.0]
+    by_hand.write(profile(1, "Bern"))
+    by_hand.add("bern", {"terms": {"city.keyword": ["Bern", "Thun", "Chur"]}})
+    index = f"{by_hand.pipeline}.public.profile_g1"
+    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": 2})
+    follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
+    assert by_hand.news(follower) == []
+    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": None})
+    seconds[0] += 11
+    assert by_hand.news(follower) == []
+    assert by_hand.problems()["bern"] is not None
+    seconds[0] += 601
+    by_hand.search.indices.put_settings(index=next(iter(by_hand.query_indexes())), body={"index.max_terms_count": None})
+    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
+    assert by_hand.problems() == {"bern": None}
+    follower.close()
+
+
+def test_a_long_comparison_shows_that_it_goes_on_and_ends_when_it_is_told_to(by_hand: AppliedByHand) -> None:
+    by_hand.write(*(profile(number, "Bern") for number in range(30)))
+    by_hand.add("bern", IN_BERN)
+    seconds, looks, signs = [0.0], [0], list[int]()
+
+    def stopping() -> bool:
+        looks[0] += 1
+        seconds[0] += 11
+        signs.append(follower._stored.load_status().at_ms if looks[0] in (10, 20) else 0)
+        return looks[0] == 21
+
+    follower = Follower(by_hand.config, SINK, stopping=stopping, monotonic=lambda: seconds[0])
+    with pytest.raises(Stopped):
+        follower.step()
+    assert 0 < signs[9] < signs[19]
+    follower.close()
+    again = Follower(by_hand.config, SINK)
+    assert len(by_hand.news(again)) == 30
+    again.close()
+
+
+def test_whoever_is_told_to_stop_in_a_comparison_ends_in_order_and_leaves_no_index(by_hand: AppliedByHand) -> None:
+    class OnceThereAreQueries:
+        def __call__(self) -> bool:
+            return bool(by_hand.query_indexes())
+
+        def wait(self, seconds: float) -> bool:
+            return self()
+
+    by_hand.write(profile(1, "Bern"))
+    by_hand.add("bern", IN_BERN)
+    stopping = OnceThereAreQueries()
+    watch(by_hand.config, [SINK], stopping=stopping)
+    assert by_hand.query_indexes() == set()
+    follower = Follower(by_hand.config, SINK)
+    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
+    follower.close()
+
+
+def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand: AppliedByHand) -> None:
+    cluster = TopicAdmin(by_hand.log.kafka.client())
+    topic = control_topic(by_hand.pipeline, MATCHES)
+    foreign = replace(
+        match_topic_plan(by_hand.pipeline, by_hand.config.kafka.topics), config={"cleanup.policy": "delete"}
+    )
+    cluster.create([foreign])
+    with pytest.raises(LockstepError, match=r"has cleanup\.policy=delete") as refused:
+        Follower(by_hand.config, SINK)
+    servers = by_hand.config.kafka.bootstrap_servers
+    assert refused.value.hint == (
+        f"run kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic}"
+        " --add-config cleanup.policy=compact"
+    )
+    by_hand.add("bern", IN_BERN)
+    (said,) = [finding for finding in check_searches(by_hand.config, sinks=[SINK]) if finding.severity == "error"]
+    assert (said.what, said.fix) == (refused.value.message, refused.value.hint)
+    cluster.change_config(topic, {"cleanup.policy": "compact"})
+    follower = Follower(by_hand.config, SINK)
+    assert by_hand.news(follower) == []
+    follower.close()
+    said_now = [(finding.severity.value, finding.what) for finding in check_searches(by_hand.config, sinks=[SINK])]
+    assert said_now[0] == ("ok", f"topic {topic} is there")
+    assert said_now[-1] == ("ok", "1 of 1 are told of")
+    watch = SearchesWatch.of_sink(SINK, cast("OpenSearchSettings", by_hand.config.sinks[SINK]))
+    assert watch.look() == StandingSearches(1, 0, {}, 0.0)
+    watch.close()
+    producer = Producer(by_hand.log.kafka.client())
+    producer.produce(topic, b"mine", b"key")
+    producer.flush()
+    whats = [finding.what for finding in check_searches(by_hand.config, sinks=[SINK])]
+    assert any("holds a record that isn't one of Lockstep's" in what for what in whats)

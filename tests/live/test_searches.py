@@ -186,7 +186,7 @@ def test_an_older_follower_tells_nothing_once_another_one_has_begun(sink: Search
     settle(sink, newer)
     sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
     sink.wait()
-    with pytest.raises(Unavailable):
+    with pytest.raises(LockstepError):
         tell_all(older)
     assert new(sink) == []
     with pytest.raises(Fenced):

@@ -1,6 +1,8 @@
 """Queries over streams on Spark's event-time operators: what comes out, what is late, and what a restart does."""
 
+import base64
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs.streams.rebuild import begin_again
+from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
-from tests.databases import Database, url_of
+from tests.databases import Database, until, url_of
 from tests.streams import Streams, at
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]
@@ -116,10 +119,14 @@ def test_a_record_that_is_no_event_is_on_the_side_topic_with_the_reason(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
     query = StreamQuerySettings(key=("id",), sql="select id, user_id, at from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    # A record of the side topic has 16 kB at most, and a value there 10,752 bytes.
+    streams = Streams(
+        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings, max_message_bytes=4096
+    )
     broken = [b"{", b"[1]", b"\xff", None, {**search(8, 0), "user_id": "many"}, {**search(9, 0), "id": None}]
     streams.send("searches", search(1, 0), *broken)
     streams.send("searches", search(10, 500), received=0)
+    streams.send("searches", *[byte * 60_000 for byte in (b"x", b"\x01", b"\xff")])
     assert streams.run(spark) == 0, streams.told
 
     assert warehouse.rows("id, user_id") == [("s1", 1)]
@@ -130,10 +137,14 @@ def test_a_record_that_is_no_event_is_on_the_side_topic_with_the_reason(
         4: "the record has no value",
         6: "it has no id",
         7: "it happened later than 1 hour after it was received",
+        **dict.fromkeys((8, 9, 10), unfit),
     }
     values = {record["offset"]: record for record in streams.aside("malformed")}
     assert (values[1]["value"], values[3]["value_base64"]) == ("{", "/w==")
-    assert streams.figures().malformed == 7
+    assert [offset for offset, record in values.items() if record.get("value_bytes") == 60_000] == [8, 9, 10]
+    assert (values[8]["value"], values[9]["value"]) == ("x" * 10_752, "\x01" * (10_752 // 6))
+    assert base64.b64decode(values[10]["value_base64"]) == b"\xff" * 8_064
+    assert streams.figures().malformed == 10
     assert streams.aside("late") == []
 
 
@@ -179,15 +190,58 @@ def test_a_second_row_of_a_key_is_set_aside_and_the_first_stays(
     streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
     streams.send("searches", {**search(2, 0), "user_id": 1}, search(1, 0))
     assert streams.run(spark) == 0, streams.told
-    streams.send("searches", {**search(3, 1), "user_id": 1})
+    streams.send("searches", {**search(3, 1), "user_id": 1}, {**search(4, 1), "query": "\0"})
     assert streams.run(spark) == 0, streams.told
     assert warehouse.rows("user_id, query") == [(1, "shoes 1")]
-    refused = streams.aside("refused")
-    assert sorted(record["row"]["query"] for record in refused) == ["shoes 2", "shoes 3"]
-    assert {record["reason"] for record in refused} == {
-        "an earlier row has this key, and rows of a stream query are final"
+    refused = {record["row"]["query"]: record["reason"] for record in streams.aside("refused")}
+    repeated = "an earlier row has this key, and rows of a stream query are final"
+    assert refused == {
+        "shoes 2": repeated,
+        "shoes 3": repeated,
+        "\0": "its query has the character U+0000, which PostgreSQL's texts can't have",
     }
-    assert (streams.figures().results, streams.figures().refused) == (1, 2)
+    assert (streams.figures().results, streams.figures().refused) == (1, 3)
+
+
+def test_of_events_with_one_id_the_earliest_of_the_batch_is_taken(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id, query from searches")
+    streams = Streams(
+        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings, partitions=2
+    )
+    # Of the first two the earlier one is read later, and of the other ones the time is the same.
+    streams.send("searches", {**search(1, 2), "user_id": 10}, {**search(2, 3), "user_id": 20}, partition=0)
+    streams.send("searches", {**search(1, 1), "user_id": 11}, {**search(2, 3), "user_id": 21}, partition=1)
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id, user_id") == [("s1", 11), ("s2", 20)]
+    streams.send("searches", {**search(1, 0), "user_id": 12})
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id, user_id") == [("s1", 11), ("s2", 20)]
+
+
+def test_a_partition_that_joins_before_or_after_a_batch_is_read(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    assert streams.run(spark) == 0, streams.told
+    checkpoint = tmp_path / "checkpoints" / streams.pipeline / streams.name / "g1"
+    # As if it was killed after it had noted where it begins, and before its first batch.
+    shutil.rmtree(checkpoint)
+    streams.restore(Figures())
+    streams.add_partition()
+    streams.send("searches", search(1, 0), b"{", partition=1)
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",)]
+    assert [record["partition"] for record in streams.aside("malformed")] == [1]
+
+    # The last batch is done again, and a partition is there by now that it doesn't have.
+    max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
+    streams.add_partition()
+    streams.send("searches", search(2, 1), partition=2)
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 
 def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
@@ -242,6 +296,28 @@ def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     assert streams.aside("late") == late
     assert streams.figures().results == figures.results
     assert (streams.figures().late, streams.figures().malformed) == (2, 1)
+
+
+def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(
+        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings, is_created=False
+    )
+    topic = streams.streams["searches"].topic
+    assert streams.run(spark) == 1
+    assert f"topic {topic}, which stream query {streams.name!r} reads as searches, doesn't exist" in streams.told
+    assert streams.status().state == "stopped"
+    assert "streams.searches.topic" in streams.status().hint
+    with streams.job(spark) as job:
+        until(lambda: streams.status().state == "waiting")
+        assert topic in streams.status().reason
+        streams.create()
+        streams.send("searches", search(1, 0))
+        until(lambda: streams.status().figures.results == 1)
+        assert (streams.status().state, streams.status().reason) == ("running", "")
+        assert job.stop() == 0, job.told()
 
 
 def test_another_query_needs_another_build(

@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.streams.frames import query_problems
+from jobs.streams.frames import examined
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -12,9 +12,18 @@ STREAMS = {
     name: StreamSettings.model_validate(
         {
             "topic": name,
-            "columns": {"id": "text", "search_id": "text", "at": "timestamptz", "n": "numeric(10,2)"},
+            "columns": {
+                "id": "text",
+                "search_id": "text",
+                "at": "timestamptz",
+                "n": "numeric(10,2)",
+                "kind": "text",
+                "user-id": "text",
+                "@version": "text",
+            },
             "time": "at",
             "late": "10 minutes",
+            "id": ["id", "user-id"],
         }
     )
     for name in ("searches", "clicks")
@@ -23,19 +32,27 @@ JOIN = "select s.id from searches s join clicks c on c.search_id = s.id"
 
 
 @pytest.mark.parametrize(
-    "sql",
+    ("sql", "streams"),
     [
-        "select id, n, received_at from searches where n > 1",
-        f"{JOIN} and c.at between s.at and s.at + interval '10 minutes'",
-        f"{JOIN} and c.at >= s.at - interval '1 second' and c.at <= s.at + interval '10 minutes'",
-        "select search_id as id, window(at, '1 hour').start as since, count(*) as n from searches"
-        " group by search_id, window(at, '1 hour')",
-        "with recent as (select id, at from searches) select id from recent",
+        ("select id, n, received_at from searches where n > 1", ["searches"]),
+        ("select id, search_id as ID from searches", ["searches"]),
+        ("select id, kind, `user-id`, `@version` from searches", ["searches"]),
+        (f"{JOIN} and c.at between s.at and s.at + interval '10 minutes'", ["clicks", "searches"]),
+        (
+            f"{JOIN} and c.at >= s.at - interval '1 second' and c.at <= s.at + interval '10 minutes'",
+            ["clicks", "searches"],
+        ),
+        (
+            "select search_id as id, window(at, '1 hour').start as since, count(*) as n from searches"
+            " group by search_id, window(at, '1 hour')",
+            ["searches"],
+        ),
+        ("with recent as (select id, at from searches) select id from recent", ["searches"]),
     ],
 )
-def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: str) -> None:
+def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: str, streams: list[str]) -> None:
     query = StreamQuerySettings(sql=sql, key=("id",))
-    assert query_problems(spark.newSession(), "q", query, STREAMS) == []
+    assert examined(spark.newSession(), "q", query, STREAMS) == ([], streams)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +82,11 @@ def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: s
         ),
         ("select at from searches", "key: the result has no column 'id'"),
         ("select id, search_id as id from searches", "sql: two columns are called 'id'"),
+        ("select id from Searches", "sql: [TABLE_OR_VIEW_NOT_FOUND]"),
+        ("select id as ID from searches", "key: the result has no column 'id'"),
+        ("select id, at as _tag from searches", "sql: PostgreSQL or Lockstep has a column '_tag' of its own"),
+        ("select id, at as xmin from searches", "sql: PostgreSQL or Lockstep has a column 'xmin' of its own"),
+        (f"select id, at as {'a' * 64} from searches", "sql: the name of column 'aaaa"),
         ("select id, array(at) as times from searches", "sql: column 'times' has the type array<timestamp>"),
         ("create table t (id int)", "sql: it is a statement and no query"),
         ("insert into t select id from searches", "sql: it is a statement and no query"),
@@ -73,5 +95,5 @@ def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: s
 )
 def test_a_query_that_can_not_be_kept_is_refused_with_the_reason(spark: SparkSession, sql: str, problem: str) -> None:
     query = StreamQuerySettings(sql=sql, key=("id",))
-    problems = query_problems(spark.newSession(), "q", query, STREAMS)
+    problems, _ = examined(spark.newSession(), "q", query, STREAMS)
     assert [each for each in problems if each.startswith(problem)], problems

@@ -443,6 +443,26 @@ def _assert_only_problem(path: Path, problem: str) -> None:
             "sinks.cache.type: 'rediss' is none of 'opensearch', 'redis', 'warehouse', 'delta'",
         ),
         ('tables = ["public.orders"]', 'tables = "public.orders"', "sinks.cache.tables: must be a list, in [ ]"),
+        *(
+            (
+                old,
+                f'{new} = "yes"\n' + (old if old == "[kafka]" else ""),
+                f"{setting}: must be true or false, without quotes",
+            )
+            for old, new, setting in (
+                ('type = "redis"', 'type = "opensearch"\nsearches', "sinks.cache.searches"),
+                ('type = "redis"', 'type = "warehouse"\nurl = "postgresql://w"\nsynced_at', "sinks.cache.synced_at"),
+                ('type = "redis"', 'type = "redis"\ntls.verify', "sinks.cache.tls.verify"),
+                ("[kafka]", 'options."public.items".append_only', "source.options.public.items.append_only"),
+                ("[kafka]", "[capture]\ninclude_before", "capture.include_before"),
+                ("[kafka]", "[dashboard]\nenabled", "dashboard.enabled"),
+            )
+        ),
+        (
+            'type = "redis"',
+            'type = "warehouse"\nurl = "postgresql://w"\nhistory = "yes"',
+            "sinks.cache.history: must be true, false, or a list of tables in [ ]",
+        ),
         ('type = "redis"', 'type = "redis"\nlogin = "me"', "sinks.cache.login: must be a section, or a table in { }"),
         (
             'type = "redis"',

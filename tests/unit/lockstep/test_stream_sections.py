@@ -1,19 +1,23 @@
 """Stream queries in the configuration: each takes the store of a sink."""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from jobs.generations.status import JobState, JobStatus
 from jobs.streams.resume import Figures
-from lockstep.config import read
-from lockstep.stream_queries import StreamQueryStatus, stream_queries_table, stream_query_plan
+from lockstep.config import Config, read
+from lockstep.generations import settings_of
+from lockstep.rejections.book import RejectionBook
+from lockstep.stream_queries import stream_queries_table, stream_query_plan
 from lockstep.stream_sections import with_stream_queries
+from lockstep.views.kept import view_now
+from monitor.stream_queries import StreamQueryStatus
 from sinks.warehouse.settings import WarehouseSettings
 
 TEXT = """
@@ -72,6 +76,47 @@ def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path
         config.chosen_to_apply(("recent", "other"))
 
 
+SINKS = """
+[sinks.cache]
+type = "redis"
+[sinks.search]
+type = "opensearch"
+[views.totals]
+sink = "search"
+key = ["id"]
+sql = "select id from orders"
+"""
+
+
+@pytest.mark.parametrize(
+    ("look_up", "told", "command"),
+    [
+        (
+            lambda config: config.chosen_sinks(["cache", "recent"]),
+            "recent is a stream query and no sink",
+            "streams list",
+        ),
+        (lambda config: settings_of(config, "recent"), "recent is a stream query", "lockstep streams rebuild recent"),
+        (lambda config: view_now(config, "recent"), "recent is a stream query and no view", "lockstep apply recent"),
+        (lambda config: RejectionBook(config).read("recent"), "recent is a stream query and no sink", "streams list"),
+        (lambda config: config.chosen_to_apply(["searches"]), "searches is a stream and no sink", "lockstep doctor"),
+        (lambda config: stream_query_plan(config, "cache"), "cache is a sink and no stream query", "rebuild cache"),
+        (lambda config: stream_query_plan(config, "totals"), "totals is a view and no stream query", "rebuild totals"),
+        (lambda config: view_now(config, "cache"), "cache is a sink and no view", "lockstep generations cache"),
+        (lambda config: stream_query_plan(config, "resent"), "no such stream query: resent", "recent"),
+        (lambda config: settings_of(config, "cash"), "no such sink: cash", "cache, search, totals"),
+    ],
+)
+def test_a_name_of_something_else_is_told_with_the_commands_that_are_meant_for_it(
+    tmp_path: Path, look_up: Callable[[Config], object], told: str, command: str
+) -> None:
+    path = tmp_path / "lockstep.toml"
+    path.write_text(TEXT + SINKS)
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        look_up(read(path))
+    assert command in (refused.value.hint or "")
+
+
 def test_a_query_may_be_read_twice() -> None:
     """The models expand the document again."""
     once, _ = with_stream_queries(tomllib.loads(TEXT))
@@ -106,6 +151,7 @@ def test_a_query_may_be_read_twice() -> None:
         ),
         (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
         (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
+        (("[kafka]", '[verify]\nsinks = ["recent"]\n[kafka]'), "verify.sinks names stream queries, whose results"),
         (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic has what the results"),
     ],
 )
@@ -133,28 +179,36 @@ def test_two_streams_of_one_topic_are_refused(tmp_path: Path) -> None:
     ("facts", "state", "needs_somebody"),
     [
         ({}, "absent", False),
-        ({"problem": "no answer"}, "unknown", True),
+        ({"problem": LockstepError("no answer")}, "unknown", True),
         ({"job": JobStatus(JobState.RUNNING)}, "running", False),
+        ({"job": JobStatus(JobState.RUNNING), "waits_for": "there is no topic"}, "waiting", False),
+        ({"job": JobStatus(JobState.ABSENT), "waits_for": "there was no topic"}, "absent", False),
+        ({"job": JobStatus(JobState.SILENT, 0)}, "silent", True),
         ({"job": JobStatus(JobState.STOPPED, reason="its checkpoint is gone")}, "stopped", True),
     ],
 )
 def test_a_query_that_is_not_run_is_told_of(facts: Mapping[str, Any], state: str, needs_somebody: bool) -> None:
     status = StreamQueryStatus("recent", "shop.__stream_queries.recent", 1, True, **facts)
     assert (status.state, status.needs_somebody) == (state, needs_somebody)
+    assert bool(status.hint) == needs_somebody
+    assert bool(status.reason) == (state not in ("absent", "running"))
 
 
 def test_people_are_told_of_each_query_and_why_one_is_not_run() -> None:
     figures = Figures(batch=3, watermark_ms=0, results=5_000, late=2)
     statuses = [
         StreamQueryStatus("recent", "topic", 1, True, JobStatus(JobState.RUNNING), figures),
-        StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED, reason="its checkpoint is gone")),
+        StreamQueryStatus(
+            "recent", "topic", 2, False, JobStatus(JobState.STOPPED, 0, "its checkpoint is gone", "do it")
+        ),
     ]
     console = Console(width=120, record=True)
     console.print(stream_queries_table(statuses))
-    _, first, second, reason = [line.split() for line in console.export_text().splitlines()]
+    _, first, second, reason, hint = [line.split() for line in console.export_text().splitlines()]
     assert first == ["recent", "running", "1970-01-01", "00:00:00", "UTC", "5,000", "2", "0", "0", "0"]
     assert second == ["recent", "g2", "stopped", "none", "yet", "0", "0", "0", "0", "0"]
-    assert " ".join(reason) == "recent: its checkpoint is gone"
+    assert " ".join(reason) == "recent g2: its checkpoint is gone"
+    assert " ".join(hint) == "do it"
 
 
 def test_figures_are_told_to_programs_with_their_offsets_by_partition() -> None:

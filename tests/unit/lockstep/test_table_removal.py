@@ -61,6 +61,12 @@ def _as_told(text: str, changes: FileChanges) -> Config:
         for part in section.split("."):
             at = at[part]
         at |= tomllib.loads("\n".join(lines))
+    for section, names in changes.dropped.items():
+        at = document
+        for part in _parts(section):
+            at = at[part]
+        for name in names:
+            del at[name]
     for section in changes.removed:
         *outer, last = _parts(section)
         at = document
@@ -107,6 +113,30 @@ def test_a_sink_that_names_only_the_table_goes_since_an_empty_list_is_all_tables
     changes = _changes(NAMED, ITEMS)
     assert "sinks.items" in changes.removed
     assert changes.settings["sinks.cache"] == ['tables = ["public.orders"]']
+
+
+@pytest.mark.parametrize("borrows", ["view", "stream query", "view that goes too"])
+def test_a_sink_whose_store_others_have_stays_without_a_table_of_its_own(borrows: str) -> None:
+    reads = "items" if borrows == "view that goes too" else "orders"
+    section = f'[views.few]\nsink = "items"\nsql = "select id from public.{reads}"\nkey = ["id"]\n'
+    if borrows == "stream query":
+        section = (
+            '[stream_queries.few]\nsink = "items"\nsql = "select page, count(*) as n from clicks group by page"\n'
+            'key = ["page"]\n'
+            '[streams.clicks]\ntopic = "clicks"\ncolumns = { page = "text", at = "timestamptz" }\ntime = "at"\n'
+            'late = "1 day"\n'
+        )
+    items = '[sinks.items]\ntype = "warehouse"\nurl = "postgresql+psycopg://warehouse/items"\n'
+    text = NAMED.replace('[sinks.items]\ntype = "redis"\nprefix = "items"\n', items, 1) + section
+    changes = _changes(text, ITEMS)
+    if borrows == "view that goes too":
+        assert {"sinks.items", "views.few"} <= changes.removed.keys()
+        return
+    assert (changes.problems, "sinks.items" in changes.removed) == ([], False)
+    assert (changes.settings["sinks.items"], changes.dropped) == (["apply = false"], {"sinks.items": ["tables"]})
+    assert "    remove tables from the section [sinks.items]" in changes.lines()
+    after = _as_told(text, changes)
+    assert ("items" in after.sinks, "few" in {*after.sinks, *after.stream_queries}) == (False, True)
 
 
 def test_a_view_that_reads_the_table_is_named() -> None:

@@ -169,6 +169,8 @@ def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None
         ("from orders", "form orders", "views.totals.sql: it can't be parsed"),
         ('key = ["person"]', "key = []", "views.totals.key: must not be empty"),
         ('key = ["person"]', "key = [1]", "views.totals.key.0: must be a text"),
+        ('key = ["person"]', 'key = ["person", "person"]', "views.totals.key: names a column twice: person"),
+        ("top = {", 'topic = "yes"\ntop = {', "views.totals.topic: must be true or false, without quotes"),
         ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
         ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),

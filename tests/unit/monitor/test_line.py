@@ -62,5 +62,17 @@ def test_nobody_is_let_go_while_capture_lacks_a_table_that_the_configuration_nam
     assert line.looks == looks + 1, "what is known of a selection isn't asked again"
 
 
+def test_a_capture_without_a_named_table_that_has_no_topic_is_told_and_not_that_nothing_is_published(
+    line: _Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.TopicAdmin, "partition_counts", lambda *_, **__: {"shop.public.orders": 1})
+    monkeypatch.setattr(line, "_recorded", lambda: replace(state(), captured=(ORDERS,)))
+    with pytest.raises(Unavailable, match=r"without public\.late.*start `lockstep capture`"):
+        line.check()
+    monkeypatch.setattr(line, "_recorded", lambda: None)
+    with pytest.raises(Unavailable, match="hasn't published anything yet"):
+        line.check()
+
+
 def test_a_capture_of_an_earlier_version_says_nothing_of_tables(line: _Line, monkeypatch: pytest.MonkeyPatch) -> None:
     _check(line, Captures(state().epoch), state(), monkeypatch)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from jobs.generations.status import JobState, JobStatus
 from monitor.line import Captures
-from monitor.waits import _CLOSE_S, Waits
+from monitor.waits import _CLOSE_S, Waits, why_not_taken_up
 from sinks.contract import Progress
+from sinks.memory import MemoryRecords, MemoryStore
 from tests.databases import until
 
 
@@ -83,13 +85,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
     class Opened:
         generations: _Store
         sink: Any
+        records: MemoryRecords
 
     class Sink:
         def close(self) -> None: ...
 
     def open_sink(name: str, _: object, number: int) -> Opened:
         opened.append(number)
-        return Opened(stores[name], Sink())
+        return Opened(stores[name], Sink(), MemoryRecords(MemoryStore()))
 
     monkeypatch.setattr("monitor.waits.open_sink", open_sink)
     waits = Waits(None, dict.fromkeys(stores), line=lambda: line)
@@ -159,9 +162,24 @@ def test_a_watermark_of_before_other_tables_were_captured_lets_nobody_go(world: 
     thread, results = _waiting(world, 10, "cache")
     _looked_again(store)
     assert results == []
+    until(lambda: "no job has begun to apply" in world.waits.wait(10, ["cache"], timeout_s=0.2).late["cache"])
     store.selection = "after"
     thread.join(30)
     assert results[0].is_reached
+
+
+@pytest.mark.parametrize(
+    ("state", "has_told", "expected"),
+    [
+        (JobState.RUNNING, True, "hasn't taken that up yet"),
+        (JobState.RUNNING, False, "start `lockstep apply cache` or `lockstep run` again"),
+        (JobState.ABSENT, True, "its job doesn't run: cache: no job has begun to apply to it: `lockstep run`"),
+    ],
+)
+def test_who_waits_for_a_job_that_does_not_know_the_tables_is_told_which_process_to_start(
+    state: JobState, has_told: bool, expected: str
+) -> None:
+    assert expected in why_not_taken_up("cache", JobStatus(state), has_told=has_told)
 
 
 def test_a_watermark_that_is_not_true_of_a_table_that_joined_lets_nobody_go(world: _World) -> None:

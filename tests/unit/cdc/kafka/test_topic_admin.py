@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, in_requests, partitions_of
-from cdc.model.errors import Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 
 
 class _Cluster:
@@ -126,6 +126,35 @@ def test_a_topic_that_isnt_listed_is_not_one_without_partitions() -> None:
     assert partitions_of(["a", "b"], {"a": 2, "b": 1, "c": 1}) == [("a", 0), ("a", 1), ("b", 0)]
     with pytest.raises(Unavailable, match="topic b, c"):
         partitions_of(["a", "c", "b"], {"a": 2})
+
+
+def test_partitions_are_asked_for_of_these_topics_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster has thousands of others. Who may not see one knows no more of it than of one that isn't there."""
+    asked: list[list[str]] = []
+    refusals = {"gone": KafkaError.UNKNOWN_TOPIC_OR_PART, "hidden": KafkaError.TOPIC_AUTHORIZATION_FAILED}
+
+    def describe(topics: Any, **_: object) -> dict[str, Future[Any]]:
+        asked.append(list(topics.names))
+        futures: dict[str, Future[Any]] = {topic: Future() for topic in topics.names}
+        for topic, future in futures.items():
+            if topic in refusals:
+                future.set_exception(KafkaException(KafkaError(refusals[topic])))
+            else:
+                future.set_result(SimpleNamespace(partitions=[0, 1, 2]))
+        return futures
+
+    monkeypatch.setattr(
+        "cdc.kafka.topic_admin.AdminClient", lambda _: SimpleNamespace(describe_topics=describe, poll=lambda _: 0)
+    )
+    monkeypatch.setattr("cdc.kafka.topic_admin.TopicCollection", lambda topics: SimpleNamespace(names=[*topics]))
+    admin = TopicAdmin({"bootstrap.servers": "any"})
+    assert admin.partition_counts([]) == {}
+    assert admin.partition_counts(["a", "gone", "hidden", "a"]) == {"a": 3}
+    assert admin.partition_counts(["a", "gone"], must_see=True) == {"a": 3}
+    with pytest.raises(LockstepError, match="it isn't known whether topic hidden exists") as error:
+        admin.exists("hidden")
+    assert "Describe" in (error.value.hint or "")
+    assert asked == [["a", "gone", "hidden"], ["a", "gone"], ["hidden"]]
 
 
 def test_settings_of_many_topics_are_asked_for_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:

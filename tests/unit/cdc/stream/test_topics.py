@@ -1,6 +1,6 @@
 """cdc.stream.topics: what another topic means for a state."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -98,6 +98,7 @@ class _Brokers:
 
     def __init__(self, *, topics: Collection[str], lacking: dict[str, list[str]], refused: Collection[str]) -> None:
         self._topics, self._lacking, self._refused = topics, lacking, refused
+        self.trials = 0
 
     def all_partition_counts(self) -> dict[str, int]:
         return dict.fromkeys(self._topics, 3)
@@ -105,8 +106,10 @@ class _Brokers:
     def lacking_rights(self, topics: Collection[str], _: object) -> dict[str, list[str]]:
         return {topic: self._lacking[topic] for topic in topics if topic in self._lacking}
 
-    def why_not_created(self, plan: TopicPlan) -> LockstepError | None:
-        return LockstepError("no right Create", hint="grant it") if plan.name in self._refused else None
+    def why_not_created(self, plans: Sequence[TopicPlan]) -> dict[str, LockstepError]:
+        self.trials += 1
+        refused = LockstepError("no right Create", hint="grant it")
+        return {plan.name: refused for plan in plans if plan.name in self._refused}
 
     def differences(self, _: object) -> list[str]:
         return []
@@ -126,6 +129,7 @@ def test_a_table_joins_only_once_we_have_the_rights_on_its_topic(monkeypatch: py
     assert "the right Describe on its topic shop.public.hidden lacks" in reasons[names[1]]
     assert "Read, Write on the pipeline's topics" in reasons[names[2]]
     assert reasons[names[3]] == "no right Create\ngrant it"
+    assert brokers.trials == 1, "the brokers are asked once for all tables"
 
 
 def test_capture_without_a_right_on_a_tables_topic_says_which_and_that_nothing_is_passed_over(

@@ -10,7 +10,7 @@ from cdc.model.event import RowEvent
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import Result, from_arrow
-from jobs.executor.stream_results import REPEATED, apply_results, batch_tag, distinct, read_row
+from jobs.executor.stream_results import REPEATED, apply_results, batch_tag, distinct, read_row, why_unfit
 from jobs.executor.task_input import Task
 from jobs.streams.settings import column_of
 from sinks.memory import MemoryStore, open_memory
@@ -49,6 +49,25 @@ def test_a_row_whose_key_is_null_is_refused() -> None:
     kept, refused = distinct([read_row(text(None), ROWS)], key=("id",))
     assert kept == []
     assert [reason for _, reason in refused] == ["its key has no id"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": "a\0b"}, "its name has the character U+0000, which PostgreSQL's texts can't have"),
+        ({"at": "+10000-01-01T00:00:00Z"}, "the year of its at isn't one from 1 to 9999"),
+        ({"at": "-0001-01-01T00:00:00Z"}, "the year of its at isn't one from 1 to 9999"),
+        ({"at": "0000-01-01T00:00:00Z"}, "the year of its at isn't one from 1 to 9999"),
+        ({"at": "9999-12-31T23:59:59.999999Z"}, None),
+        ({"name": "+1"}, None),
+        ({"name": None}, None),
+    ],
+)
+def test_what_postgresql_can_not_have_is_refused_before_it_is_asked(
+    changes: dict[str, str | None], reason: str | None
+) -> None:
+    row = orjson.dumps(orjson.loads(text(1)) | changes).decode()
+    assert why_unfit(read_row(row, ROWS), ROWS) == reason
 
 
 def test_tags_grow_with_the_batches() -> None:
@@ -110,6 +129,13 @@ def test_a_row_that_the_store_refuses_does_not_keep_others_back(applied: Applied
     result = applied.apply(3, text(1), text(2))
     assert applied.names == {2: "a"}
     assert [(row.key, row.reason) for row in result.rejected] == [(b'{"id":1}', "too long")]
+
+
+def test_a_row_that_postgresql_can_not_have_stops_no_other_one(applied: Applied) -> None:
+    result = applied.apply(3, text(1, "a\0"), text(1, "b"), text(2, "c"))
+    assert result.failures == []
+    assert applied.names == {1: "b", 2: "c"}
+    assert [row.key for row in result.rejected] == [b'{"id":1}']
 
 
 def test_a_result_that_is_ahead_of_its_checkpoint_stops_the_query(applied: Applied) -> None:

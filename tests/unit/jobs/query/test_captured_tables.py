@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import ProgressRecord
+from cdc.protocol.control_records import ProgressRecord, selection_of
 from jobs.query.captured_tables import Captured, CapturedWatch
 
 ORDERS, ITEMS, LATE = (TableName("public", name) for name in ("orders", "items", "late"))
@@ -61,6 +61,11 @@ def test_a_table_that_joins_ends_what_records_say_for_good() -> None:
 def test_a_table_that_leaves_is_a_change_too() -> None:
     assert CapturedWatch((), AFTER, _Looks(BEFORE)).has_changed([record("before")])
     assert CapturedWatch(("public.late",), AFTER, _Looks(BEFORE)).has_changed([record("before")])
+
+
+def test_the_last_table_that_leaves_is_a_change_too() -> None:
+    none = Captured([], [], selection_of(()))
+    assert CapturedWatch((), BEFORE, _Looks(none)).has_changed([record(none.selection)])
 
 
 def test_a_table_that_a_sink_does_not_have_is_none_and_is_looked_at_once() -> None:

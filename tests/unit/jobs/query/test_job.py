@@ -368,6 +368,41 @@ def test_a_running_view_learns_that_a_table_left_and_waits_until_it_is_back() ->
     assert job._tables == [orders]
 
 
+class _Lease:
+    """Of a job that nobody else takes over from."""
+
+    def claim(self, claim: Any) -> int:
+        return int(claim())
+
+    def check(self) -> None: ...
+
+
+@pytest.mark.parametrize(("asides", "skipped"), [(True, False), (False, True), (False, False)])
+def test_a_sink_none_of_whose_tables_is_captured_lacks_nothing_unless_it_did_before(
+    asides: bool, skipped: bool
+) -> None:
+    at, name = ("p.public.orders", 0), table().name
+    opened = open_memory(prepared_store(1))
+    opened.sink.claim()
+    opened.generations.save_progress(
+        Progress({at: 5}, 100, 7, 1_000, {at[0]: "id"}, skipped={at: 9} if skipped else {}, selection="before")
+    )
+    plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    job._captured = Captured((), selection="none")
+    if asides:
+        job._asides = {name: Aside(AsideState.PAUSED, 1)}
+    keeper = job._keeper_of_none(opened, cast("Any", _Lease()))
+    if asides or skipped:
+        assert keeper is None
+        return
+    assert keeper is not None
+    raised = keeper.learn([ProgressRecord(200, 8, {at[0]: (9,)}, selection="none")], selection="none")
+    assert raised is not None
+    assert (raised.watermark_lsn, raised.selection, raised.next_offsets) == (200, "none", {at: 5})
+    assert raised.left_at_ms == {at[0]: 1_000}, "what comes of it once it is back is no matter of this watermark"
+
+
 def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:
     """Its first batch may come before the thread that follows the watermark has looked once."""
     at, other = ("p.public.a", 0), ("p.public.b", 0)

@@ -309,6 +309,36 @@ def test_while_a_table_is_paused_the_watermark_stays_whatever_else_is_over() -> 
     assert kept.batch_applied({(TOPIC, 0): 9}, rejected=0).watermark_lsn == 100
 
 
+@pytest.mark.parametrize("lacks_columns", [False, True])
+def test_while_a_table_is_paused_one_that_joins_is_told_to_be_there_once_it_is(lacks_columns: bool) -> None:
+    """Who waits for a moment before the pause gets an answer, and isn't told that the other one is still to come."""
+    joined = Watermark([TOPIC, "items"], lsn=100, joining=["items", "paused"])
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    kept = ProgressKeeper(
+        opened.generations,
+        joined,
+        stored=Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {}),
+        topic_ids={TOPIC: "id", "items": "id"},
+        now_ms=Clock(),
+        is_paused=True,
+        holds_watermark=lacks_columns,
+        **{**KEPT, "retention_ms": {TOPIC: 700_000, "items": 700_000}},
+    )
+    kept.learn([ProgressRecord(200, 200, {TOPIC: (6,), "items": (3,)})])
+    assert kept.batch_applied({(TOPIC, 0): 6}, rejected=0).joining == ("items", "paused")
+    stored = kept.batch_applied({("items", 0): 3}, rejected=0)
+    if lacks_columns:
+        assert stored.joining == ("items", "paused"), "rows of it may lack a column that was added before"
+        kept.release_watermark()
+        released = kept.learn([])
+        assert released is not None
+        stored = released
+    assert (stored.watermark_lsn, stored.joining) == (100, ("paused",))
+    assert kept.learn([]) is None
+
+
 def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all() -> None:
     kept, clock = _paused_keeper()
     assert kept.complete_at_ms == 400_000

@@ -1,5 +1,6 @@
 """What a query decides by itself."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -8,14 +9,16 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from cdc.model.errors import Fenced, PositionMismatch, Unavailable
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.event import Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
 from jobs.executor.long_batch import Told
-from jobs.executor.result import Result
+from jobs.executor.result import RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
+from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.query import SinkQuery, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
@@ -110,6 +113,78 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
     Reader.cluster.answer = "first"
     assert query._read_progress()
     assert (Keeper.learned, asked) == ([record], [[topic]] * 3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "stops"), [([["a"], ["b"]], False), ([["a"], ["a"]], False), ([["a"], ["b", "c"]], True)]
+)
+def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts(
+    parts: list[list[str]], stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that is refused twice is one."""
+    monkeypatch.setattr("jobs.executor.result.REJECTIONS_MAX", 2)
+    monkeypatch.setattr("jobs.query.query.range_frame", lambda *_: None)
+    at = Position("shop.views.v", 0, 0)
+    left = [
+        Result(rejected=[RejectedEvent(at, key.encode(), b"{}", "0" * 28, "too long") for key in part], has_more=True)
+        for part in parts
+    ]
+    left[-1].has_more = False
+    kept: list[list[bytes]] = []
+
+    class View(SinkQuery):
+        def __init__(self) -> None:
+            self._task = cast("Any", SimpleNamespace(view=object(), tables={}, sink="v"))
+            self._topics, self._cluster = cast("Any", SimpleNamespace(check=lambda *_: None)), cast("Any", None)
+            self._takes_slots, self._rests = False, True
+            self._keeper = cast("Any", SimpleNamespace(reached={}))
+            self._state, self._stop, self._leaving = QueryState(), threading.Event(), threading.Event()
+
+        def _deliver(self, *_: object, **__: object) -> Result:
+            return left.pop(0)
+
+        def _keep_rejections(self, result: Result) -> None:
+            kept.append([event.key for event in result.rejected])
+
+    frame = cast("Any", SimpleNamespace(sparkSession=None))
+    if stops:
+        with pytest.raises(LockstepError, match="sink 'v' rejected 3 events of one batch"):
+            View()._run_view_batch(frame, 1)
+        assert kept == [[b"a"]], "what was kept stays, and the part that is too much comes again"
+    else:
+        assert not View()._run_view_batch(frame, 1)
+        assert len(kept) == len(parts)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn(answers: bool) -> None:
+    """Another table has joined, which the load doesn't take up; or Kafka doesn't say which tables there are."""
+    reads = 0
+
+    class Reader:
+        def new_records(self) -> list[ProgressRecord]:
+            nonlocal reads
+            reads += 1
+            return [ProgressRecord(reads, 0, {}, selection="more")]
+
+    def look() -> Captured:
+        if not answers:
+            raise Unavailable("no answer")
+        return Captured([TableName("public", "orders")], selection="more")
+
+    class Loading(SinkQuery):
+        def __init__(self) -> None:
+            self._unlearned, self._progress_reader = [], cast("Any", Reader())
+            self._captured = CapturedWatch((), Captured([], selection="before"), look)
+            self._plan = cast("Any", SimpleNamespace(takes_up=False))
+            self._stop = threading.Event()
+
+    query = Loading()
+    for _ in range(1_000):
+        with contextlib.suppress(Unavailable):
+            assert query._read_progress()
+    assert len(query._unlearned) <= 1
+    assert (reads, query._stop.is_set()) == (1_000 if answers else 1, False)
 
 
 def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_stopped() -> None:

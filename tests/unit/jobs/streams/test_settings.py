@@ -47,12 +47,25 @@ def test_a_text_of_another_form_is_no_duration(text: str) -> None:
         ({"columns": {"at": "timestamptz", "ip": "inet"}}, "columns.ip: 'inet' is none of bool"),
         ({"columns": {"at": "timestamptz", "n": "numeric(39,2)"}}, "columns.n: 'numeric\\(39,2\\)' is none of"),
         ({"columns": {"at": "timestamptz", "received_at": "text"}}, "columns.received_at: the stream has this column"),
+        ({"columns": {"at": "timestamptz", "a.b": "text"}}, "columns.a.b: a column's name has up to 63 letters"),
+        ({"columns": {"at": "timestamptz", "a`b": "text"}}, "columns.a`b: a column's name has up to 63 letters"),
+        ({"columns": {"at": "timestamptz", "": "text"}}, "columns.: a column's name has up to 63 letters"),
+        ({"columns": {"at": "timestamptz", "n" * 64: "text"}}, "a column's name has up to 63 letters"),
+        ({"columns": {"at": "timestamptz", "__lockstep_time": "text"}}, "begin with __lockstep_ are Lockstep's own"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_with_their_name(changes: dict[str, Any], problem: str) -> None:
     StreamSettings.model_validate(SEARCHES)
     with pytest.raises(ValidationError, match=problem):
         StreamSettings.model_validate(SEARCHES | changes)
+
+
+@pytest.mark.parametrize(
+    "name", ["kind", "userId", "AT", "Received_At", "@timestamp", "user-id", "$type", "value", "topic"]
+)
+def test_members_of_json_have_names_of_other_forms_too(name: str) -> None:
+    columns = {"at": "timestamptz", name: "text"}
+    assert name in StreamSettings.model_validate(SEARCHES | {"columns": columns, "id": [name]}).columns
 
 
 def test_the_offset_of_the_clock_is_a_column_only_where_one_is_computed() -> None:

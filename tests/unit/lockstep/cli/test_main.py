@@ -238,7 +238,14 @@ def _open_once_it_is_read(fifo: Path, process: subprocess.Popen[str]) -> int:
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("modules", ["monitor.collector, monitor.settled, monitor.table", "monitor.waits"])
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "monitor.collector, monitor.settled, monitor.table, lockstep.stream_queries",
+        "monitor.waits",
+        "lockstep.attendant",
+    ],
+)
 def test_what_is_asked_again_and_again_loads_nothing_of_what_writes(modules: str) -> None:
     """``lockstep lag`` and ``lockstep wait`` are in scripts: what they load is most of the time that they take."""
     code = f"import sys; import lockstep.config, {modules}; print(*sys.modules)"

@@ -12,6 +12,7 @@ from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
+from jobs.streams.resume import Figures
 from lockstep.dashboard.documents import (
     Rates,
     Subject,
@@ -27,6 +28,7 @@ from lockstep.dashboard.server import health_of
 from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
+from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from tests.lag import sink_facts, source_facts
 from views.counters import Counters
@@ -71,6 +73,24 @@ def test_the_figures_are_those_of_the_lag_report() -> None:
     assert state.sinks[0].events_behind == 7
     assert state.source.retained_bytes == 512
     assert state.problems == ()
+
+
+def test_a_stream_query_is_shown_and_one_that_stopped_is_a_problem_with_reason_and_step() -> None:
+    figures = Figures(batch=1, watermark_ms=5, results=7, late=2)
+    running = StreamQueryStatus("clicks", "topic", 1, True, JobStatus(JobState.RUNNING), figures)
+    stopped = StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED, 7, "it is gone", "do it"))
+    silent = StreamQueryStatus("taps", "topic", problem=LockstepError("no answer"))
+    state = state_of(looked(source(), sink()), stream_queries=[running, stopped, silent])
+    assert [(one.name, one.state, one.results) for one in state.stream_queries] == [
+        ("clicks", "running", 7),
+        ("recent", "stopped", 0),
+        ("taps", "unanswered", 0),
+    ]
+    assert [(one.where, one.state, one.reason, one.next_step) for one in state.problems] == [
+        ("stream query recent g2", "stopped", "it is gone", "do it"),
+        ("stream query taps", "unanswered", "no answer", "`lockstep doctor` looks at every server"),
+    ]
+    assert not health_of(state, state.sampled_ms).ready
 
 
 @pytest.mark.parametrize(

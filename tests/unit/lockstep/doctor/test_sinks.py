@@ -123,8 +123,9 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
         def lacking_rights(self, topics: Any, _: object) -> dict[str, list[str]]:
             return {"shop.__views.hits.g2": ["Describe"]} if "shop.__views.hits.g2" in topics else {}
 
-        def why_not_created(self, plan: Any) -> LockstepError | None:
-            return LockstepError("no right Create", hint="grant it") if plan.name == "shop.__views" else None
+        def why_not_created(self, plans: Any) -> dict[str, LockstepError]:
+            refused = LockstepError("no right Create", hint="grant it")
+            return {plan.name: refused for plan in plans if plan.name == "shop.__views"}
 
     store = prepared_store(1)
     open_memory(store, 2).sink.prepare([table()], go_live=False)

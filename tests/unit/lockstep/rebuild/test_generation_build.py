@@ -7,10 +7,14 @@ from typing import Any, cast
 
 import pytest
 
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from jobs.driver import Source
 from jobs.offsets import Offsets
+from jobs.query.captured_tables import Captured
+from lockstep import generations
 from lockstep.config import Config, read
+from lockstep.generations import config_now, require_captured, sink_tables_now
 from lockstep.rebuild import generation_build
 from lockstep.rebuild.generation_build import Build, RebuildContext, without_those_that_left
 from sinks.contract import Progress
@@ -40,6 +44,39 @@ def test_a_build_is_compared_in_those_of_its_tables_that_are_captured_still(conf
     begun, now = _capturing(config, ITEMS), _capturing(config, LOG)
     assert without_those_that_left(begun, now).source.table_names == (ORDERS,)
     assert without_those_that_left(begun, _capturing(config, ITEMS, LOG)).source.table_names == (ORDERS, ITEMS)
+
+
+@pytest.fixture
+def naming(tmp_path: Path) -> Config:
+    """Its tables are named, and it has a view of one of them."""
+    path = tmp_path / "naming.toml"
+    path.write_text(
+        '[pipeline]\nname = "shop"\n'
+        '[source]\ndsn = "dbname=shop user=lockstep"\ntables = ["public.orders", "public.items"]\n'
+        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
+        '[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n'
+        '[sinks.items]\ntype = "redis"\nurl = "redis://cache"\nprefix = "items"\ntables = ["public.items"]\n'
+        '[views.joined]\nsink = "cache"\nkey = ["id"]\n'
+        'sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n'
+    )
+    return read(path)
+
+
+def test_a_named_table_that_capture_was_started_without_is_left_out_and_a_view_can_not_do_without(
+    naming: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ORDERS, LOG]))
+    now = config_now(naming)
+    assert (now.source.table_names, now.sink_tables(now.sinks["cache"])) == ((ORDERS,), (ORDERS,))
+    assert without_those_that_left(naming, now).source.table_names == (ORDERS,)
+    assert sink_tables_now(naming, naming.sinks["cache"]) == [ORDERS, LOG]
+    assert now.left_by_capture(now.sinks["cache"]) == now.left_by_capture(now.sinks["items"]) == (ITEMS,)
+    require_captured(now, "cache", now.sinks["cache"])
+    with pytest.raises(LockstepError, match=r"reads public\.items, which isn't captured") as refused:
+        require_captured(now, "joined", now.sinks["joined"])
+    assert "lockstep rebuild joined" in (refused.value.hint or "")
+    with pytest.raises(LockstepError, match=r"no table that is captured: it names public\.items"):
+        require_captured(now, "items", now.sinks["items"])
 
 
 def test_a_build_that_goes_on_reads_what_it_was_begun_with_and_no_table_that_joined_since(config: Config) -> None:
@@ -72,17 +109,22 @@ def _build(config: Config, store: MemoryStore) -> tuple[Build, _Job]:
     observer = SimpleNamespace(say=print, progress=lambda _: None, report=print)
     context = cast(
         "RebuildContext",
-        SimpleNamespace(config=config, settings=config.sinks["cache"], stop=threading.Event(), observer=observer),
+        SimpleNamespace(
+            name="cache", config=config, settings=config.sinks["cache"], stop=threading.Event(), observer=observer
+        ),
     )
     watch = cast("Any", SimpleNamespace(look_if_due=lambda: None))
     return Build(context, 1, open_memory(store, 1), watch), _Job(context)
 
 
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("leaves_at_look", [1, 3])
 def test_a_build_does_not_wait_for_events_of_a_table_that_has_left_capture(
-    config: Config, monkeypatch: pytest.MonkeyPatch, leaves_at_look: int
+    config: Config, naming: Config, monkeypatch: pytest.MonkeyPatch, leaves_at_look: int, *, is_named: bool
 ) -> None:
     begun, left = _capturing(config, ITEMS), _capturing(config)
+    if is_named:
+        begun, left = naming, naming.capturing(naming.source.only([ORDERS]))
     looks = 0
 
     def config_now(_: Config) -> Config:

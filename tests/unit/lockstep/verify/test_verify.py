@@ -2,12 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.table import TableName
+from jobs.query.captured_tables import Captured
+from lockstep import generations
 from lockstep.config import Config, load
-from lockstep.verify.options import VerifyOptions
+from lockstep.verify.options import SOURCE, VerifyOptions
+from lockstep.verify.report import TableReport, VerifyReport
+from lockstep.verify.result import VerifyOutcome
 from lockstep.verify.verify import verify
 
 CONFIG = """
@@ -54,6 +60,32 @@ def test_a_table_that_the_sink_does_not_have_is_refused(config: Config) -> None:
 
     assert "has no table public.items" in error.message
     assert error.hint == "its tables: public.orders"
+
+
+ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
+
+
+def test_a_sink_without_a_captured_table_has_nothing_to_compare(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
+    with pytest.raises(LockstepError, match=r"public\.orders isn't captured"):
+        verify(config, VerifyOptions("cache"), say=print, progress=lambda _: None, stopping=lambda: False)
+
+
+def test_a_table_that_is_named_and_not_captured_is_told_of_and_the_others_are_compared(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compare(*args: Any, **_: object) -> VerifyReport:
+        names = args[3]
+        assert names == [ITEMS]
+        return VerifyReport("all", 1, SOURCE, 7, (TableReport(ITEMS),))
+
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
+    monkeypatch.setattr("lockstep.verify.verify._compare", compare)
+    report = verify(config, VerifyOptions("all"), say=print, progress=lambda _: None, stopping=lambda: False)
+    assert [(table.table, bool(table.not_compared)) for table in report.tables] == [(ORDERS, True), (ITEMS, False)]
+    assert report.outcome is VerifyOutcome.INCOMPLETE
 
 
 def test_text_that_is_no_table_is_refused(config: Config) -> None:

@@ -14,6 +14,8 @@ from jobs.generations.view_state import ToldView
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
+from monitor.searches import StandingSearches
+from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -73,6 +75,12 @@ _OPEN_GAP = Gap(1, 0, 2, "why")
         ({"open_rejections": {"cache": 3, "search": 0}}, ("rejections-open/cache", Severity.WARNING)),
         ({"rebuild_needed": {"cache": ("mask",)}}, ("rebuild-needed/cache", Severity.WARNING)),
         ({"unanswered": {"cache": Unavailable("down")}}, ("sink-unreachable/cache", Severity.CRITICAL)),
+        ({"searches": {"search": StandingSearches(3, 0, {}, 60.0)}}, None),
+        ({"searches": {"search": StandingSearches(3, 0, {}, 61.0)}}, ("searches-silent/search", Severity.CRITICAL)),
+        (
+            {"searches": {"search": StandingSearches(3, 0, {"red": "no"}, 0.0)}},
+            ("search-set-aside/search", Severity.WARNING),
+        ),
         ({"unreadable_dead_letters": 1}, ("dead-letters-unreadable/capture", Severity.WARNING)),
     ],
 )
@@ -96,6 +104,48 @@ def test_readers_behind_count_for_the_generation_that_they_see() -> None:
     assert _found(_report(_applied(_sink(), behind_s=299))) == {}
     assert _found(_report(_applied(_sink(is_live=False), behind_s=301))) == {}
     assert _found(_report(_applied(_sink(), behind_s=11)), lag_s=10) == {"lag/cache": Severity.WARNING}
+
+
+def _query(generation: int = 1, *, is_live: bool = True, **changes: Any) -> StreamQueryStatus:
+    return StreamQueryStatus("recent", "topic", generation, is_live, **changes)
+
+
+_STOPPED = JobStatus(JobState.STOPPED, 7, "its checkpoint is gone", "build it again")
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        (_query(job=JobStatus(JobState.RUNNING)), None),
+        (_query(job=JobStatus(JobState.ABSENT)), None),
+        (_query(job=JobStatus(JobState.RUNNING), waits_for="there is no topic"), None),
+        (_query(job=_STOPPED), "stream-query-stopped/recent"),
+        (_query(2, is_live=False, job=_STOPPED), "stream-query-stopped/recent g2"),
+        (_query(job=JobStatus(JobState.SILENT, 7)), "stream-query-stopped/recent"),
+        (_query(job=_STOPPED, problem=Unavailable("down")), "stream-query-unreachable/recent"),
+    ],
+)
+def test_a_stream_query_that_is_not_run_is_an_alert(query: StreamQueryStatus, expected: str | None) -> None:
+    facts = Facts(stream_queries=(query,))
+    assert _found(_report(), facts) == ({expected: Severity.CRITICAL} if expected else {})
+    assert (expected in _found(LockstepError("the source is gone"), facts)) is bool(expected)
+
+
+def test_of_a_stream_query_whose_store_is_silent_nothing_is_over() -> None:
+    facts = Facts(stream_queries=(_query(), _query(2, is_live=False, problem=Unavailable("down"))))
+    findings = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS)
+    assert findings.is_unknown("stream-query-stopped", "recent g2")
+    assert not findings.is_unknown("stream-query-stopped", "recent")
+    before = find_conditions(_report(), Facts(stream_queries=None), AlertSettings(), now_ms=_NOW_MS)
+    assert before.is_unknown("stream-query-stopped", "recent")
+    assert before.is_unknown("stream-query-unreachable", "recent")
+
+
+def test_a_stopped_stream_query_is_told_with_its_reason_and_the_next_step() -> None:
+    facts = Facts(stream_queries=(_query(job=_STOPPED),))
+    (condition,) = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS).open
+    assert condition.sentence == "stream query recent isn't run any more: its checkpoint is gone"
+    assert (condition.step, condition.since_ms) == ("build it again", 7)
 
 
 def test_a_job_that_was_told_to_stop_is_no_alert() -> None:

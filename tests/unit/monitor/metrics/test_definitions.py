@@ -116,6 +116,30 @@ def test_the_rules_fire_when_they_should(tmp_path: Path) -> None:
     )
 
 
+def test_searches_that_nobody_is_told_of_are_told_of(tmp_path: Path) -> None:
+    _judge(
+        tmp_path,
+        {
+            'lockstep_searches_set_aside{sink="search"}': "0x8 2x40",
+            'lockstep_searches_silent_seconds{sink="search"}': "0x8 70x40",
+        },
+        _fired("LockstepSearchSetAside", "2m"),
+        _fired(
+            "LockstepSearchSetAside",
+            "8m",
+            {"severity": "warning", "sink": "search"},
+            summary="Nobody is told of 2 standing searches of sink search",
+        ),
+        _fired("LockstepSearchesSilent", "2m"),
+        _fired(
+            "LockstepSearchesSilent",
+            "8m",
+            {"severity": "critical", "sink": "search"},
+            summary="Nobody tells of the standing searches of sink search",
+        ),
+    )
+
+
 def test_a_view_that_builds_for_long_or_takes_much_disk_is_told_of(tmp_path: Path) -> None:
     view = {"severity": "warning", "sink": "totals", "generation": "1"}
     _judge(

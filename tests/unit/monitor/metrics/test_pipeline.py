@@ -7,7 +7,11 @@ from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.metrics.pipeline import gauges_of
+from monitor.metrics.definitions import Part
+from monitor.metrics.meters import Gauges
+from monitor.metrics.pipeline import add_stream_queries, gauges_of
+from monitor.searches import StandingSearches
+from monitor.stream_queries import StreamQueryStatus
 
 
 def _shown(lag: LagReport) -> dict[str, float]:
@@ -55,6 +59,21 @@ def test_tables_that_a_sink_cannot_take_are_counted() -> None:
     assert "failed_tables" not in {name for name, *_ in _samples(LagReport((unasked,), True, 0, {}))}
 
 
+def test_the_state_of_a_stream_query_is_one_and_an_unknown_one_stands_alone() -> None:
+    gauges = Gauges(Part.DASHBOARD)
+    stopped = StreamQueryStatus("recent", "topic", 2, False, JobStatus(JobState.STOPPED))
+    silent = StreamQueryStatus("taps", "topic", problem=Unavailable("no answer"))
+    add_stream_queries(gauges, [stopped, silent, StreamQueryStatus("never", "topic")])
+    shown = [
+        (sample.labels["sink"], sample.labels["generation"], sample.labels["state"], sample.value)
+        for metric in gauges
+        for sample in metric.samples
+    ]
+    assert ("recent", "2", "stopped", 1.0) in shown
+    assert ("recent", "2", "running", 0.0) in shown
+    assert [one for one in shown if one[0] != "recent"] == [("taps", "", "unknown", 1.0)]
+
+
 def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
     stage = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.CURRENT)
     whole = LagReport((stage,), True, 0, {}, open_rejections={"cache": 0}, paused_copies=("public.t",), broken=("no",))
@@ -65,3 +84,14 @@ def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
     without_kafka = replace(whole, open_rejections={}, silent_servers={"kafka": Unavailable("no answer")})
     assert told & {name for name, *_ in _samples(without_kafka)} == {"sink_answers", "rebuild_needed", "slot_active"}
     assert "look_timestamp_seconds" in silent
+
+
+def test_standing_searches_are_counted_where_there_are_any() -> None:
+    assert not [name for name in _shown(LagReport((), True, 0, {})) if "searches" in name]
+    shown = _shown(LagReport((), True, 0, {}, searches={"search": StandingSearches(3, 20, {"red": "no"}, 7.0)}))
+    assert {name: value for name, value in shown.items() if "searches" in name} == {
+        "lockstep_standing_searches": 3.0,
+        "lockstep_searches_matching_documents": 20.0,
+        "lockstep_searches_set_aside": 1.0,
+        "lockstep_searches_silent_seconds": 7.0,
+    }

@@ -28,6 +28,16 @@ from sinks.opensearch.search_queries import query_problems, time_problems
         },
         {"dis_max": {"queries": [{"term": {"a": 1}}, {"term": {"b": 1}}]}},
         {"geo_distance": {"distance": "2km", "place": {"lat": 1, "lon": 2}}},
+        {"fuzzy": {"skill": {"value": "rsut", "rewrite": "constant_score"}}},
+        {"prefix": {"city": "B"}},
+        {"wildcard": {"city": {"value": "B*", "rewrite": "constant_score"}}},
+        {"match": {"skill": {"query": "rsut", "fuzziness": "AUTO", "fuzzy_rewrite": "constant_score"}}},
+        {"match_bool_prefix": {"skill": "rust and s"}},
+        {"multi_match": {"query": "rust s", "fields": ["skill"], "type": "bool_prefix"}},
+        {"simple_query_string": {"query": 'sq* "rust sql"~2 | ~ | c\\~', "fields": ["skill"]}},
+        {"simple_query_string": {"query": '"rust~1 \\" sql~1"', "fields": ["skill"]}},
+        {"simple_query_string": {"query": "~/rust~1", "fields": ["skill"], "flags": "AND|or"}},
+        {"intervals": {"skill": {"all_of": {"intervals": [{"match": {"query": "rust", "max_gaps": 1}}]}}}},
     ],
 )
 def test_what_depends_on_the_document_alone_can_stand(query: Any) -> None:
@@ -61,6 +71,25 @@ def test_what_depends_on_the_document_alone_can_stand(query: Any) -> None:
         (
             {"intervals": {"a": {"match": {"query": "x", "filter": {"script": {"source": "true"}}}}}},
             "intervals of a has a script",
+        ),
+        ({"fuzzy": {"a": "x"}}, 'fuzzy of a takes 50 words of the index, whatever other documents have: give it "rewr'),
+        ({"fuzzy": {"a": {"value": "x", "rewrite": "top_terms_9"}}}, "fuzzy of a takes 50 words of the index"),
+        ({"prefix": {"a": {"value": "x", "rewrite": "top_terms_9"}}}, "prefix of a has a rewrite by which"),
+        ({"wildcard": {"a": {"value": "x", "rewrite": "scoring_boolean"}}}, "wildcard of a has a rewrite by which"),
+        ({"regexp": {"a": {"value": "x", "rewrite": "constant_score_boolean"}}}, "regexp of a has a rewrite by which"),
+        ({"match_phrase_prefix": {"a": "x"}}, "match_phrase_prefix can't stand; it takes 50 words of the index"),
+        ({"match": {"a": {"query": "x", "fuzziness": 1}}}, "match of a has fuzziness, by which it takes 50 words"),
+        ({"match_bool_prefix": {"a": {"query": "x y", "fuzziness": "AUTO"}}}, "match_bool_prefix of a has fuzziness"),
+        ({"multi_match": {"query": "x", "fields": ["a"], "fuzziness": 2}}, "multi_match has fuzziness"),
+        (
+            {"multi_match": {"query": "x", "fields": ["a"], "type": "phrase_prefix"}},
+            "multi_match has type phrase_prefix, by which it takes 50 words of the index: bool_prefix can stand",
+        ),
+        ({"simple_query_string": {"query": "+rsut~1", "fields": ["a"]}}, "simple_query_string has a word with ~"),
+        ({"simple_query_string": {"query": "x~", "fields": ["a"], "flags": "OR|FUZZY"}}, "has a word with ~"),
+        (
+            {"intervals": {"a": {"any_of": {"intervals": [{"match": {"query": "x"}}, {"prefix": {"prefix": "y"}}]}}}},
+            "intervals of a has prefix, which is refused once 128 words of the index fit",
         ),
     ],
 )

@@ -24,8 +24,8 @@ function roomLeft(source) {
 }
 
 /** One line where no problem is listed. It says that all is well only where everything is known to run. */
-function summary({ capture, sinks }) {
-  const known = [capture, ...sinks].every((one) => ["good", "busy"].includes(severity(one.state)));
+function summary({ capture, sinks, stream_queries: queries }) {
+  const known = [capture, ...sinks, ...queries].every((one) => ["good", "busy"].includes(severity(one.state)));
   if (known && sinks.length) return [stateOf("ok", "all well"), "Capture runs, and every sink gets further."];
   if (capture.lsn === null) return [stateOf("unknown", "nothing runs"), sentence("Nothing was captured yet: `lockstep run` starts it.")];
   return [stateOf("unknown", "not everything runs"), "The table of stages says what is known."];
@@ -94,6 +94,32 @@ function stages(state) {
   });
 }
 
+/** The builds of stream queries' results. Most pipelines have none, and no panel. */
+function streamQueries({ stream_queries: queries }) {
+  const rows = queries.map((query) => ({
+    key: `${query.name} ${query.generation}`,
+    cells: [
+      query.live || query.generation === null ? query.name : `${query.name} g${query.generation}`,
+      stateOf(query.state),
+      format.clock(query.watermark_ms),
+      format.count(query.results),
+      format.count(query.late),
+      format.count(query.malformed),
+      format.count(query.refused),
+    ],
+  }));
+  const columns = [
+    ["stream query"],
+    ["state"],
+    ["final up to", "number"],
+    ["results", "number"],
+    ["late", "number"],
+    ["malformed", "number"],
+    ["refused", "number"],
+  ];
+  return queries.length > 0 && panel("Stream queries", table("Stream queries", columns, rows), { flush: true });
+}
+
 export default {
   name: "Pipeline",
   title: () => "Pipeline",
@@ -107,6 +133,7 @@ export default {
         : h("p", { class: "fine" }, summary(state)),
       h("section", { class: "panel drawing", "aria-label": "Drawing of the pipeline" }, diagram(state, width - 18)),
       stages(state),
+      streamQueries(state),
     ];
   },
 };

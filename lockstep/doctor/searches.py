@@ -1,0 +1,103 @@
+"""Whether standing searches can be told of: their topic, and what is known of each."""
+
+from collections.abc import Collection, Sequence
+from itertools import groupby
+
+from cdc.kafka.control_topics import record_at
+from cdc.kafka.newest_records import newest_records
+from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, without_rights
+from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
+from cdc.postgres.preflight.finding import Finding, error, ok, warning
+from lockstep.config import Config
+from lockstep.searches.commands import ListedSearch, listed
+from lockstep.searches.topic import Match, check_topic
+from sinks.opensearch.settings import OpenSearchSettings
+
+_SUBJECT = "searches"
+_NOBODY_TOLD = "nobody is told of any search"
+_TOPIC_RIGHTS = ("Describe", "Read", "Write", "DescribeConfigs")
+
+
+def check_searches(config: Config, *, sinks: Collection[str]) -> list[Finding]:
+    """The searches of these sinks, which answer, and the topic of matches where there is one search, or is to be.
+
+    Raises LockstepError where Kafka or OpenSearch doesn't answer.
+    """
+    findings: list[Finding] = []
+    are_expected = bool(config.sinks_with_searches)
+    for name in sinks:
+        settings = config.sinks[name]
+        if not isinstance(settings, OpenSearchSettings) or settings.view is not None:
+            continue
+        searches = list(listed(config, [name]))
+        are_expected |= bool(searches)
+        findings += searches_findings(name, searches)
+    return [*_topic_findings(config), *findings] if are_expected else []
+
+
+def searches_findings(name: str, searches: Sequence[ListedSearch]) -> list[Finding]:
+    """What is known of one sink's searches. Those that nobody is told of for the same reason are one finding."""
+    subject = f"{_SUBJECT} of {name}"
+    told = [each.search.name for each in searches if each.problem is None]
+    findings = [ok(subject, f"{len(told):,} of {len(searches):,} are told of")] if told else []
+    untold = sorted((each for each in searches if each.problem is not None), key=lambda each: each.problem or "")
+    for problem, of_it in groupby(untold, key=lambda each: each.problem or ""):
+        names = ", ".join(each.search.name for each in of_it)
+        findings.append(
+            warning(
+                subject,
+                f"{names}: {problem}",
+                "what begins and ceases to match isn't told meanwhile; it is compared afterwards",
+                f"`lockstep searches list {name}` shows them; one that is refused goes on once its query is changed",
+            )
+        )
+    return findings
+
+
+def _topic_findings(config: Config) -> list[Finding]:
+    cluster, plan = TopicAdmin(config.kafka.client()), match_topic_plan(config.pipeline.name, config.kafka.topics)
+    lacking = cluster.lacking_rights([plan.name], _TOPIC_RIGHTS)
+    if rights := lacking.get(plan.name):
+        what = f"the right {', '.join(rights)} on topic {plan.name} lacks"
+        return [error(_SUBJECT, what, _NOBODY_TOLD, without_rights(rights))]
+    try:
+        if cluster.missing([plan]):
+            refused = cluster.why_not_created([plan]).get(plan.name)
+            if refused is not None:
+                raise refused
+            return [ok(_SUBJECT, f"topic {plan.name} is created by whoever tells of searches")]
+        check_topic(cluster, plan, config.kafka.bootstrap_servers)
+    except Unavailable:
+        raise
+    except LockstepError as refused:
+        return [error(_SUBJECT, refused.message, _NOBODY_TOLD, refused.hint or "")]
+    findings = [ok(_SUBJECT, f"topic {plan.name} is there"), *_foreign_findings(config, plan.name)]
+    findings += [
+        warning(
+            _SUBJECT,
+            difference,
+            "who reads the topic seldom may miss matches that have ended",
+            "alter the topic with kafka-configs.sh, or change [kafka.topics]",
+        )
+        for difference in cluster.differences([plan])
+    ]
+    return findings
+
+
+def _foreign_findings(config: Config, topic: str) -> list[Finding]:
+    """Whether the newest record of the topic of matches is one of Lockstep's."""
+    for record in newest_records(config.kafka.client(), [topic]):
+        what = record_at(topic, record.offset)
+        try:
+            if record.value is not None:
+                Match.from_bytes(record.value, what)
+        except ForeignRecord:
+            return [
+                error(
+                    f"topic {topic}",
+                    f"holds a record that isn't one of Lockstep's: {what}",
+                    "whoever writes to it tells of matches that there aren't, and nobody goes on from it",
+                    "find out who writes to it, and take that right away (docs/operations.md, rights in Kafka)",
+                )
+            ]
+    return []
