@@ -46,9 +46,9 @@ NIGHT_MS = 1_772_409_600_000
 @st.composite
 def steps(draw: Any) -> list[Step]:
     """Transactions: rows that come, a table that is emptied, a copy that takes the place of all, events again."""
-    made: list[Step] = []
+    made, published = list[Step](), list[Step]()
     for number in range(draw(st.integers(1, 6))):
-        lsn, step, seq = 8 * (number + 1), [], 0
+        lsn, step, seq, again = 8 * (number + 1), [], 0, False
         for _ in range(draw(st.integers(1, 6))):
             seq += 1
             match draw(st.integers(0, 9)):
@@ -60,14 +60,17 @@ def steps(draw: Any) -> list[Step]:
                     step = [event for event in step if event.key != {"id": page}]
                     step.append(RowEvent(PAGES, {"id": page}, tag(lsn, seq), row, at(lsn, seq)))
                 case 2 if made:
-                    step += draw(st.sampled_from(made))  # what was published already comes again
+                    again = True
                 case _:
                     step.append(hit(draw, lsn, seq))
         if draw(st.integers(0, 5)) == 0:
             copied = 8 * (number + 1) + 1
             step.append(emptied(copied, SNAPSHOT_SEQ, offset=seq))
             step += [hit(draw, copied, SNAPSHOT_SEQ, offset=seq + one) for one in range(1, draw(st.integers(1, 4)))]
-        made.append(step)
+        published.append(step)
+        # What was read already is read again, and all that was published after it: a delete with what it deleted.
+        begin = draw(st.integers(0, number)) if again else number
+        made.append([event for step in published[begin:] for event in step])
     return made
 
 
