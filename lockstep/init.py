@@ -266,6 +266,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # key = ["id"]                             # columns that tell the result's rows apart (rebuild)
 # sql = "select id, region from public.orders where region is not null"    # (rebuild)
 # top = { per = ["region"], order = "id desc", n = 10 }    # only the first rows per these columns (rebuild)
+# retain = [ { table = "orders", column = "created_at", days = 90, hours = 0 } ]    # rows count so long (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
 # changes_max = 5000000                    # rows that one transaction may change, else the view's job stops
 

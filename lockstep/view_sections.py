@@ -15,8 +15,11 @@ from views.failures import Refused
 if TYPE_CHECKING:
     from views.sql.over_views import NamedQuery
 
-_OWN: Final = ("sink", "sql", "key", "top")
+_OWN: Final = ("sink", "sql", "key", "top", "retain")
 """What a view's section has besides settings of its kind of sink."""
+
+_BEYOND_QUERY: Final = ("top", "retain")
+"""By these its result isn't that of its query alone."""
 
 _OF_ITS_SINK: Final = {
     "apply": "a view is always applied: remove it, or say so of a sink",
@@ -103,7 +106,9 @@ def _queries(views: Mapping[str, Any]) -> "dict[TableName, NamedQuery]":
     from views.sql.over_views import NamedQuery
 
     return {
-        TableName(VIEWS_SCHEMA, name): NamedQuery(section["sql"], "top" in section)
+        TableName(VIEWS_SCHEMA, name): NamedQuery(
+            section["sql"], next((setting for setting in _BEYOND_QUERY if section.get(setting)), "")
+        )
         for name, section in views.items()
         if isinstance(section, dict) and isinstance(section.get("sql"), str)
     }
@@ -147,5 +152,5 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
         raise _Unfit  # it isn't readable, which is told of that view
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
-    view = {"name": name, "sql": sql} | {key: section[key] for key in ("key", "top") if key in section}
+    view = {"name": name, "sql": sql} | {key: section[key] for key in ("key", "top", "retain") if key in section}
     return taken_over | own | {"tables": list(map(str, names)), "view": view, "lender": lender}

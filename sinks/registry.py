@@ -133,7 +133,7 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
 def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
     """The settings in which two definitions differ, by the names that they have in the configuration. Pure.
 
-    Those of a view are settings of its section: ``sql``, ``key`` and ``top``.
+    Those of a view are settings of its section: ``sql``, ``key``, ``top`` and ``retain``.
     """
     changed = list[str]()
     for name in sorted(today):

@@ -1,8 +1,8 @@
 """What is configured of a view: the query whose result a sink holds. Pure data; ``views`` knows what it means."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cdc.model.table import TableName
 
@@ -27,8 +27,40 @@ class TopSettings(BaseModel):
     n: int = Field(ge=1)
 
 
+class RetainSettings(BaseModel):
+    """Rows of a ``table`` count for so many ``days`` and ``hours`` after the time in one of their columns."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    table: str
+    column: Annotated[str, Field(min_length=1)]
+    days: int = Field(default=0, ge=0, le=36_500)
+    hours: int = Field(default=0, ge=0, le=876_000)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = []
+        if not self.days + self.hours:
+            problems.append("for how long? Set days, hours or both")
+        try:
+            _ = self.table_name
+        except ValueError as error:
+            problems.append(f"table: {error}")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def table_name(self) -> TableName:
+        """As in a query, one without a schema is in ``public``."""
+        return TableName.parse(self.table if "." in self.table else f"public.{self.table}")
+
+
 class ViewSettings(BaseModel):
-    """The view of this ``name``: its query, and the columns by which its rows are told apart."""
+    """The view of this ``name``: its query, and the columns by which its rows are told apart.
+
+    With ``retain`` it is the query over those rows of tables that aren't too old.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,6 +68,12 @@ class ViewSettings(BaseModel):
     sql: Annotated[str, Field(min_length=1)]
     key: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_are_distinct)]
     top: TopSettings | None = None
+    retain: tuple[RetainSettings, ...] | None = None
+
+    @property
+    def beyond_query(self) -> str:
+        """The setting by which the result isn't that of the query alone; "" where it is."""
+        return "top" if self.top is not None else "retain" if self.retain else ""
 
     @property
     def table(self) -> TableName:

@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, VIEWS, control_topic, view_topic
-from cdc.model.append_only import stored_tables
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from cdc.protocol.view_steps import ViewStep, step_key
@@ -27,6 +26,7 @@ from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
 from jobs.executor.view_task import deliver_view
 from jobs.offsets import Offsets
+from jobs.query.view_plan import planned_view, top_rows
 from jobs.spark.source import portable_client
 from monitor.view_feed import ViewFeed
 from sinks.contract import Progress
@@ -37,8 +37,8 @@ from tests.events import Change, Delete, Empty, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.spark_here import Job
 from tests.view_queries import column, shape
-from views.result import result_table
-from views.sql.reader import TopRows, read_view
+from views.retention import whole_minutes
+from views.sql.statement import whole_statement
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
 
@@ -71,7 +71,8 @@ Rows = dict[tuple[JsonValue, ...], Mapping[str, JsonValue]]
 
 
 class ViewPipeline:
-    """One view over a log whose tables are in PostgreSQL as well. ``query`` is the view's in full.
+    """One view over a log whose tables are in PostgreSQL as well. ``query`` is the view's in full, where all
+    rows of tables count.
 
     ``states`` has the query's result after each transaction, by its LSN.
     """
@@ -102,10 +103,9 @@ class ViewPipeline:
             judge.execute(f"create table {table.name.name} ({columns}{key})".encode())
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap, **topics), self.name, tables)
         self.states: dict[int, Rows] = {self.log.lsn: {}}
-        shapes = stored_tables({table.name: table for table in tables})
-        top = None if view.top is None else TopRows(view.top.per, view.top.order, view.top.n)
-        self.plan = read_view(view.sql, shapes, key=view.key, top=top)
-        self.result = result_table(self.plan, shapes, view.table)
+        planned = planned_view(view, {table.name: table for table in tables})
+        self.plan, self.result = planned.plan, planned.table
+        self._time_ms = 0
 
     def settings(self, kind: str, **more: Any) -> SinkSettings:
         """The view in a sink of this kind."""
@@ -125,10 +125,14 @@ class ViewPipeline:
 
     # --- writing ---
 
-    def write(self, *changes: Change, progress: bool = True) -> int:
-        """One transaction, in the log and in the judge. Returns its LSN. ``progress``: its record is there as well."""
+    def write(self, *changes: Change, progress: bool = True, at_ms: int = 0) -> int:
+        """One transaction, in the log and in the judge. Returns its LSN. ``progress``: its record is there as well.
+
+        ``at_ms`` is when it is committed, in milliseconds since 1970.
+        """
         self._write_judge(changes)
-        return self._committed(self.log.commit(changes, progress=progress))
+        self._time_ms = max(self._time_ms, whole_minutes(at_ms))
+        return self._committed(self.log.commit(changes, progress=progress, commit_time_ms=at_ms))
 
     def write_in_parts(self, parts: Sequence[Sequence[Change]]) -> int:
         """One transaction that is published in parts, each with a progress record of what was before it."""
@@ -161,8 +165,11 @@ class ViewPipeline:
 
     def expected(self) -> Rows:
         """The query's result in PostgreSQL now, by the view's key."""
+        query = self._query
+        if self.plan.retained:
+            query = whole_statement(self.plan, self.view.sql, top_rows(self.view), time_ms=self._time_ms)
         with self._judge.cursor(row_factory=psycopg.rows.dict_row) as cursor:
-            rows = cursor.execute(self._query.encode()).fetchall()
+            rows = cursor.execute(query.encode()).fetchall()
         return {
             tuple(row[name] for name in self.view.key): orjson.loads(orjson.dumps(row, default=str)) for row in rows
         }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
-from views.sql.reader import TopRows, read_view
+from views.sql.reader import RetainedRows, TopRows, read_view
 from views.state.contract import State
 from views.state.memory import MemoryState
 from views.view import View
@@ -481,32 +481,50 @@ def events(step: Sequence[RowWrite], lsn: int) -> list[RowEvent]:
 class KeptView:
     """A view with a sink in memory: what its outputs make of it."""
 
-    def __init__(self, question: Question, state: State, tables: Mapping[TableName, Table] = TABLES) -> None:
+    def __init__(
+        self,
+        question: Question,
+        state: State,
+        tables: Mapping[TableName, Table] = TABLES,
+        *,
+        retain: Sequence[RetainedRows] = (),
+    ) -> None:
         self.question = question
-        self.plan = read_view(question.sql, tables, key=question.key, top=question.top)
+        self.retain = retain
+        self.plan = read_view(question.sql, tables, key=question.key, top=question.top, retain=retain)
         self.view = View(self.plan, tables, state)
         self.rows: dict[tuple[JsonValue, ...], Mapping[str, JsonValue]] = {}
-        self._lsn = 0
+        self.lsn = 0
 
-    def step(self, step: Sequence[RowWrite]) -> None:
+    def step(self, step: Sequence[RowWrite], *, time_ms: int = 0) -> None:
         """Bring in a transaction, and what came of it into the sink."""
-        self._lsn += 8
-        self.view.step(events(step, self._lsn), epoch=1, lsn=self._lsn, offsets={("a", 0): self._lsn})
+        self.lsn += 8
+        at = {("a", 0): self.lsn}
+        self.view.step(events(step, self.lsn), epoch=1, lsn=self.lsn, offsets=at, time_ms=time_ms)
         self.deliver()
 
-    def built_anew(self, history: Sequence[Sequence[RowWrite]]) -> "KeptView":
+    def killed_after(self, step: Sequence[RowWrite], *, lsn: int, time_ms: int, portions: int) -> None:
+        """A step of which nothing comes into the sink, and so many portions of the rows that are too old by then."""
+        self.view.step(events(step, lsn), epoch=1, lsn=lsn, offsets={("a", 0): lsn}, time_ms=time_ms)
+        for _ in range(portions):
+            self.view.expire()
+
+    def built_anew(self, history: Sequence[Sequence[RowWrite]], *, time_ms: int = 0) -> "KeptView":
         """The same view after a history, built from the tables' rows as they are at its end."""
         rows = {(table, *key.values()): (table, key, row) for step in history for table, key, row in step}
-        kept = KeptView(self.question, MemoryState())
+        kept = KeptView(self.question, MemoryState(), retain=self.retain)
         kept.view.begin_building()
         for name in ("a", "b", "c"):
-            kept.view.build(events([row for row in rows.values() if row[0] == name and row[2] is not None], 8))
-        kept.view.end_building(epoch=1, lsn=8, offsets={})
+            there = [row for row in rows.values() if row[0] == name and row[2] is not None]
+            kept.view.build(events(there, 8), time_ms=time_ms)
+        kept.view.end_building(epoch=1, lsn=8, offsets={}, time_ms=time_ms)
         kept.deliver()
         return kept
 
     def deliver(self) -> None:
-        """Bring all that is pending into the sink."""
+        """Bring all that is pending into the sink, without rows that are too old."""
+        while self.view.expire():
+            pass
         while (output := self.view.pending(3)) is not None:
             for change in output.changes:
                 key = tuple(change.key.values())

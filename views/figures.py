@@ -63,7 +63,8 @@ class ViewFigures:
     """``lsn`` is up to where the result is exact, 0 while the state is being built. ``state_rows`` are the entries of
     the state, ``state_bytes`` those of its file. The counters are those since the state was built.
 
-    ``at_ms`` is when they were so, by the clock of who looked.
+    ``at_ms`` is when they were so, by the clock of who looked. ``time_ms`` is the view's time, by which rows of tables
+    may be too old, in milliseconds since 1970; 0 where it has none yet.
     """
 
     lsn: int
@@ -72,11 +73,12 @@ class ViewFigures:
     counters: Counters
     building: Building | None = None
     at_ms: int = 0
+    time_ms: int = 0
 
     @classmethod
     def of(cls, position: "ViewPosition", size: Size, *, building: Building | None = None, at_ms: int = 0) -> Self:
         """Of a state that is there now."""
-        return cls(position.lsn, size.entries, size.bytes, position.counters, building, at_ms)
+        return cls(position.lsn, size.entries, size.bytes, position.counters, building, at_ms, position.time_ms)
 
     @property
     def rows(self) -> int:
@@ -95,6 +97,7 @@ class ViewFigures:
             "transactions_per_step": round(self.counters.transactions_per_step, 3),
             "building": None if self.building is None else self.building.to_json(),
             "at_ms": self.at_ms,
+            "time_ms": self.time_ms,
             "lsn": self.lsn,
         }
 
@@ -107,4 +110,6 @@ class ViewFigures:
         if told is not None:
             doing = Doing(told["doing"])
             building = Building(told["began_ms"], doing, told["done"], told["total"], told["per_s"])
-        return cls(facts["lsn"], facts["state_rows"], facts["state_bytes"], counters, building, facts["at_ms"])
+        sizes = facts["state_rows"], facts["state_bytes"]
+        # Figures that were kept before there was retention have no time.
+        return cls(facts["lsn"], *sizes, counters, building, facts["at_ms"], facts.get("time_ms", 0))

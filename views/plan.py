@@ -5,11 +5,12 @@ The numbers of columns (``Ref.id``) are those of the whole plan. ``columns`` is 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from cdc.model.table import TableName
 from views.expressions import Aggregate, Expression, Ref, SortKey, aggregate_refs, refs
+from views.retention import Retained
 from views.values import SqlType
 
 T = TypeVar("T")
@@ -131,11 +132,15 @@ Node = Scan | Filter | Project | Join | Union | Group | Top
 
 @dataclass(frozen=True, slots=True)
 class ViewPlan:
-    """A query that can be kept. ``outputs`` are its columns by name, ``key`` those of them that are its rows' key."""
+    """A query that can be kept. ``outputs`` are its columns by name, ``key`` those of them that are its rows' key.
+
+    ``retained`` are the tables of which it reads those rows alone that aren't too old.
+    """
 
     root: Node
     outputs: tuple[tuple[str, Expression], ...]
     key: tuple[str, ...]
+    retained: tuple[Retained, ...] = field(default=(), repr=False)  # the text of a plan is part of states' identity
 
     @property
     def tables(self) -> tuple[TableName, ...]:

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from cdc.model.table import TableName
 from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
+from views.retention import Retained, period_text
 from views.values import INTEGERS, Kind, micros_text, to_event
 
 _INFIX: Final = {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||", "like"}
@@ -34,13 +36,14 @@ def plan_steps(plan: ViewPlan) -> PlanStep:
     names = column_names(plan)
     numbers = {id(node): number for number, node in enumerate(nodes(plan.root))}
     aliases = _aliases(plan.root)
+    retained = {each.table: each for each in plan.retained}
     first: dict[object, int] = {}
     for node in nodes(plan.root):
         if isinstance(node, Scan):
             first.setdefault(node.table, id(node))
 
     def step(node: Node) -> PlanStep:
-        operator, text, keeps = _described(node, names, aliases)
+        operator, text, keeps = _described(node, names, aliases, retained)
         if isinstance(node, Scan) and first[node.table] != id(node):
             keeps = ""  # all scans of a table share one copy of it
         return PlanStep(numbers[id(node)], operator, text, keeps, tuple(map(step, sources(node))))
@@ -91,14 +94,20 @@ def _aliases(root: Node) -> dict[int, str]:
     return aliases
 
 
-def _described(node: Node, names: Mapping[int, str], aliases: Mapping[int, str]) -> tuple[str, str, str]:
+def _described(
+    node: Node, names: Mapping[int, str], aliases: Mapping[int, str], retained: Mapping[TableName, Retained]
+) -> tuple[str, str, str]:
     """An operator's name, its text, and what it keeps."""
     match node:
         case Scan():
             alias = aliases[id(node)]
             table = str(node.table) if alias == node.table.name else f"{node.table} as {alias}"
             where = "" if node.condition is None else f" where {expression_text(node.condition, names)}"
-            return "scan", f"{table}{where}", f"each row of the table: {', '.join(node.names)}, and its tag"
+            kept, age = dict.fromkeys(node.names), ""
+            if (of := retained.get(node.table)) is not None:
+                age = f" of the last {period_text(of.hours)} by {of.column}"
+                kept.setdefault(of.column)
+            return "scan", f"{table}{age}{where}", f"each row of the table{age}: {', '.join(kept)}, and its tag"
         case Filter():
             return "filter", f"where {expression_text(node.condition, names)}", ""
         case Project():

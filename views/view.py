@@ -7,6 +7,10 @@ sink with the output's tag, the same output changes nothing the second time.
 What was acknowledged is kept beside it until the sink's progress is known to have it (``confirm``). Another run of a
 job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
 
+The view has a time as well: the greatest commit time that it was told, in whole minutes. Rows that are too old by it
+don't count. A step keeps none of these; those that were there before are taken away in portions (``expire``), before
+the output is written.
+
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
 all of them are in. Then the whole result is.
 """
@@ -15,7 +19,8 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain, islice, takewhile
 from types import MappingProxyType
 from typing import Any, Final
@@ -35,6 +40,7 @@ from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
 from views.ordering import row_encoder
 from views.plan import Scan, ViewPlan, nodes
+from views.retention import whole_minutes
 from views.state.contract import Entry, Reading, State, Step
 from views.values import Row, from_event, to_event
 
@@ -49,7 +55,13 @@ TopicPartition = tuple[str, int]
 NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 _BUILD_CHANGES_MAX: Final = 200_000
-"""How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them."""
+"""How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them.
+
+So it is where rows are taken away that are too old.
+"""
+
+_EXPIRED_AT_ONCE: Final = 20_000
+"""How many rows of tables are taken away in one transaction at most."""
 
 _POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
 _AS_STORED: Final = b"q"
@@ -102,7 +114,8 @@ class ViewPosition:
     """Up to where a view is exact, and where the log goes on: the next offset of each partition.
 
     ``seq`` counts the steps at this LSN that changed the result: their output has a tag of its own.
-    With ``is_building`` the state isn't usable: its building was begun, and not ended.
+    With ``is_building`` the state isn't usable: its building was begun, and not ended. ``time_ms`` is the view's time,
+    in milliseconds since 1970. It never goes back.
     """
 
     epoch: int = 0
@@ -111,6 +124,7 @@ class ViewPosition:
     counters: Counters = field(default_factory=Counters)
     is_building: bool = False
     seq: int = SNAPSHOT_SEQ
+    time_ms: int = 0
 
     @property
     def tag(self) -> Tag:
@@ -127,7 +141,8 @@ class _Kept:
 
 
 def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
-    """What a state belongs to: the plan, and of each of its tables the key and the columns that the plan reads.
+    """What a state belongs to: the plan, and of each of its tables the key and the columns that the plan reads. And
+    which rows of them count.
 
     Another name, type or number of one of these makes another identity: a column that was dropped and added again
     holds other values. Other columns may come and go.
@@ -137,11 +152,15 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
     for node in nodes(plan.root):
         if isinstance(node, Scan):
             read.setdefault(node.table, set()).update(node.names)
+    for retained in plan.retained:
+        read[retained.table].add(retained.column)
     shapes = [
         (str(table), tables[table].key, [tables[table].column(name).to_json() for name in sorted(names)])
         for table, names in sorted(read.items())
     ]
-    return hashlib.sha256(repr((FORMAT, plan, shapes)).encode()).hexdigest()
+    # A view without retention goes on with the state that it had before there was any.
+    rows = (plan.retained,) if plan.retained else ()
+    return hashlib.sha256(repr((FORMAT, plan, shapes, *rows)).encode()).hexdigest()
 
 
 class View:
@@ -154,7 +173,7 @@ class View:
         self.plan = plan
         self._state = state
         self._changes_max = changes_max
-        self._dataflow = Dataflow(plan.root, stored_tables(tables))
+        self._dataflow = Dataflow(plan, stored_tables(tables))
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
@@ -168,6 +187,7 @@ class View:
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
         self._build_size = sys.maxsize
+        self._expire_size = _EXPIRED_AT_ONCE
 
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
@@ -181,21 +201,66 @@ class View:
         lsn: int,
         offsets: Mapping[TopicPartition, int],
         transactions: int = 1,
+        time_ms: int = 0,
     ) -> Counters:
         """Take in the changes of whole transactions, so that the result is exact at ``lsn``.
 
         ``events`` are all changes of the query's tables between the position and ``lsn``, in any order; of one key the
         one with the greatest tag counts. Events of other tables are left out. ``offsets`` are where the log goes on,
-        of those partitions that have moved. ``transactions`` is how many these are, for the counters. Returns what this
-        step did. The rows for the sink are pending then.
+        of those partitions that have moved. ``transactions`` is how many these are, for the counters. ``time_ms`` is
+        when the newest of them was committed, in milliseconds since 1970. Returns what this step did. The rows for the
+        sink are pending then, once ``expire`` has nothing left to do.
 
         Raises EvaluationError, FanOutExceeded or the state's errors; nothing of the step was kept then.
         """
 
         def work(state: Step) -> Counters:
-            return self._step(state, events, ViewPosition(epoch, lsn, offsets), transactions)
+            return self._step(state, events, ViewPosition(epoch, lsn, offsets, time_ms=time_ms), transactions)
 
         return self._state.update(work)
+
+    # --- rows that are too old ---
+
+    def has_aged(self, time_ms: int = 0) -> bool:
+        """Whether rows of tables are there that are too old, by the view's time or by this one where it is later."""
+        if not self.plan.retained:
+            return False
+
+        def look(state: Reading) -> bool:
+            position = stored_position(state)
+            time = max(position.time_ms, whole_minutes(time_ms))
+            return not position.is_building and self._dataflow.has_aged(state, time)
+
+        return self._state.read(look)
+
+    def expire(self) -> bool:
+        """Take away rows of tables that are too old by the view's time: a portion of them, in one transaction. It has
+        no limit of rows of the view that change. Returns whether to call it again, before any output is written.
+
+        Raises EvaluationError or the state's errors; nothing of this portion was kept then.
+        """
+        if not self.has_aged():
+            return False
+        while True:
+            limit = sys.maxsize if self._expire_size == 1 else _BUILD_CHANGES_MAX
+            try:
+                inside = self._state.update(partial(self._expire, limit=limit))
+            except FanOutExceeded:
+                self._expire_size //= 2
+                continue
+            if inside < limit // 4:
+                self._expire_size = min(2 * self._expire_size, _EXPIRED_AT_ONCE)
+            return True
+
+    def _expire(self, state: Step, *, limit: int) -> int:
+        position = stored_position(state)
+        work = Work(state, limit, time_ms=position.time_ms)
+        changes, aged = self._dataflow.aged(work, self._expire_size)
+        kept = self._keep_pending(state, changes)
+        done = Counters(0, aged, kept.changed, work.changed, rows=kept.grown)
+        total = added(position.counters, done)
+        _keep_position(state, replace(position, counters=total))
+        return work.changed
 
     # --- building ---
 
@@ -213,10 +278,11 @@ class View:
         """What the state was built from, as ``begin_building`` was told."""
         return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
-    def build(self, events: Sequence[RowEvent]) -> None:
+    def build(self, events: Sequence[RowEvent], *, time_ms: int = 0) -> None:
         """Bring in rows as of the position that the building ends with: any number of them, in any order.
 
-        They are kept in transactions of a size that memory holds. A key that comes twice counts once, by its tag.
+        They are kept in transactions of a size that memory holds. A key that comes twice counts once, by its tag; rows
+        of a table with retention come once. ``time_ms`` is the view's time, as ``end_building`` gets it.
 
         Raises EvaluationError, or FanOutExceeded where one row alone changes more than the view's limit. The building
         can't go on then: it begins again.
@@ -226,7 +292,7 @@ class View:
             part = events[done : done + self._build_size]
             limit = self._changes_max if len(part) == 1 else min(self._changes_max, _BUILD_CHANGES_MAX)
             try:
-                inside = self._state.update(lambda state, part=part, limit=limit: self._build(state, part, limit))  # type: ignore[misc]  # bound now
+                inside = self._state.update(partial(self._build, events=part, limit=limit, time_ms=time_ms))
             except FanOutExceeded:
                 if len(part) == 1:
                     raise
@@ -236,11 +302,11 @@ class View:
             if len(part) == self._build_size and inside < limit // 4:
                 self._build_size *= 2
 
-    def _build(self, state: Step, events: Sequence[RowEvent], limit: int) -> int:
+    def _build(self, state: Step, *, events: Sequence[RowEvent], limit: int, time_ms: int) -> int:
         stored = state.get(_IS_BUILDING)
         if stored is None:
             raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
-        work = Work(state, limit)
+        work = Work(state, limit, time_ms=whole_minutes(time_ms))
         changes, changed_in = self._dataflow.changed(events, work)
         kept = self._keep_pending(state, changes, keeps_gone=False)
         done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
@@ -249,11 +315,18 @@ class View:
         return work.changed
 
     def end_building(
-        self, *, epoch: int, lsn: int, offsets: Mapping[TopicPartition, int], seq: int = SNAPSHOT_SEQ
+        self,
+        *,
+        epoch: int,
+        lsn: int,
+        offsets: Mapping[TopicPartition, int],
+        seq: int = SNAPSHOT_SEQ,
+        time_ms: int = 0,
     ) -> None:
         """All rows are in: the result is exact at ``lsn``, and all of it is pending.
 
-        ``seq`` is greater than that of any output at this LSN from an earlier state.
+        ``seq`` is greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's time: no
+        earlier one than that of any output from an earlier state.
         """
 
         def work(state: Step) -> None:
@@ -264,7 +337,8 @@ class View:
             state.put(_IS_WHOLE, _NOT_ARRANGED)
             # What a change costs on average isn't told by the building, which has made each row once.
             counters = Counters(rows=orjson.loads(stored)["rows"])
-            _keep_position(state, ViewPosition(epoch, lsn, offsets, counters, seq=seq))
+            position = ViewPosition(epoch, lsn, offsets, counters, seq=seq, time_ms=whole_minutes(time_ms))
+            _keep_position(state, position)
 
         self._state.update(work)
 
@@ -368,15 +442,18 @@ class View:
                 f" {format_lsn(lsn)} (epoch {epoch})",
                 hint="the log begins before the view's state: build the view anew",
             )
-        step_work = Work(state, self._changes_max)
+        time_ms = max(position.time_ms, whole_minutes(until.time_ms))
+        step_work = Work(state, self._changes_max, time_ms=time_ms)
         changes, changed_in = self._dataflow.changed(events, step_work)
         kept = self._keep_pending(state, changes)
         done = Counters(1, changed_in, kept.changed, step_work.changed, transactions, kept.grown)
         total = added(position.counters, done)
         seq = SNAPSHOT_SEQ
         if (epoch, lsn) == (position.epoch, position.lsn):
-            seq = position.seq + bool(kept.changed)
-        _keep_position(state, ViewPosition(epoch, lsn, {**position.offsets, **until.offsets}, total, seq=seq))
+            # What the view has written at this LSN has another tag than what is to be written now.
+            seq = position.seq + bool(kept.changed or self._dataflow.has_aged(state, time_ms))
+        offsets = {**position.offsets, **until.offsets}
+        _keep_position(state, ViewPosition(epoch, lsn, offsets, total, seq=seq, time_ms=time_ms))
         return done
 
     def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> "_Kept":
@@ -593,7 +670,9 @@ def stored_position(state: Reading) -> ViewPosition:
         return ViewPosition(counters=counters, is_building=building is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets, counters = _offsets(parsed["offsets"]), Counters(**parsed["counters"])
-    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"])
+    # Before there was retention, a state had no time.
+    time_ms = parsed.get("time_ms", 0)
+    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"], time_ms=time_ms)
 
 
 def _keep_position(state: Step, position: ViewPosition) -> None:
@@ -601,6 +680,7 @@ def _keep_position(state: Step, position: ViewPosition) -> None:
         "epoch": position.epoch,
         "lsn": position.lsn,
         "seq": position.seq,
+        "time_ms": position.time_ms,
         "offsets": _triples(position.offsets),
         "counters": asdict(position.counters),
     }

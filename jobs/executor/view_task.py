@@ -34,6 +34,7 @@ from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords
 from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
+from views.retention import NotedTime, noted_name
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -282,6 +283,7 @@ class _Run:
         )
         self._last_cut: Cut | None = None
         self._noted: Tag | None = None
+        self._noted_time: NotedTime | None = None
         self._moved_s = time.monotonic()
 
     def follow(self) -> None:
@@ -405,7 +407,11 @@ class _Run:
         if self._inbox is not None:
             self._keep(taken.records)
             self._build(cut, taken)
-        elif taken.records is None and not self._moves(taken.next_offsets):
+        elif (
+            taken.records is None
+            and not self._moves(taken.next_offsets)
+            and not self._view.has_aged(cut.commit_time_ms)  # time goes on where nothing else happens
+        ):
             return
         else:
             events = [] if taken.records is None else list(decode(taken.records, self._task).events)
@@ -416,6 +422,7 @@ class _Run:
                     lsn=cut.lsn,
                     offsets=taken.next_offsets,
                     transactions=taken.transactions,
+                    time_ms=cut.commit_time_ms,
                 )
             except FanOutExceeded:
                 # The limit is for what one transaction changes. What many have changed meanwhile is built in pieces.
@@ -436,16 +443,18 @@ class _Run:
         assert self._inbox is not None
         assert self._building is not None
         self._building.begin(Doing.COMPUTING, self._inbox.rows)
+        # What the sink had from an earlier state may be as of a later time, where the source's clock went back since.
+        time_ms = max(cut.commit_time_ms, self._time_before.next_ms)
         for portion in self._inbox.portions(_FED_ROWS):
             rows = list(portion)
-            self._view.build(rows)
+            self._view.build(rows, time_ms=time_ms)
             self._building.add(len(rows))
             # A driver that hears nothing takes the task for one that hangs, and ends its batch.
             self._tell(time.monotonic())
             if self._goes_on and self._line is not None and self._line.is_over():
                 raise _IsOver
         seq = self._seq_of_new_state(cut)
-        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq)
+        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
@@ -464,12 +473,16 @@ class _Run:
 
     def _deliver(self) -> None:
         """Give the sink what it may not have yet."""
+        while self._view.expire():
+            # A driver that hears nothing takes the task for one that hangs.
+            self._tell(time.monotonic())
         position = self._view.position()
         offsets = self._feed.of_topics(position.offsets)
         if self._building is not None:
             self._building.begin(Doing.WRITING, position.counters.rows)
         if position.seq:
             self._note_tag(position)
+        self._note_time(NotedTime(self._time_before.time_ms, position.time_ms))
         is_new = self._view.is_new
         if self._view.is_whole:
             self._arrange()
@@ -496,6 +509,7 @@ class _Run:
         self._building = None
         if self._topic is not None and self._lacks_step(self._topic):
             self._commit(self._topic, is_complete=True)
+        self._note_time(NotedTime(position.time_ms, position.time_ms))
         freeze_opened()
         self._result.next_offsets = offsets
 
@@ -552,6 +566,24 @@ class _Run:
             with self._records() as records:
                 records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
             self._noted = position.tag
+
+    # As of which time the sink has the result is noted beside its rows, before and after they are written.
+
+    @property
+    def _time_before(self) -> NotedTime:
+        """The view's time as it is noted; one without retention has none."""
+        if self._noted_time is None:
+            self._noted_time = NotedTime()
+            if self._input.plan.retained:
+                with self._records() as records:
+                    self._noted_time = NotedTime.from_json(records.load(noted_name(self._task.generation)))
+        return self._noted_time
+
+    def _note_time(self, time: NotedTime) -> None:
+        if self._input.plan.retained and time != self._time_before:
+            with self._records() as records:
+                records.save(noted_name(self._task.generation), time.to_json())
+            self._noted_time = time
 
     @contextmanager
     def _records(self) -> Iterator[CoordinationRecords]:

@@ -125,6 +125,12 @@ class ProgressKeeper:
         """Whether a progress record is known that isn't applied yet. Doesn't wait for a destination that hangs."""
         return self._is_behind
 
+    @property
+    def commit_time_ms(self) -> int:
+        """When the newest transaction was committed of those that are applied whole, in milliseconds since 1970."""
+        with self._lock:
+            return self._watermark.commit_time_ms
+
     def lacks(self, ends: Offsets) -> bool:
         """Whether anything below ``ends`` isn't applied yet. What a start position left out isn't counted."""
         with self._lock:

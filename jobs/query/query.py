@@ -60,6 +60,7 @@ from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.source import clock_frame, range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from views.retention import whole_minutes
 
 _TASKS_MAX: Final = 32
 _TASKS_MAX_PER_CORE: Final = 4
@@ -159,6 +160,7 @@ class SinkQuery:
         self._topics, self._partitions = plan.topics, plan.partitions
         # What a job that is killed in a rest reads again must be there.
         self._reads_again = plan.reads_again
+        self._batch_minute_ms = 0
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
         self._bell = LogBell(client, self._plan.pipeline)
         self._rate = RowRate(self._plan.settings.events_per_s, time.monotonic)
@@ -316,7 +318,7 @@ class SinkQuery:
         state = self._state
 
         def has_more() -> bool:
-            return self._keeper.lacks(self._cluster.committed_ends(self._partitions))
+            return self._keeper.lacks(self._cluster.committed_ends(self._partitions)) or self._time_has_passed()
 
         state.resting.set()
         try:
@@ -330,6 +332,15 @@ class SinkQuery:
         finally:
             state.resting.clear()
             state.batch_done.set()
+
+    def _time_has_passed(self) -> bool:
+        """Whether rows of a view's tables may have become too old since its last batch, though nothing has come."""
+        view = self._task.view
+        return (
+            view is not None
+            and bool(view.plan.retained)
+            and whole_minutes(self._keeper.commit_time_ms) > self._batch_minute_ms
+        )
 
     def _end(self, query: StreamingQuery | None) -> bool:
         """Let the running batch finish, and stop the query. Whether it has ended.
@@ -435,6 +446,8 @@ class SinkQuery:
     def _run_whole_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""
         self._batch_id, self._part_began = batch_id, time.monotonic()
+        # Before its tasks look: they know of as much, or more.
+        self._batch_minute_ms = max(self._batch_minute_ms, whole_minutes(self._keeper.commit_time_ms))
         topics = self._task.tables.keys()
         self._topics.check(self._cluster, topics)
         is_long = self._takes_slot()

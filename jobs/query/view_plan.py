@@ -8,7 +8,7 @@ from cdc.model.table import Table, TableName
 from sinks.view_settings import ViewSettings
 from views.plan import ViewPlan
 from views.result import result_table
-from views.sql.reader import TopRows, read_view
+from views.sql.reader import RetainedRows, TopRows, read_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> P
 
     Raises LockstepError for an append-only table with a column of a name that it needs for itself.
     """
-    plan = read_view(settings.sql, stored_tables(tables), key=settings.key, top=top_rows(settings))
+    retain = [RetainedRows(each.table_name, each.column, each.days * 24 + each.hours) for each in settings.retain or ()]
+    plan = read_view(settings.sql, stored_tables(tables), key=settings.key, top=top_rows(settings), retain=retain)
     return PlannedView(plan, result_table(plan, tables, settings.table))
 
 

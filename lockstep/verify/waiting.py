@@ -9,6 +9,7 @@ from typing import Final, Protocol
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn, format_lsn
 from sinks.contract import Progress, TopicPartition
+from views.retention import NotedTime
 
 _SLICE_S: Final = 0.05
 _SAY_AFTER_S: Final = 5.0
@@ -143,6 +144,29 @@ class Applied:
             hint=f"`lockstep apply {self._name}` and `lockstep capture` must be running; `lockstep lag` shows which of"
             " them lags",
         )
+
+
+def settled_time(
+    load: Callable[[], NotedTime], *, name: str, generation: int, waiting: Waiting, stall_s: float
+) -> NotedTime:
+    """The time of a view, once all of its rows are as of one.
+
+    Raises Stalled when that isn't so for ``stall_s`` seconds, LockstepError when a stop is asked for.
+    """
+    began, first = waiting.now_s(), load()
+    time = first
+    while not time.is_settled:
+        if time != first:
+            began, first = waiting.now_s(), time
+        if waiting.now_s() - began > stall_s:
+            raise Stalled(
+                f"view {name!r} (generation {generation}) hasn't taken away all rows that are too old for"
+                f" {stall_s:.0f} s",
+                hint=f"`lockstep apply {name}` must be running; `lockstep lag` shows how far it is",
+            )
+        waiting.sleep(_SLICE_S)
+        time = load()
+    return time
 
 
 def _missing(point: SyncPoint, progress: Progress | None) -> str:

@@ -46,7 +46,7 @@ class Checked:
 
 def named_queries(views: Mapping[str, ViewSettings]) -> dict[TableName, NamedQuery]:
     """The configured views as a query can read them."""
-    return {view.table: NamedQuery(view.sql, view.top is not None) for view in views.values()}
+    return {view.table: NamedQuery(view.sql, view.beyond_query) for view in views.values()}
 
 
 def check(connection: psycopg.Connection[Any], question: Question, tables: Mapping[TableName, Table]) -> Checked:

@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cdc.model.lsn import format_lsn
+from cdc.model.times import time_text
 from lockstep.views.check import Checked
 from lockstep.views.kept import Explained, ViewState, ViewStatus
 from monitor.units import readable_bytes
@@ -232,6 +233,8 @@ def explained_text(explained: Explained) -> RenderableType:
         parts.append(Text(f"what each operator keeps isn't known: {explained.why}", style="yellow"))
     if status.figures is not None:
         parts += map(Text, figures_sentences(status.figures, is_building=status.state is ViewState.BUILDING))
+        if explained.plan.retained and status.figures.time_ms:
+            parts.append(Text(f"rows are too old or not as of {time_text(status.figures.time_ms)}"))
     return Group(*parts)
 
 

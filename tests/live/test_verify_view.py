@@ -33,17 +33,22 @@ from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.pipeline import Pipeline, wait_until
 from views.result import result_table
+from views.retention import NotedTime, noted_name
 from views.state.memory import MemoryState
 from views.view import View
 
 pytestmark = pytest.mark.live
+
+MINUTE_MS = 60_000
+NOON_MS = 1_772_452_800_000
+"""2026-03-02T12:00:00Z."""
 
 EVERYTHING = 1 << 60
 """A watermark beyond any LSN."""
 
 
 def views_text(schema: str) -> str:
-    """Sums per owner, and the newest two lines of each account, in three stores."""
+    """Sums per owner, and the newest two lines of each account, in three stores; and owners of recent accounts."""
     sums = f"""sql = '''
 select a.owner, count(*) as n, sum(a.balance) as total, max(a.changed) as changed, min(e.note collate "C") as note,
     avg(e.line) as lines
@@ -56,7 +61,13 @@ key = ["owner"]
 key = ["account_id", "line"]
 top = {{ per = ["account_id"], order = "note collate \\"C\\" desc nulls last", n = 2 }}
 """.replace("\n join", " join")
+    recent = f"""sql = '''select owner, count(*) as n from {schema}.account
+where owner is not null and owner like 'recent %' group by owner'''
+key = ["owner"]
+retain = [{{ table = "{schema}.account", column = "changed", hours = 1 }}]
+"""
     return (
+        f'[views.{schema}_recent]\nsink = "{schema}_cache"\n{recent}'
         f'[views.{schema}_sums]\nsink = "{schema}_warehouse"\n{sums}'
         f'[views.{schema}_newest]\nsink = "{schema}_cache"\n{newest}'
         f'[views.{schema}_found]\nsink = "{schema}_search"\n{newest}'
@@ -84,8 +95,12 @@ class Kept:
         self.follow()
         self.opened.generations.save_progress(Progress({}, EVERYTHING, 0, 0, {}))
 
-    def follow(self) -> None:
-        """Bring what the source holds now into the store."""
+    def note(self, time: NotedTime) -> None:
+        """Say as of which time the store has the result, as a job does."""
+        self.opened.records.save(noted_name(1), time.to_json())
+
+    def follow(self, *, time_ms: int = 0) -> None:
+        """Bring what the source holds now into the store, as of this time of the view."""
         self._lsn += 8
         events: dict[tuple[TableName, bytes], RowEvent] = {}
         pipeline = self._pipeline
@@ -99,7 +114,9 @@ class Kept:
             self._event(name, old.key, None) for (name, key), old in self._rows.items() if (name, key) not in events
         ]
         self._rows = events
-        self._view.step([*events.values(), *gone], epoch=0, lsn=self._lsn, offsets={})
+        self._view.step([*events.values(), *gone], epoch=0, lsn=self._lsn, offsets={}, time_ms=time_ms)
+        while self._view.expire():
+            pass
         while (output := self._view.pending(100)) is not None:
             batch = [self._written(change.key, change.row, str(output.tag)) for change in output.changes]
             outcome = self.opened.sink.apply(Batch(batch, fence=self.opened.sink.fence()))
@@ -237,7 +254,7 @@ def test_what_a_view_has_no_answer_to_is_refused(kept: Kept) -> None:
 )
 def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, query: str, words: str) -> None:
     connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
-    side = ViewSide(connection, query=query, view="seen")
+    side = ViewSide(connection, query=lambda: query, view="seen")
     try:
         with pytest.raises(LockstepError) as failed:
             list(side.scan(table(column("id", "int8"))))
@@ -248,12 +265,40 @@ def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, que
 
 def test_a_key_that_the_result_cannot_have_is_no_row(pipeline: Pipeline) -> None:
     connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
-    side = ViewSide(connection, query="select n::int8 as id from generate_series(1, 3) n", view="seen")
+    side = ViewSide(connection, query=lambda: "select n::int8 as id from generate_series(1, 3) n", view="seen")
     keys = [b'{"id":1}', b'{"id":"nobody"}', b'{"id":null}', b'{"id":9}', b'{"id":3}']
     try:
         assert side.versions(table(column("id", "int8")), keys).keys() == {b'{"id":1}', b'{"id":3}'}
     finally:
         side.close()
+
+
+def test_a_view_with_retention_is_compared_as_of_its_own_time(pipeline: Pipeline) -> None:
+    kept = Kept(pipeline, load(pipeline.path), f"{pipeline.name}_recent")
+    account = f"{pipeline.name}.account"
+    with pipeline.sql() as connection:
+        connection.execute(
+            f"insert into {account} (id, owner, balance, changed) values (1001, 'recent 1', 1, '2026-03-02 11:00Z'),"
+            " (1002, 'recent 1', 1, '2026-03-02 11:00:30Z'), (1003, 'recent 2', 1, '2026-03-02 11:01Z'),"
+            " (1004, 'recent 3', 1, null)"
+        )
+    try:
+        kept.follow(time_ms=NOON_MS)
+        kept.note(NotedTime(NOON_MS, NOON_MS))
+        assert [row["n"] for _, row in sorted(kept.stored().items())] == [1, 1, 1]
+        assert kept.verified().is_equal
+        kept.note(NotedTime(NOON_MS + MINUTE_MS, NOON_MS + MINUTE_MS))
+        found = {(difference.kind, difference.key) for difference in differences(kept.verified())}
+        assert found == {(Kind.EXTRA, b'{"owner":"recent 1"}'), (Kind.EXTRA, b'{"owner":"recent 2"}')}
+        kept.follow(time_ms=NOON_MS + MINUTE_MS)
+        assert kept.verified().is_equal
+        kept.note(NotedTime(NOON_MS + MINUTE_MS, NOON_MS + 2 * MINUTE_MS))
+        with pytest.raises(LockstepError, match="hasn't taken away all rows that are too old"):
+            kept.verified(stall_s=0.1)
+    finally:
+        with pipeline.sql() as connection:
+            connection.execute(f"delete from {account} where id > 1000")
+        kept.opened.sink.close()
 
 
 def test_the_command_shows_a_view_as_it_shows_a_sink(

@@ -46,11 +46,15 @@ def _weight(change: tuple[Row, int]) -> int:
 
 @dataclass(slots=True)
 class Work:
-    """One step: its changes of the state, and how many rows it may still change."""
+    """One step: its changes of the state, and how many rows it may still change.
+
+    ``time_ms`` is the view's time, in milliseconds since 1970: by it rows are too old to count.
+    """
 
     state: Step
     changes_max: int
     changed: int = 0
+    time_ms: int = 0
 
     def count(self, changes: int) -> None:
         """Raises FanOutExceeded when the step changes too many rows."""

@@ -12,7 +12,8 @@ from views.operators.join import JoinOperator
 from views.operators.rows import FilterOperator, ProjectOperator, UnionOperator
 from views.operators.scan import ScanOperator, mirrors
 from views.operators.top import TopOperator
-from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, nodes, sources
+from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
+from views.state.contract import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,12 @@ class _Path:
 class Dataflow:
     """The operators of one plan. What they remember is in the state alone."""
 
-    def __init__(self, root: Node, tables: Mapping[TableName, Table]) -> None:
+    def __init__(self, plan: ViewPlan, tables: Mapping[TableName, Table]) -> None:
         """Raises KeyError for a table or column that isn't among the shapes."""
+        root = plan.root
         scans = [node for node in nodes(root) if isinstance(node, Scan)]
-        self._mirrors = mirrors(tables, scans)
+        self._mirrors = mirrors(tables, scans, plan.retained)
+        self._ageing = [self._mirrors[retained.table] for retained in plan.retained]
         self._numbers = {id(node): number for number, node in enumerate(nodes(root))}
         self._paths = list(self._paths_of(root, ()))
 
@@ -71,6 +74,21 @@ class Dataflow:
             for table, changed in by_table.items()
             if table in self._mirrors
         }
+        return self._brought_in(rows, work)
+
+    def has_aged(self, state: Reading, time_ms: int) -> bool:
+        """Whether there are rows of tables that are too old at this time of the view."""
+        return any(mirror.has_aged(state, time_ms) for mirror in self._ageing)
+
+    def aged(self, work: Work, most: int) -> tuple[Changes, int]:
+        """The same as ``changed`` for rows of tables that are too old by now, at most so many of them."""
+        rows: dict[TableName, list[RowChange]] = {}
+        for mirror in self._ageing:
+            rows[mirror.table] = mirror.aged(work, most)
+            most -= len(rows[mirror.table])
+        return self._brought_in(rows, work)
+
+    def _brought_in(self, rows: Mapping[TableName, Sequence[RowChange]], work: Work) -> tuple[Changes, int]:
         total: Changes = {}
         for path in self._paths:
             if not (changes := path.scan.changes_of(rows.get(path.scan.table, ()))):

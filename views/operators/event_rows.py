@@ -7,7 +7,10 @@ from typing import Final
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
 from cdc.model.event import RowEvent
 from cdc.model.table import Table
+from views.operators.ages import Ages
 from views.operators.changes import MIRROR, RowChange, Work, pack_row, prefix_of, unpack_row
+from views.retention import Retained
+from views.state.contract import Reading
 from views.values import Row, from_event, type_of
 
 EMPTIED: Final = b"e"
@@ -22,12 +25,14 @@ _AT_ONCE: Final = 10_000
 class EventRows:
     """One table's rows, of which nothing is ever changed: the columns that the query reads, by the event's identity.
 
-    The newest truncate is kept as well: an event from before it that comes late is no row.
+    The newest truncate is kept as well: an event from before it that comes late is no row. With ``retained`` neither is
+    one that is too old.
     """
 
-    def __init__(self, table: Table, names: Sequence[str], number: int) -> None:
+    def __init__(self, table: Table, names: Sequence[str], number: int, retained: Retained | None = None) -> None:
         self.table = table.name
         self.names = tuple(names)
+        self._ages = None if retained is None else Ages(retained, names.index(retained.column), number)
         self._prefix = prefix_of(MIRROR, number)
         self._emptied = prefix_of(EMPTIED, number)
         # The identity is in the key, so it isn't kept a second time.
@@ -48,6 +53,7 @@ class EventRows:
             work.state.put(self._emptied, newest.encode())
             changes += self._taken_away(newest, work)
         kept: dict[bytes, bytes] = {}
+        ages: dict[bytes, bytes] = {}
         for event in events:
             if event.tag < emptied or _empties(event):
                 continue
@@ -56,10 +62,32 @@ class EventRows:
             if key in kept or work.state.get(key) is not None:
                 continue
             values = self._values(event)
+            row = self._row(identity, values)
+            if self._ages is not None:
+                if self._ages.is_over(row, work.time_ms):
+                    continue
+                if (entry := self._ages.entry(row, key[len(self._prefix) :])) is not None:
+                    ages[entry] = b""
             kept[key] = pack_row(values)
-            changes.append((None, self._row(identity, values)))
-        work.state.put_all(kept)
+            changes.append((None, row))
+        work.state.put_all(kept | ages)
         work.count(len(kept))
+        return changes
+
+    def has_aged(self, state: Reading, time_ms: int) -> bool:
+        """Whether it has rows that are too old at this time of the view."""
+        return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
+
+    def aged(self, work: Work, most: int) -> list[RowChange]:
+        """Remove rows that are too old by now, at most so many, the oldest first."""
+        if self._ages is None:
+            return []
+        changes: list[RowChange] = []
+        for own in self._ages.due(work.state, work.time_ms, most):
+            stored = work.state.get(self._prefix + own)
+            assert stored is not None, "a row's time is there, and the row isn't"
+            changes.append((self._removed(self._prefix + own, stored, work), None))
+        work.count(len(changes))
         return changes
 
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
@@ -70,11 +98,16 @@ class EventRows:
             (key, stored) for key, stored in islice(work.state.scan(self._prefix), _AT_ONCE) if key < end
         ]:
             work.count(len(entries))
-            for key, stored in entries:
-                identity = key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode()
-                changes.append((self._row(identity, unpack_row(stored)), None))
-                work.state.delete(key)
+            changes += [(self._removed(key, stored, work), None) for key, stored in entries]
         return changes
+
+    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+        """Remove what is stored under a key. Returns the row that it was."""
+        row = self._row(key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode(), unpack_row(stored))
+        if self._ages is not None:
+            self._ages.forget(row, key[len(self._prefix) :], work.state)
+        work.state.delete(key)
+        return row
 
     def _values(self, event: RowEvent) -> Row:
         """A delete whose event has no values is a row without any."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from views.operators import group, join, top
+from views.operators.ages import AGES
 from views.operators.changes import MIRROR, PREFIX_LENGTH, prefix_of
 from views.plan import Group, Join, Node, Scan, Top, nodes
 from views.state.contract import Entry
@@ -48,6 +49,7 @@ def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:
                 if node.table not in tables:
                     tables[node.table] = len(tables)
                     owners[_prefix(MIRROR, tables[node.table])] = number, True
+                    owners[_prefix(AGES, tables[node.table])] = number, False
             case Join():
                 owners[_prefix(join.KIND, number)] = number, True
             case Group():

@@ -10,19 +10,26 @@ from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
 from views.failures import EvaluationError
+from views.operators.ages import Ages
 from views.operators.changes import MIRROR, Changes, RowChange, Work, add, prefix_of
 from views.operators.event_rows import EventRows
 from views.ordering import row_encoder
 from views.plan import Scan
+from views.retention import Retained
+from views.state.contract import Reading
 from views.values import Row, from_event, type_of
 
 
 class Mirror:
-    """One table's rows: the columns that the query reads, each row with its tag."""
+    """One table's rows: the columns that the query reads, each row with its tag.
 
-    def __init__(self, table: Table, names: Sequence[str], number: int) -> None:
+    With ``retained`` a row that is too old isn't there, as if it were deleted.
+    """
+
+    def __init__(self, table: Table, names: Sequence[str], number: int, retained: Retained | None = None) -> None:
         self.table = table.name
         self.names = tuple(names)
+        self._ages = None if retained is None else Ages(retained, names.index(retained.column), number)
         self._prefix = prefix_of(MIRROR, number)
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
         self._key = [(name, from_event(type_of(table.column(name)))) for name in table.key]
@@ -40,6 +47,7 @@ class Mirror:
                 newest[key] = event
         changes: list[RowChange] = []
         kept: dict[bytes, bytes] = {}
+        ages = self._ages
         for key, event in newest.items():
             stored = work.state.get(key)
             old: Row | None = None
@@ -49,6 +57,14 @@ class Mirror:
                     continue
                 old = tuple(values)
             new = None if event.row is None else self._values(event)
+            if ages is not None:
+                if new is not None and ages.is_over(new, work.time_ms):
+                    new = None
+                own = key[len(self._prefix) :]
+                if old is not None and new != old:
+                    ages.forget(old, own, work.state)
+                if new is not None and (entry := ages.entry(new, own)) is not None:
+                    kept[entry] = b""
             if new is not None:
                 kept[key] = orjson.dumps((event.tag, *new))
             elif stored is not None:
@@ -56,6 +72,26 @@ class Mirror:
             if new != old:
                 changes.append((old, new))
         work.state.put_all(kept)
+        work.count(len(changes))
+        return changes
+
+    def has_aged(self, state: Reading, time_ms: int) -> bool:
+        """Whether it has rows that are too old at this time of the view."""
+        return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
+
+    def aged(self, work: Work, most: int) -> list[RowChange]:
+        """Remove rows that are too old by now, at most so many, the oldest first."""
+        if self._ages is None:
+            return []
+        changes: list[RowChange] = []
+        for own in self._ages.due(work.state, work.time_ms, most):
+            stored = work.state.get(self._prefix + own)
+            assert stored is not None, "a row's time is there, and the row isn't"
+            _, *values = orjson.loads(stored)
+            old = tuple(values)
+            self._ages.forget(old, own, work.state)
+            work.state.delete(self._prefix + own)
+            changes.append((old, None))
         work.count(len(changes))
         return changes
 
@@ -67,13 +103,20 @@ class Mirror:
             raise EvaluationError(f"the column {error.args[0]!r} is missing in an event of {self.table}") from None
 
 
-def mirrors(tables: Mapping[TableName, Table], scans: Sequence[Scan]) -> dict[TableName, Mirror | EventRows]:
-    """A mirror for each table that is scanned, with the columns that any scan of it reads."""
+def mirrors(
+    tables: Mapping[TableName, Table], scans: Sequence[Scan], retained: Sequence[Retained] = ()
+) -> dict[TableName, Mirror | EventRows]:
+    """A mirror for each table that is scanned, with the columns that any scan of it reads, and that of its age."""
     names: dict[TableName, dict[str, None]] = {}
     for scan in scans:
         names.setdefault(scan.table, {}).update(dict.fromkeys(scan.names))
+    of_table = {each.table: each for each in retained}
+    for each in retained:
+        names[each.table].setdefault(each.column)
     return {
-        table: (EventRows if is_append_only(tables[table]) else Mirror)(tables[table], list(columns), number)
+        table: (EventRows if is_append_only(tables[table]) else Mirror)(
+            tables[table], list(columns), number, of_table.get(table)
+        )
         for number, (table, columns) in enumerate(names.items())
     }
 

@@ -14,16 +14,17 @@ from views.sql.tables_read import identifier_text, query_tree, tables_in
 
 @dataclass(frozen=True, slots=True)
 class NamedQuery:
-    """The query of a view, which other views may read. With ``has_top`` its result is more than that."""
+    """The query of a view, which other views may read. With a setting ``beyond`` it, its result is another one."""
 
     sql: str
-    has_top: bool = False
+    beyond: str = ""
 
 
 def over_tables(sql: str, views: Mapping[TableName, NamedQuery]) -> str:
     """The query with those of views in place of their names, wherever one stands in ``from`` with its schema.
 
-    Raises Refused with all reasons: a circle, a view with a ``top``, and a query that can't be parsed.
+    Raises Refused with all reasons: a circle, a view whose result isn't its query's alone, and a query that can't be
+    parsed.
     """
     return _whole(sql, views, ())
 
@@ -47,9 +48,9 @@ def _part(name: TableName, views: Mapping[TableName, NamedQuery], within: tuple[
         circle = " -> ".join(map(str, (*within[within.index(name) :], name)))
         reason = f"views read each other in a circle: {circle}"
         raise Refused([Refusal(f"from {name}", reason, "take one of them out of the other's query")])
-    if views[name].has_top:
-        reason = "it has a `top`, which isn't part of its query"
-        raise Refused([Refusal(f"from {name}", reason, "read the tables, or a view without `top`")])
+    if beyond := views[name].beyond:
+        reason = f"it has a `{beyond}`, which isn't part of its query"
+        raise Refused([Refusal(f"from {name}", reason, f"read the tables, or a view without `{beyond}`")])
     try:
         whole = _whole(views[name].sql, views, (*within, name))
     except Refused as refused:

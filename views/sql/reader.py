@@ -1,8 +1,8 @@
 """A view's settings -> its plan, or all reasons against it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sqlglot
 from sqlglot import exp
@@ -13,11 +13,13 @@ from cdc.model.table import Table, TableName
 from views.expressions import Expression, SortKey, refs
 from views.failures import Refusal, Refused
 from views.plan import Node, Top, ViewPlan, pruned, renumbered, reordered
+from views.retention import KINDS, Retained
 from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse, refuse
 from views.sql.relations import Relation
-from views.sql.tables_read import query_tree
+from views.sql.tables_read import query_tree, tables_in
+from views.values import type_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,22 @@ class TopRows:
     n: int
 
 
+@dataclass(frozen=True, slots=True)
+class RetainedRows:
+    """Rows of this table count for so many hours after the time in this column."""
+
+    table: TableName
+    column: str
+    hours: int
+
+
 def read_view(
     sql: str,
     tables: Mapping[TableName, Table],
     *,
     key: Sequence[str],
     top: TopRows | None = None,
+    retain: Sequence[RetainedRows] = (),
 ) -> ViewPlan:
     """The plan of a query over captured tables. ``key`` names the columns by which rows of the result are told apart.
 
@@ -46,14 +58,40 @@ def read_view(
     tree = query_tree(sql)
     reader = QueryReader(tables)
     refusals = reader.refusals
+    retained, of_retain = _retained(retain, tables_in(tree), tables)
     try:
         relation = reader.read(tree)
         if not refusals:
-            return _view(relation, tuple(key), top, refusals)
+            return replace(_view(relation, tuple(key), top, of_retain), retained=retained)
     except Refuse as refused:
-        if refused.refusal not in refusals:
-            refusals.append(refused.refusal)
-    raise Refused(refusals)
+        refusals.append(refused.refusal)
+    raise Refused(list(dict.fromkeys([*refusals, *of_retain])))
+
+
+def _retained(
+    retain: Sequence[RetainedRows], read: Collection[TableName], tables: Mapping[TableName, Table]
+) -> tuple[tuple[Retained, ...], list[Refusal]]:
+    """What was said of tables that are ``read``, and what stands against it."""
+    retained: dict[TableName, Retained] = {}
+    refusals: list[Refusal] = []
+    for rows in retain:
+        clause = f"retain of {rows.table} by {rows.column!r}"
+        columns = {column.name: column for column in tables[rows.table].columns} if rows.table in tables else {}
+        if rows.table not in read:
+            known = ", ".join(map(str, sorted(read)))
+            refusals.append(Refusal(clause, "the query doesn't read this table", f"name one of {known}, or remove it"))
+        elif rows.table in retained:
+            refusals.append(Refusal(clause, "something was said of this table before", "say it once for each table"))
+        elif rows.column not in columns:
+            if columns:  # a table that isn't captured is told of with the query
+                refusals.append(Refusal(clause, "the table has no such column", f"name one of {', '.join(columns)}"))
+        elif (kind := type_of(columns[rows.column]).kind) not in KINDS:
+            of_type = columns[rows.column].type_name
+            reason = f"the column is of type {of_type}, which doesn't say when a row was"
+            refusals.append(Refusal(clause, reason, "name a column of type timestamptz, timestamp or date"))
+        else:
+            retained[rows.table] = Retained(rows.table, rows.column, rows.hours, kind)
+    return tuple(retained.values()), refusals
 
 
 def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusals: list[Refusal]) -> ViewPlan:

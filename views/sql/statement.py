@@ -1,12 +1,14 @@
 """A view's query as PostgreSQL can run it: by itself, with every table's schema, and with ``top`` as SQL has it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import sqlglot
 from sqlglot import exp
 
 from cdc.model.append_only import OWN_COLUMNS
-from cdc.model.table import quote_identifier
+from cdc.model.table import TableName, quote_identifier
 from views.plan import ViewPlan
 from views.sql.reader import TopRows
 from views.sql.tables_read import identifier_text, is_part_of_with
@@ -15,26 +17,37 @@ from views.values import Kind
 _RANK = "lockstep_rank"
 
 
-def statement(sql: str) -> str:
+_ALL: Final[Mapping[TableName, str]] = MappingProxyType({})
+
+
+def statement(sql: str, conditions: Mapping[TableName, str] = _ALL) -> str:
     """The query alone, with ``public`` before each table that has no schema. It must be one that ``read_view`` takes.
 
-    So it means the same whatever the session's search path is, and no function outside of pg_catalog is found.
+    So it means the same whatever the session's search path is, and no function outside of pg_catalog is found. Of a
+    table with a condition, only those rows are read for which it is true, wherever the table stands.
     """
     tokens = sqlglot.tokenize(sql, read="postgres")
     while tokens[-1].text == ";":
         tokens.pop()
     text = sql[: tokens[-1].end + 1]
-    for start in sorted(_without_schema(text), reverse=True):
-        text = f'{text[:start]}"public".{text[start:]}'
+    for start, end, instead in sorted(_replaced(text, conditions), reverse=True):
+        text = text[:start] + instead + text[end:]
     return text
 
 
-def _without_schema(sql: str) -> Iterator[int]:
-    """Where the names of such tables begin."""
+def _replaced(sql: str, conditions: Mapping[TableName, str]) -> Iterator[tuple[int, int, str]]:
+    """From where to where something else is to stand, and what."""
     for table in sqlglot.parse_one(sql, dialect="postgres").find_all(exp.Table):
-        name = table.this
-        if table.args.get("db") is None and not is_part_of_with(table, identifier_text(name)):
-            yield name.meta["start"]
+        schema, name = table.args.get("db"), table.this
+        if schema is None and is_part_of_with(table, identifier_text(name)):
+            continue
+        start, end = (name if schema is None else schema).meta["start"], name.meta["end"] + 1
+        of = TableName("public" if schema is None else identifier_text(schema), identifier_text(name))
+        if of in conditions:
+            alias = "" if table.args.get("alias") is not None else f" as {quote_identifier(of.name)}"
+            yield start, end, f"(select * from {of.sql} where {conditions[of]}){alias}"
+        elif schema is None:
+            yield start, start, '"public".'
 
 
 def reads_events(sql: str) -> bool:
@@ -46,9 +59,9 @@ def reads_events(sql: str) -> bool:
     )
 
 
-def whole_statement(plan: ViewPlan, sql: str, top: TopRows | None) -> str:
-    """The query whose result the view of this plan holds."""
-    text = statement(sql)
+def whole_statement(plan: ViewPlan, sql: str, top: TopRows | None, *, time_ms: int = 0) -> str:
+    """The query whose result the view of this plan holds at this time, in milliseconds since 1970."""
+    text = statement(sql, {retained.table: retained.condition(time_ms) for retained in plan.retained})
     if top is None:
         return text
     per = ", ".join(map(quote_identifier, top.per))

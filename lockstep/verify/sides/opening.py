@@ -24,10 +24,11 @@ from lockstep.verify.sides.source import SourceSide
 from lockstep.verify.sides.source_connection import SourceConnection
 from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.sides.view import ViewSide
-from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting
+from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting, settled_time
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.view_settings import ViewSettings
+from views.retention import NotedTime, noted_name
 from views.sql.statement import reads_events, whole_statement
 
 _READS_EVENTS: Final = (
@@ -127,7 +128,7 @@ def open_sides(
         if settings.view is not None:
             connection = SourceConnection(config.source, epoch=epoch_now(), waiting=waiting)
             closing.callback(connection.close)
-            of_query, compared = _view_side(connection, settings.view, shapes)
+            of_query, compared = _view_side(connection, settings.view, shapes, lambda: generations.view_time(opened[0]))
             if other is not None:
                 compared = replace(compared, not_comparable="")
             if not options.keys and not compared.not_comparable:
@@ -280,6 +281,17 @@ class _Generations:
             check=each.set_aside.check,
         )
 
+    def view_time(self, each: _OpenedGeneration) -> NotedTime:
+        """By which time of a view its rows are too old. Raises as ``settled_time``."""
+        records, name = each.opened.records, noted_name(each.number)
+        return settled_time(
+            lambda: NotedTime.from_json(records.load(name)),
+            name=self._name,
+            generation=each.number,
+            waiting=self._waiting,
+            stall_s=self._stall_s,
+        )
+
     def _open(self, settings: SinkSettings, generation: int) -> OpenedSink:
         opened = open_sink(self._name, settings, generation)
         self._closing.callback(opened.sink.close)
@@ -287,11 +299,22 @@ class _Generations:
 
 
 def _view_side(
-    connection: SourceConnection, view: ViewSettings, shapes: Mapping[TableName, Table]
+    connection: SourceConnection,
+    view: ViewSettings,
+    shapes: Mapping[TableName, Table],
+    time_now: Callable[[], NotedTime],
 ) -> tuple[ViewSide, ComparedTable]:
-    """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused."""
+    """The query on the source, and its result as a table, over these shapes of its tables. Raises Refused.
+
+    ``time_now`` is asked by which time of the view rows are too old.
+    """
     planned = planned_view(view, shapes)
-    query = whole_statement(planned.plan, view.sql, top_rows(view))
+    plan = planned.plan
+
+    def query() -> str:
+        time_ms = time_now().time_ms if plan.retained else 0
+        return whole_statement(plan, view.sql, top_rows(view), time_ms=time_ms)
+
     side = ViewSide(connection, query=query, view=view.name)
     return side, ComparedTable(planned.table, (), _READS_EVENTS if reads_events(view.sql) else "")
 

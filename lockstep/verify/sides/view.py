@@ -4,7 +4,7 @@ The query is run whole: which of its tables' rows make a row of the result isn't
 held for as long as the query takes.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ _KEYS_AT_ONCE: Final = 500
 
 
 class ViewSide:
-    """The result of ``query``, which names its tables with their schemas.
+    """The result of what ``query`` gives each time that it is asked, which names its tables with their schemas.
 
     Every method raises Unavailable when the source doesn't answer, and LockstepError when it refuses the query, when
     the query fails for a row, and when a stop is asked for.
@@ -36,7 +36,7 @@ class ViewSide:
     name = "source"
     can_be_asked_often = True
 
-    def __init__(self, connection: SourceConnection, *, query: str, view: str) -> None:
+    def __init__(self, connection: SourceConnection, *, query: Callable[[], str], view: str) -> None:
         self._opened = connection
         self._query = query
         self._view = view
@@ -112,7 +112,7 @@ class ViewSide:
     def _rows(self, table: Table, condition: str) -> Iterator[tuple[Key, Row]]:
         columns = ", ".join(f"q.{quote_identifier(column.name)}" for column in table.columns)
         encoder = TableEncoder(table, server="", database="", version="")
-        for fields in self._copy(f"select {columns} from ({self._query}\n) as q{condition}"):
+        for fields in self._copy(f"select {columns} from ({self._query()}\n) as q{condition}"):
             row: Row = orjson.loads(encoder.row(fields))
             yield key_of(table, row), row
 

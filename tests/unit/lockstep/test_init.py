@@ -18,7 +18,7 @@ from lockstep.config import Config
 from lockstep.init import config_text, write_config
 from lockstep.init_examples import left_out_lines
 from sinks.registry import SinkSettings
-from sinks.view_settings import TopSettings, ViewSettings
+from sinks.view_settings import RetainSettings, TopSettings, ViewSettings
 
 SINKS: dict[str, Any] = {model.model_fields["type"].default: model for model in get_args(get_args(SinkSettings)[0])}
 """Every kind of sink that the configuration knows."""
@@ -134,6 +134,7 @@ def test_a_view_has_all_of_its_settings_in_it() -> None:
     [view] = _document()["views"].values()
     assert view.keys() == {"sink", "changes_max", "topic", *ViewSettings.model_fields} - {"name"}
     assert view["top"].keys() == TopSettings.model_fields.keys()
+    assert view["retain"][0].keys() == RetainSettings.model_fields.keys()
     assert not _document()["sinks"].keys().isdisjoint({view["sink"]})
 
 

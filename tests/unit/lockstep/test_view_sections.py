@@ -125,6 +125,22 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
 
 
+def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
+    retain = 'retain = [{ table = "orders", column = "at", days = 90 }]\n'
+    before = read(written(tmp_path)).sinks["totals"]
+    after = read(written(tmp_path, VALID + retain)).sinks["totals"]
+    longer = read(written(tmp_path, VALID + retain.replace("90", "91"))).sinks["totals"]
+    for one, other in ((before, after), (after, longer)):
+        assert changed_settings(definition(one), definition(other)) == ["retain"]
+    of_earlier_version = definition(before) | {"view": {**definition(before)["view"]}}
+    del of_earlier_version["view"]["retain"]
+    assert changed_settings(of_earlier_version, definition(before)) == []
+    assert after.view is not None
+    (orders,) = after.view.retain or ()
+    assert (orders.table_name, orders.days, orders.hours) == (TableName("public", "orders"), 90, 0)
+    assert with_definition(before, definition(after)).view == after.view
+
+
 def test_searches_of_a_sink_without_documents_are_refused(tmp_path: Path) -> None:
     lender = '[sinks.search]\ntype = "opensearch"\nurls = ["http://x:1"]\napply = false\nsearches = true\n'
     text = VALID.replace('sink = "cache"', 'sink = "search"') + lender
@@ -158,6 +174,10 @@ def test_views_that_are_no_section_hide_no_other_problem(tmp_path: Path) -> None
         ("top = {", "apply = false\ntop = {", "views.totals.apply: a view is always applied"),
         ("top = {", 'type = "warehouse"\ntop = {', "views.totals.type: a view has the store of its sink"),
         ("n = 3", "n = 0", "views.totals.top.n: "),
+        ("top = {", 'retain = [{ table = "orders", column = "at" }]\ntop = {', "for how long? Set days, hours or both"),
+        ("top = {", 'retain = [{ table = "a.b.c", column = "at", days = 1 }]\ntop = {', "not a table name"),
+        ("top = {", 'retain = [{ table = "orders", column = "at", weeks = 1 }]\ntop = {', "retain.0.weeks: "),
+        ("top = {", 'retain = [{ table = "orders", column = "at", days = -1 }]\ntop = {', "retain.0.days: "),
         ("top = {", 'mask = { "views.totals.n" = "null" }\ntop = {', "views.totals.mask: a view has no such setting"),
         ("top = {", 'mode = "invalidate"\ntop = {', "views.totals.mode: a view has no such setting"),
         ("top = {", 'tables = ["public.orders"]\ntop = {', "views.totals.tables: a view has no such setting"),
@@ -199,6 +219,11 @@ def test_a_view_may_read_another_one_whose_query_is_part_of_its_own(tmp_path: Pa
     ("old", "new", "told"),
     [
         ("# top", "top", ["views.many.sql: from views.totals: it has a `top`, which isn't part of its query"]),
+        (
+            "# top",
+            'retain = [{ table = "orders", column = "at", days = 9 }] # top',
+            ["views.many.sql: from views.totals: it has a `retain`, which isn't part of its query"],
+        ),
         (
             "views.totals t",
             "views.total t",

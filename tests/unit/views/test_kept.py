@@ -13,7 +13,7 @@ from tests.view_queries import KeptView, Question, RowWrite, column, shape
 from views.operators.kept import Kept, kept_by_operators
 from views.plan import Scan, nodes
 from views.plan_text import PlanStep, plan_steps
-from views.sql.reader import read_view
+from views.sql.reader import RetainedRows, read_view
 from views.state.memory import MemoryState
 from views.view import View
 
@@ -25,10 +25,12 @@ LISTS = Question(
 TWICE = Question("select x.id, y.id as other from a x join a y on x.g = y.g", ("id", "other"))
 
 
-def kept_of(question: Question, history: Sequence[Sequence[RowWrite]]) -> tuple[dict[str, Kept], int]:
+def kept_of(
+    question: Question, history: Sequence[Sequence[RowWrite]], *, retain: Sequence[RetainedRows] = ()
+) -> tuple[dict[str, Kept], int]:
     """By the operator's text; and how many bytes of the state belong to operators."""
     state = MemoryState()
-    view = KeptView(question, state)
+    view = KeptView(question, state, retain=retain)
     for writes in history:
         view.step(list(writes))
     entries = state.read(lambda reading: list(reading.scan(b"")))
@@ -51,6 +53,14 @@ def test_the_parts_make_the_whole(question: Question) -> None:
     kept, of_operators = kept_of(question, history)
     assert sum(each.bytes for each in kept.values()) == of_operators
     assert of_operators > 0
+
+
+def test_the_times_of_rows_belong_to_their_table_and_are_no_rows() -> None:
+    rows = [a(1, g=1, d="2026-03-01T00:00:00"), a(2, g=1)]
+    kept, of_operators = kept_of(TWICE, [rows], retain=[RetainedRows(TableName("public", "a"), "d", 1)])
+    assert sum(each.bytes for each in kept.values()) == of_operators
+    (scan,) = (of for text, of in kept.items() if text.startswith("public.a of the last 1 hour by d"))
+    assert scan.rows == 2
 
 
 def test_tables_and_operators_have_the_rows_that_they_keep() -> None:

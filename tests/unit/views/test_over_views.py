@@ -11,7 +11,7 @@ from views.sql.reader import read_view
 QUERIES = {
     "big": NamedQuery("select id, g, n from a where n > 1 ; -- the end"),
     "sums": NamedQuery("select g, sum(n) as s from views.big where g > 0 group by g"),
-    "newest": NamedQuery("select id from a", has_top=True),
+    "newest": NamedQuery("select id from a", beyond="top"),
     "one": NamedQuery("select id from views.other"),
     "other": NamedQuery("select id from views.one"),
     "self": NamedQuery("select id from views.self"),

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 
+from cdc.model.table import TableName
 from tests.view_queries import TABLES
 from views.plan_text import PlanStep, plan_steps
-from views.sql.reader import TopRows, read_view
+from views.sql.reader import RetainedRows, TopRows, read_view
 
 
 def steps(sql: str, key: Sequence[str] = ("id",), top: TopRows | None = None) -> list[PlanStep]:
@@ -27,6 +28,13 @@ def test_operators_come_with_what_they_keep() -> None:
         (2, "scan", "public.a where a.g > 1", "each row of the table: id, g, b_id, and its tag"),
         (3, "scan", "public.b", "each row of the table: id, t, and its tag"),
     ]
+
+
+def test_a_table_says_which_of_its_rows_count() -> None:
+    retain = [RetainedRows(TableName("public", "a"), "d", 36)]
+    step = plan_steps(read_view("select id from a where g > 1", TABLES, key=["id"], retain=retain))
+    assert step.text == "public.a of the last 1 day and 12 hours by d where g > 1"
+    assert step.keeps == "each row of the table of the last 1 day and 12 hours by d: id, g, d, and its tag"
 
 
 def test_a_table_that_is_read_twice_has_two_names_and_one_copy() -> None:

@@ -9,7 +9,9 @@ from cdc.model.table import TableName
 from tests.view_queries import TABLES, column, shape
 from views.failures import Refusal, Refused
 from views.plan import Join, Scan, ViewPlan, nodes
-from views.sql.reader import TopRows, read_view
+from views.retention import Retained
+from views.sql.reader import RetainedRows, TopRows, read_view
+from views.values import Kind
 
 ODD = {
     **TABLES,
@@ -335,3 +337,37 @@ def test_a_result_has_no_column_that_sinks_need_for_themselves() -> None:
         ("_event in the select list", "write `_event as` another name"),
         ("_operation in the select list", "write `_operation as` another name"),
     ]
+
+
+def test_every_wrong_retention_is_told_beside_what_is_wrong_with_the_query() -> None:
+    retain = [
+        RetainedRows(TableName("public", table), name, 24)
+        for table, name in (("odd", "z"), ("odd", "day"), ("a", "d"), ("b", "id"), ("b", "gone"), ("nowhere", "at"))
+    ]
+    with pytest.raises(Refused) as refused:
+        read_view("select o.id, lower(b.t) as n from odd o join b on b.id = o.id", ODD, key=["id"], retain=retain)
+    told = [(refusal.clause, refusal.reason) for refusal in refused.value.refusals]
+    assert "locale" in told[0][1]
+    assert told[1:] == [
+        ("retain of public.odd by 'day'", "something was said of this table before"),
+        ("retain of public.a by 'd'", "the query doesn't read this table"),
+        ("retain of public.b by 'id'", "the column is of type int8, which doesn't say when a row was"),
+        ("retain of public.b by 'gone'", "the table has no such column"),
+        ("retain of public.nowhere by 'at'", "the query doesn't read this table"),
+    ]
+    assert all(refusal.remedy for refusal in refused.value.refusals)
+
+
+def test_what_is_wrong_with_retention_and_with_the_key_is_told_at_once() -> None:
+    retain = [RetainedRows(TableName("public", "a"), "d", 24)]
+    with pytest.raises(Refused) as refused:
+        read_view("select id from odd", ODD, key=["x"], retain=retain)
+    assert [refusal.clause for refusal in refused.value.refusals] == ["retain of public.a by 'd'", "key = [x]"]
+
+
+def test_retention_of_a_table_is_part_of_the_plan_and_nothing_else_of_it() -> None:
+    plain = kept("select id from odd")
+    retained = [RetainedRows(TableName("public", "odd"), name, 24) for name in ("z",)]
+    plan = read_view("select id from odd", ODD, key=["id"], retain=retained)
+    assert (plan.root, plan.outputs, plain.retained) == (plain.root, plain.outputs, ())
+    assert plan.retained == (Retained(TableName("public", "odd"), "z", 24, Kind.TIMESTAMPTZ),)

@@ -2,9 +2,15 @@
 
 import pytest
 
+from cdc.model.table import TableName
 from tests.view_queries import TABLES
-from views.sql.reader import TopRows, read_view
+from views.retention import Retained
+from views.sql.reader import RetainedRows, TopRows, read_view
 from views.sql.statement import reads_events, statement, whole_statement
+from views.values import Kind
+
+NIGHT_MS = 1_772_409_600_000
+"""The midnight at which 2026-03-02 begins."""
 
 
 @pytest.mark.parametrize(
@@ -35,6 +41,44 @@ def test_top_is_a_rank_in_the_order_that_a_view_has() -> None:
     whole = f'select "id", "t" from ({ranked}) as ranked where lockstep_rank <= 3'
     assert whole_statement(plan, sql, top) == whole
     assert whole_statement(plan, sql, None) == 'select id, t from "public".a where t is not null'
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select id from a", 'select id from {of} as "a"'),
+        ("select x.id from Public.A as x, a", 'select x.id from {of} as x, {of} as "a"'),
+        ("with a as (select id from a) select id from a", 'with a as (select id from {of} as "a") select id from a'),
+        (
+            "select b.id from b left join a y on y.id = b.id",
+            'select b.id from "public".b left join {of} y on y.id = b.id',
+        ),
+        ("select id from s.a union select id from a", 'select id from s.a union select id from {of} as "a"'),
+    ],
+)
+def test_a_table_with_a_condition_has_those_rows_alone_wherever_it_stands(sql: str, expected: str) -> None:
+    of = '(select * from "public"."a" where id > 3)'
+    assert statement(sql, {TableName("public", "a"): "id > 3"}) == expected.replace("{of}", of)
+
+
+def test_the_whole_statement_reads_the_rows_that_count_at_the_views_time() -> None:
+    retain = [RetainedRows(TableName("public", "a"), "d", 36)]
+    plan = read_view("select id from a", TABLES, key=("id",), retain=retain)
+    rows = """select * from "public"."a" where "d" is null or "d" > timestamp '2026-02-28 12:00:00'"""
+    assert whole_statement(plan, "select id from a", None, time_ms=NIGHT_MS) == f'select id from ({rows}) as "a"'
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"),
+    [
+        (Kind.TIMESTAMPTZ, "timestamptz '2026-02-28 12:00:00+00'"),
+        (Kind.TIMESTAMP, "timestamp '2026-02-28 12:00:00'"),
+        (Kind.DATE, "timestamp '2026-02-28 12:00:00'"),
+    ],
+)
+def test_the_condition_means_the_same_in_every_session(kind: Kind, condition: str) -> None:
+    retained = Retained(TableName("public", "a"), "a b", 36, kind)
+    assert retained.condition(NIGHT_MS) == f'"a b" is null or "a b" > {condition}'
 
 
 @pytest.mark.parametrize(

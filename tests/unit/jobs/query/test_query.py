@@ -137,7 +137,8 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
             self._task = cast("Any", SimpleNamespace(view=object(), tables={}, sink="v"))
             self._topics, self._cluster = cast("Any", SimpleNamespace(check=lambda *_: None)), cast("Any", None)
             self._takes_slots, self._rests = False, True
-            self._keeper = cast("Any", SimpleNamespace(reached={}))
+            self._keeper = cast("Any", SimpleNamespace(reached={}, commit_time_ms=0))
+            self._batch_minute_ms = 0
             self._state, self._stop, self._leaving = QueryState(), threading.Event(), threading.Event()
 
         def _deliver(self, *_: object, **__: object) -> Result:

@@ -4,8 +4,9 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn
-from lockstep.verify.waiting import Applied, SyncPoint, Waiting
+from lockstep.verify.waiting import Applied, SyncPoint, Waiting, settled_time
 from sinks.contract import Progress
+from views.retention import NotedTime
 
 
 def test_a_sink_that_nothing_is_applied_to_says_so():
@@ -79,3 +80,16 @@ def test_a_watermark_of_an_epoch_before_says_nothing(epoch: int, lsn: int, appli
 def test_a_recovery_in_the_middle_ends_the_wait() -> None:
     with pytest.raises(LockstepError, match="was recovered in the meantime"):
         SyncPoint(lsn=Lsn(200)).is_applied(Progress({}, 300, 0, 0, {}, epoch=1))
+
+
+def test_the_time_of_a_view_is_known_once_all_of_its_rows_are_as_of_one():
+    now = [0.0]
+    waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+
+    def load():
+        return NotedTime(60_000, 60_000) if now[0] > 3 else NotedTime(0, 60_000)
+
+    assert settled_time(load, name="hits", generation=1, waiting=waiting, stall_s=5.0) == NotedTime(60_000, 60_000)
+    with pytest.raises(LockstepError, match=r"'hits' \(generation 2\) hasn't taken away all rows") as caught:
+        settled_time(lambda: NotedTime(0, 1), name="hits", generation=2, waiting=waiting, stall_s=5.0)
+    assert "lockstep apply hits" in (caught.value.hint or "")

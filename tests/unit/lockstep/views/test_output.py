@@ -5,12 +5,15 @@ from dataclasses import replace
 
 from rich.console import RenderableType
 
+from cdc.model.table import TableName
 from lockstep.terminal import WholeTexts
-from lockstep.views.kept import ViewState, ViewStatus
-from lockstep.views.output import figures_sentences, views_table
+from lockstep.views.kept import Explained, ViewState, ViewStatus
+from lockstep.views.output import explained_text, figures_sentences, views_table
 from sinks.view_settings import ViewSettings
+from tests.view_queries import TABLES
 from views.counters import Counters
 from views.figures import ViewFigures
+from views.sql.reader import RetainedRows, read_view
 
 FIGURES = ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800))
 VIEW = ViewSettings(name="timeline", sql="select 1", key=("follower_id", "tweet_id"))
@@ -59,3 +62,13 @@ def test_figures_are_sentences() -> None:
         "since it was built, 40 changed rows of tables have changed 100 of the result: 2.5 for each",
         "a step takes 2 transactions and 4 rows, on average of 10 steps",
     ]
+
+
+def test_a_view_says_which_rows_count_and_as_of_which_time() -> None:
+    retain = [RetainedRows(TableName("public", "a"), "d", 48)]
+    status = replace(READY, figures=replace(FIGURES, time_ms=1_772_452_800_000))
+    for rows, is_told in ((retain, True), ([], False)):
+        plan = read_view("select id from a", TABLES, key=["id"], retain=rows)
+        text = shown(explained_text(Explained(status, plan, None)))
+        assert ("public.a of the last 2 days by d" in text) is is_told
+        assert ("rows are too old or not as of 2026-03-02 12:00:00 UTC" in text) is is_told

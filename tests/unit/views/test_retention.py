@@ -1,0 +1,247 @@
+"""Rows that are too old: by the view's time alone, in portions, and gone from the state as if they were deleted."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import views.view
+from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.table import Table, TableName
+from cdc.model.tag import Tag
+from tests.unit.views.test_view import a, c
+from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
+from views.operators.ages import AGES
+from views.operators.changes import MIRROR
+from views.retention import NotedTime, period_text, whole_minutes
+from views.sql.reader import RetainedRows, read_view
+from views.state.contract import State
+from views.state.file import FileState
+from views.state.memory import MemoryState
+from views.view import View, identity
+
+MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
+NOON_MS = 1_772_452_800_000
+"""2026-03-02T12:00:00Z."""
+
+COUNTS = Question("select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)", ("g",))
+PAIRS = Question("select a.id, c.k, c.l from a join c on c.k = a.g", ("id", "k", "l"))
+BY_D = [RetainedRows(TableName("public", "a"), "d", 24)]
+
+
+def kept(question: Question, state: State | None = None) -> KeptView:
+    return KeptView(question, MemoryState() if state is None else state, retain=BY_D)
+
+
+def sizes(state: State) -> tuple[int, int]:
+    """Rows of tables, and entries by their age."""
+    return state.read(lambda of: (len(list(of.scan(MIRROR))), len(list(of.scan(AGES)))))
+
+
+# --- which rows count ---
+
+
+def test_a_row_goes_when_the_views_time_has_passed_it_and_leaves_nothing() -> None:
+    state = MemoryState()
+    view = kept(COUNTS, state)
+    view.step([a(1, g=1, d="2026-03-01T12:00:00"), a(2, g=1, d="2026-03-01T12:01:00")], time_ms=NOON_MS - MINUTE_MS)
+    assert list(view.rows.values()) == [{"g": 1, "n": 2}]
+    view.step([], time_ms=NOON_MS)
+    assert (list(view.rows.values()), sizes(state)) == ([{"g": 1, "n": 1}], (1, 1))
+    view.step([], time_ms=NOON_MS + MINUTE_MS)
+    assert (view.rows, sizes(state)) == ({}, (0, 0))
+
+
+def test_a_row_that_comes_too_late_never_counts() -> None:
+    state = MemoryState()
+    view = kept(COUNTS, state)
+    done = view.view.step(events([a(1, g=1, d="2026-03-01T11:59:59")], 8), epoch=1, lsn=8, offsets={}, time_ms=NOON_MS)
+    assert (done.changes_in, done.changes_out, sizes(state)) == (0, 0, (0, 0))
+
+
+def test_the_time_is_in_whole_minutes_and_never_goes_back() -> None:
+    view = kept(COUNTS)
+    for at_ms in (NOON_MS + 59_999, NOON_MS - HOUR_MS, 0):
+        view.step([], time_ms=at_ms)
+        assert view.view.position().time_ms == NOON_MS
+    view.step([a(1, g=1, d="2026-03-01T12:00:00")], time_ms=NOON_MS - HOUR_MS)
+    assert view.rows == {}
+
+
+def test_an_update_brings_a_row_to_another_age_or_beyond_all() -> None:
+    state = MemoryState()
+    view = kept(COUNTS, state)
+    view.step([a(1, g=1, d="2026-03-02T00:00:00"), a(2, g=1, d="2026-03-02T00:00:00")], time_ms=NOON_MS)
+    view.step([a(1, g=1, d="2026-02-01T00:00:00"), a(2, g=2, d="2026-03-02T11:00:00")], time_ms=NOON_MS)
+    assert (list(view.rows.values()), sizes(state)) == ([{"g": 2, "n": 1}], (1, 1))
+    view.step([], time_ms=NOON_MS + 13 * HOUR_MS)
+    assert list(view.rows.values()) == [{"g": 2, "n": 1}]
+    view.step([a(1, g=3, d="2026-03-03T00:00:00")], time_ms=NOON_MS + 13 * HOUR_MS)
+    assert len(view.rows) == 2, "it is young again"
+    view.step([(table, key, None) for table, key, _ in (a(1), a(2))])
+    assert (view.rows, sizes(state)) == ({}, (0, 0))
+
+
+@pytest.mark.parametrize("when", [None, "infinity"])
+def test_a_row_without_a_time_or_of_the_end_of_time_never_goes(when: str | None) -> None:
+    view = kept(COUNTS)
+    view.step([a(1, g=1, d=when), a(2, g=2, d="-infinity")], time_ms=NOON_MS)
+    view.step([], time_ms=NOON_MS + 1_000_000 * HOUR_MS)
+    assert list(view.rows.values()) == [{"g": 1, "n": 1}]
+
+
+DAYS = shape("days", ["id"], column("id", "int4"), column("day", "date", oid=1082), column("at", "timestamptz"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "counts"),
+    [
+        ("day", ["2026-02-28", "2026-03-01", "2026-03-02", "5874897-12-31", "4713-01-01 BC"], [2, 3]),
+        ("at", ["2026-03-01T11:59:59.999999Z", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00.000001Z"], [2]),
+    ],
+)
+def test_days_and_moments_are_compared_in_utc(name: str, values: list[str], counts: list[int]) -> None:
+    """A day is at its midnight, so the first of March is over at noon of the second."""
+    shapes = {DAYS.name: DAYS}
+    plan = read_view("select id from days", shapes, key=["id"], retain=[RetainedRows(DAYS.name, name, 24)])
+    view = View(plan, shapes, MemoryState())
+    rows: list[dict[str, JsonValue]] = [{"id": n, "day": None, "at": None, name: at} for n, at in enumerate(values)]
+    for number, row in enumerate(rows, start=1):
+        event = RowEvent(DAYS.name, {"id": row["id"]}, str(Tag(1, 8, number)), row, Position("", 0, 0))
+        view.step([event], epoch=1, lsn=8, offsets={})
+    view.step([], epoch=1, lsn=16, offsets={}, time_ms=NOON_MS)
+    while view.expire():
+        pass
+    output = view.pending()
+    assert output is not None
+    assert [change.key["id"] for change in output.changes if change.row is not None] == counts
+
+
+# --- portions ---
+
+
+def test_the_limit_of_a_step_does_not_stop_rows_from_going() -> None:
+    """One row that goes changes more rows of the view than any one that came."""
+    state = MemoryState()
+    view = KeptView(PAIRS, state, retain=BY_D)
+    view.view = View(view.plan, TABLES, state, changes_max=9)
+    view.step([a(1, g=1, d="2026-03-01T12:00:00"), a(2, g=2, d="2026-03-01T12:00:00")], time_ms=0)
+    for number in range(6):
+        view.step([c(1, f"x{number}")])
+    assert len(view.rows) == 6
+    view.step([], time_ms=NOON_MS)
+    assert (view.rows, sizes(state)) == ({}, (6, 0))
+
+
+def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views.view, "_BUILD_CHANGES_MAX", 12)
+    view = kept(COUNTS)
+    view.step([a(number, g=number % 2, d="2026-03-01T12:00:00") for number in range(1, 40)])
+    view.view.step([], epoch=1, lsn=80, offsets={}, time_ms=NOON_MS)
+    portions = 0
+    while view.view.expire():
+        portions += 1
+    assert portions > 3
+    view.deliver()
+    assert view.rows == {}
+
+
+def test_what_goes_between_two_writes_is_written_with_a_tag_of_its_own() -> None:
+    view = kept(COUNTS)
+    view.step([a(1, g=1, d="2026-03-01T12:00:00")])
+    assert view.view.position().tag == Tag(1, 8, 0)
+    view.view.step([], epoch=1, lsn=8, offsets={}, time_ms=NOON_MS)
+    assert view.view.has_aged()
+    assert view.view.expire()
+    assert not view.view.expire()
+    output = view.view.pending()
+    assert output is not None
+    assert (output.tag, [change.row for change in output.changes]) == (Tag(1, 8, 1), [None])
+
+
+def test_who_was_killed_before_the_last_portion_goes_on_with_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 2)
+    writes = [a(number, g=number, d="2026-03-01T12:00:00") for number in range(1, 6)]
+    own = identity(kept(COUNTS).plan, TABLES)
+    state = FileState(tmp_path, identity=own)
+    first = kept(COUNTS, state)
+    first.step(writes)
+    first.killed_after([], lsn=16, time_ms=NOON_MS, portions=1)
+    state.close()
+    again = kept(COUNTS, FileState(tmp_path, identity=own))
+    again.rows = first.rows
+    assert (again.view.position().time_ms, again.view.has_aged()) == (NOON_MS, True)
+    again.deliver()
+    assert again.rows == {}
+
+
+def test_a_view_says_whether_time_alone_would_change_it() -> None:
+    view = kept(COUNTS)
+    view.step([a(1, g=1, d="2026-03-01T12:00:00")])
+    assert not view.view.has_aged(NOON_MS - 1)
+    assert view.view.has_aged(NOON_MS)
+    plain = KeptView(COUNTS, MemoryState())
+    plain.step([a(1, g=1, d="2026-03-01T12:00:00")])
+    assert not plain.view.has_aged(NOON_MS)
+
+
+# --- a new state ---
+
+
+def test_a_state_that_is_built_has_no_row_that_is_too_old() -> None:
+    history: Sequence[Sequence[RowWrite]] = [
+        [a(1, g=1, d="2026-03-01T12:00:00"), a(2, g=1, d="2026-03-01T13:00:00")],
+        [a(3, g=1, d=None), a(4, g=2, d="2026-01-01T00:00:00")],
+    ]
+    view = kept(COUNTS)
+    for step in history:
+        view.step(step)
+    view.step([], time_ms=NOON_MS)
+    built = view.built_anew(history, time_ms=NOON_MS + 1)
+    assert built.rows == view.rows == {(1,): {"g": 1, "n": 2}}
+    assert (built.view.position().time_ms, built.view.has_aged()) == (NOON_MS, False)
+
+
+def changed(**more: Any) -> dict[TableName, Table]:
+    table = TABLES[TableName("public", "a")]
+    own = [column(one.name, **more) if one.name == "d" else one for one in table.columns]
+    return {**TABLES, table.name: shape("a", ["id"], *own)}
+
+
+def test_another_retention_is_another_state_and_one_without_any_is_what_it_was() -> None:
+    def of(hours: int, tables: dict[TableName, Table] = TABLES, name: str = "d") -> str:
+        retain = [RetainedRows(TableName("public", "a"), name, hours)] if hours else []
+        return identity(read_view(COUNTS.sql, tables, key=COUNTS.key, retain=retain), tables)
+
+    with_date = changed(type_name="date", oid=1082)
+    assert len({of(0), of(1), of(2), of(1, with_date)}) == 4
+    assert of(0, with_date) == of(0), "the query doesn't read the column"
+
+
+def test_a_view_without_retention_goes_on_with_the_state_of_an_earlier_version() -> None:
+    """Its identity is made of the plan's text."""
+    plan = read_view("select id from a", TABLES, key=["id"])
+    assert "retained" not in repr(plan)
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize(
+    ("hours", "text"),
+    [(1, "1 hour"), (24, "1 day"), (25, "1 day and 1 hour"), (2160, "90 days"), (50, "2 days and 2 hours")],
+)
+def test_a_period_is_days_and_hours(hours: int, text: str) -> None:
+    assert period_text(hours) == text
+
+
+def test_what_is_noted_is_read_again() -> None:
+    for time in (NotedTime(), NotedTime(1, 2), NotedTime(2, 2)):
+        assert NotedTime.from_json(time.to_json()) == time
+    assert NotedTime.from_json(None) == NotedTime()
+    assert (NotedTime(1, 2).is_settled, NotedTime(2, 2).is_settled) == (False, True)
+    assert whole_minutes(119_999) == MINUTE_MS

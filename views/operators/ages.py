@@ -1,0 +1,55 @@
+"""The rows of one table by the time in a column, oldest first: those that age out are found without a look at others.
+
+An entry's key ends with that of the row among the table's own. A row without a time has no entry.
+"""
+
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from typing import Final
+
+from views.operators.changes import prefix_of
+from views.retention import Retained
+from views.state.contract import Entry, Reading, Step
+from views.values import Row
+
+AGES: Final = b"a"
+"""What the keys of these entries begin with."""
+
+_SIGN: Final = 1 << 63
+_TIME_BYTES: Final = 8
+
+
+class Ages:
+    """``place`` is that of the column in the table's rows, ``number`` that of the table."""
+
+    def __init__(self, retained: Retained, place: int, number: int) -> None:
+        self._retained = retained
+        self._place = place
+        self._prefix = prefix_of(AGES, number)
+
+    def is_over(self, row: Row, time_ms: int) -> bool:
+        """Whether a row doesn't count at this time of the view."""
+        return self._retained.is_over(row[self._place], time_ms)
+
+    def entry(self, row: Row, own: bytes) -> bytes | None:
+        """The key of a row's entry; None for one without a time. ``own`` is the row's key among the table's."""
+        value = row[self._place]
+        return None if value is None else self._prefix + self._encoded(value) + own  # type: ignore[arg-type]  # an int
+
+    def forget(self, row: Row, own: bytes, state: Step) -> None:
+        """A row is there no longer."""
+        if (entry := self.entry(row, own)) is not None:
+            state.delete(entry)
+
+    def due(self, state: Reading, time_ms: int, most: int) -> list[bytes]:
+        """The keys among the table's own of rows that don't count at this time, at most so many, the oldest first."""
+        end = self._prefix + self._encoded(self._retained.limit(time_ms) + 1)
+
+        def is_due(entry: Entry) -> bool:
+            return entry[0] < end
+
+        entries: Iterator[Entry] = takewhile(is_due, state.scan(self._prefix))
+        return [key[len(self._prefix) + _TIME_BYTES :] for key, _ in islice(entries, most)]
+
+    def _encoded(self, value: int) -> bytes:
+        return (value + _SIGN).to_bytes(_TIME_BYTES, "big")
