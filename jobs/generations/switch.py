@@ -45,8 +45,11 @@ def switch(
     live one doesn't show that. A job that failed in the middle of a batch has written rows and saved no progress. So
     the new one has to apply all that the log has by then. ``say`` hears now and then what is waited for.
 
-    Raises LockstepError when the new one lacks something and doesn't catch up, Unavailable when another switch begins
-    meanwhile, and what ``Generations.switch`` raises.
+    ``log_ends`` are those of the topics that the new one's job reads. Of another topic, as of a table that has left
+    capture, the new one gets no more. So it must have there what the live one has, if it has any of it.
+
+    Raises LockstepError when the new one lacks something and doesn't catch up, and at once where it can't. Raises
+    Unavailable when another switch begins meanwhile, and what ``Generations.switch`` raises.
     """
     with _opened(open_generation, target) as new:
         live = new.generations.live()
@@ -56,7 +59,7 @@ def switch(
             new.generations.switch()
             return None
         with _opened(open_generation, live) as old:
-            _approach(new, target, live, _topics_read(old), log_ends, clock, say)
+            _approach(new, target, old, live, log_ends, clock, say)
             request, request_name = uuid.uuid4().hex, pause_request_name(live)
             began = clock.monotonic_s()
             old.records.save(request_name, request)
@@ -64,6 +67,7 @@ def switch(
             try:
                 wait_for_pause(old.records, live, request, clock)
                 wanted_offsets = log_ends()
+                _check_unread(new, target, old, live, wanted_offsets)
                 while (lacking := _lacking(new, target, wanted_offsets, _topics_read(old))) != _NOTHING:
                     if clock.monotonic_s() - began > _SWITCH_S:
                         raise lacking.error(target, live)
@@ -102,17 +106,20 @@ def missing_records(
 def _approach(
     new: OpenedSink,
     target: int,
+    old: OpenedSink,
     live: int,
-    wanted_topics: Collection[str],
     log_ends: Callable[[], Offsets],
     clock: Clock,
     say: Callable[[str], None],
 ) -> None:
     """Wait until the new generation has what the log has now: it may lack records that came while it was compared.
 
-    Raises LockstepError when it doesn't catch up, and at once when its job has stopped by an error.
+    Raises LockstepError when it doesn't catch up, and at once when its job has stopped by an error, and as
+    ``_check_unread``.
     """
     wanted_offsets, began = log_ends(), clock.monotonic_s()
+    _check_unread(new, target, old, live, wanted_offsets)
+    wanted_topics = _topics_read(old)
     last, moved_at, said_at = None, began, -math.inf
     while (lacking := _lacking(new, target, wanted_offsets, wanted_topics)) != _NOTHING:
         now = clock.monotonic_s()
@@ -165,6 +172,39 @@ def _topics_read(opened: OpenedSink) -> set[str]:
     """The topics of which readers of a generation may have seen rows."""
     progress = opened.generations.load_progress()
     return set() if progress is None else {topic for topic, _ in progress.next_offsets}
+
+
+def _check_unread(new: OpenedSink, target: int, old: OpenedSink, live: int, log_ends: Offsets) -> None:
+    """Raise LockstepError where the new generation has some of a topic that isn't read any more, and the old one more.
+
+    Its job reads the topics of ``log_ends``. What it lacks of others, nobody brings it.
+    """
+    lacking = lacked_for_good(old.generations.load_progress(), new.generations.load_progress(), log_ends)
+    if lacking:
+        topics = ", ".join(f"topic {topic} ({count:,})" for topic, count in lacking.items())
+        raise LockstepError(
+            f"generation {target} lacks events that readers may have seen in generation {live}, and its job doesn't"
+            f" read them any more: they would see older rows. They are of {topics}",
+            hint="where the table isn't captured any more, `lockstep rebuild SINK --switch` builds a generation without"
+            " it; where it was taken out of the sink, `lockstep resume SINK TABLE` lets it catch up",
+        )
+
+
+def lacked_for_good(old: Progress | None, new: Progress | None, log_ends: Offsets) -> dict[str, int]:
+    """How many records of each topic that isn't in ``log_ends`` one generation has applied and the other one hasn't.
+
+    Only of topics that both have read: a generation that has nothing of a table is one without that table. Pure.
+    """
+    if old is None or new is None:
+        return {}
+    read = {topic for topic, _ in log_ends}
+    known = new.topic_ids.keys() | {topic for topic, _ in new.next_offsets}
+    lacking = dict[str, int]()
+    for (topic, partition), offset in sorted(old.next_offsets.items()):
+        missing = offset - new.next_offsets.get((topic, partition), 0)
+        if topic in known - read and missing > 0:
+            lacking[topic] = lacking.get(topic, 0) + missing
+    return lacking
 
 
 def _lacking(new: OpenedSink, target: int, wanted_offsets: Offsets, wanted_topics: Collection[str]) -> _Lacking:

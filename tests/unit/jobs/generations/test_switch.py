@@ -180,3 +180,52 @@ def test_readers_are_not_switched_to_parts_of_transactions() -> None:
     lease.heartbeat()
     now.every = lease.heartbeat
     assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
+
+
+LEFT = ("shop.public.left", 0)
+
+
+def _with_left(store: MemoryStore, generation: int, of_left: int) -> None:
+    opened = open_memory(store, generation)
+    opened.sink.claim()
+    opened.generations.save_progress(Progress({AT: 10, LEFT: of_left}, 0, 0, 0, {AT[0]: "id", LEFT[0]: "id"}))
+
+
+def test_readers_are_not_switched_to_older_rows_of_a_table_that_left_capture() -> None:
+    """Its topic isn't in the log's ends, since no job reads it any more: waiting can't help."""
+    store, now = prepared_store(1, 2), Time()
+    _with_left(store, 1, 5)
+    _with_left(store, 2, 3)
+    began = now.now
+    with pytest.raises(LockstepError, match=r"older rows. They are of topic shop\.public\.left \(2\)") as refused:
+        switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock())
+    assert "lockstep rebuild" in (refused.value.hint or "")
+    assert (store.live, now.now, "g1.pause_request" in store.records) == (1, began, False)
+    _with_left(store, 2, 5)
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
+
+
+def test_a_table_that_leaves_capture_while_the_new_generation_comes_close_is_not_overlooked() -> None:
+    store, now = prepared_store(1, 2), Time()
+    lease = lease_of(store, BatchGate(), now)
+    lease.heartbeat()
+    now.every = lease.heartbeat
+    _with_left(store, 1, 5)
+    _with_left(store, 2, 5)
+
+    def ends() -> dict[tuple[str, int], int]:
+        if "g1.pause_request" not in store.records:
+            return {AT: 10, LEFT: 5}
+        _with_left(store, 1, 6)  # the old one's last batch with it
+        return {AT: 10}
+
+    with pytest.raises(LockstepError, match=r"topic shop\.public\.left \(1\)"):
+        switch(lambda number: open_memory(store, number), 2, log_ends=ends, clock=now.clock())
+    assert (store.live, store.records.get("g1.pause_request")) == (1, None)
+
+
+def test_a_generation_that_was_built_without_a_table_that_left_lacks_nothing_of_it() -> None:
+    store, now = prepared_store(1, 2), Time()
+    _with_left(store, 1, 5)
+    _at(store, 2, 10)
+    assert switch(lambda number: open_memory(store, number), 2, log_ends=lambda: {AT: 10}, clock=now.clock()) == 1
