@@ -11,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Final
 
+from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from jobs.generations.record import (
@@ -24,7 +25,7 @@ from jobs.generations.record import (
 )
 from jobs.generations.switch import switch
 from lockstep.config import Config
-from lockstep.generations import log_ends_now, remove
+from lockstep.generations import log_ends_now, remove, require_captured, sink_tables_now
 from lockstep.rebuild.build_inputs import (
     BuildInputs,
     check_complete,
@@ -129,6 +130,8 @@ def build_beside(context: RebuildContext, number: int, record: Record, *, switch
                 f"generation {number} can't become right any more: {outcome.why}; dropping it and beginning again"
             )
             drop_half_built(context.config, context.name, opened, number)
+        context = context.of_tables(sink_tables_now(context.config, context.settings))
+        require_captured(context.config, context.name, context.settings)
         number, record = begin_beside(context.config, context.name, context.settings, context.observer.say)
     raise AssertionError("it returns or raises")
 
@@ -194,13 +197,13 @@ class _Generation:
             self._save(replace(self._record, loaded=True))
         job = build.start()
         try:
-            changed = build.catch_up(job)
+            changed = build.catch_up(job) or self._left_capture()
             if changed is not None:
                 return changed
             report = build.compare(job)
             if isinstance(report, InputsChanged):
                 return report
-            changed = watch.look()
+            changed = watch.look() or self._left_capture()
             if changed is not None:
                 return changed
             live = self._opened.generations.live()
@@ -217,6 +220,25 @@ class _Generation:
         # From now on a running `lockstep apply` keeps it up to date.
         self._save(replace(self._record, phase=Phase.READY, loaded=True))
         return build.result(report, is_live=is_switched, switched_from=before, explained=explained)
+
+    def _left_capture(self) -> InputsChanged | None:
+        """Whether something was read of a table that isn't captured any more. Raises as ``sink_tables_now``.
+
+        The job doesn't read it to its end, and the live generation may have gone further: readers would see older rows.
+        """
+        context, progress = self._context, self._opened.generations.load_progress()
+        if progress is None:
+            return None
+        captured = set(map(self._topic, sink_tables_now(context.config, context.settings)))
+        left = {topic for topic, _ in progress.next_offsets} - captured
+        if not left:
+            return None
+        # What joined while it was built is known by its topic alone.
+        names = {self._topic(table): str(table) for table in context.tables}
+        return InputsChanged(f"{_listed(sorted(names.get(topic, topic) for topic in left))} left capture meanwhile")
+
+    def _topic(self, table: TableName) -> str:
+        return table_topic(self._context.config.pipeline.name, table)
 
     def _switch(self) -> int | None:
         """Let readers see it. Returns what they saw before."""
@@ -275,5 +297,5 @@ class _Generation:
         return f"lockstep generations {self._context.name} --drop {self._number}"
 
 
-def _listed(tables: Iterable[TableName]) -> str:
+def _listed(tables: Iterable[TableName | str]) -> str:
     return ", ".join(map(str, tables))
