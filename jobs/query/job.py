@@ -26,7 +26,7 @@ from cdc.model.errors import (
     Unavailable,
 )
 from cdc.model.table import TableName
-from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.generations.asides import (
@@ -459,6 +459,8 @@ class SinkJob:
         """Nothing is to be read: wait until something is. Whether another query is due.
 
         A sink none of whose tables is captured lacks nothing meanwhile, so its watermark goes on.
+
+        Raises DataLost when the destination was put back.
         """
         plan, watch, keeper = self._plan, self._captured_watch(), self._keeper_of_none(opened, lease)
         self._tell_asides()
@@ -466,19 +468,26 @@ class SinkJob:
             cluster = TopicAdmin(plan.kafka.client())
             cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
         progress = ProgressReader(plan.kafka.client(), plan.pipeline, [])
+        unlearned: list[ProgressRecord] = []
         try:
             while not plan.once and not self._stop.wait(_ORDERS_LOOK_S):
-                with suppress(Unavailable):
+                try:
                     lease.check()
                     if self._orders(lease) != orders:
                         return True
                     if watch is None:
                         continue
-                    records = progress.new_records()
-                    if watch.has_changed(records):
+                    if not unlearned:  # else they would be lost, as the reader gives each of them once
+                        unlearned = progress.new_records()
+                    if watch.has_changed(unlearned):
                         return True
+                    records, unlearned = unlearned, []
                     if keeper is not None:
                         self._tell_raised(keeper.learn(filter(watch.holds, records), selection=watch.selection))
+                except DataLost:  # what was claimed and stored isn't there any more: to be begun anew
+                    raise
+                except Unavailable:
+                    pass
         finally:
             progress.close()
         return False

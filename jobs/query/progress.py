@@ -207,6 +207,7 @@ class ProgressKeeper:
                 self._resuming = frozenset()
                 raised = True
             is_due = is_other or self._now_ms() - self._saved_at_ms >= RENEWAL_MS
+            self._owes_watermark = raised  # until it is saved, which a destination may refuse now
             if raised or (self._applied and is_due):
                 return self._save()
             return None

@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -401,6 +401,86 @@ def test_a_sink_none_of_whose_tables_is_captured_lacks_nothing_unless_it_did_bef
     assert raised is not None
     assert (raised.watermark_lsn, raised.selection, raised.next_offsets) == (200, "none", {at: 5})
     assert raised.left_at_ms == {at[0]: 1_000}, "what comes of it once it is back is no matter of this watermark"
+
+
+class _Log:
+    """Progress records as a job that reads nothing gets them: each once. Kafka isn't there."""
+
+    def __init__(self, *records: ProgressRecord) -> None:
+        self._records = list(records)
+        self.asked = 0
+
+    def __call__(self, *_: object) -> "_Log":
+        return self
+
+    def new_records(self) -> list[ProgressRecord]:
+        self.asked += 1
+        new, self._records = self._records, []
+        return new
+
+    def close(self) -> None: ...
+
+
+def _without_tables(
+    monkeypatch: pytest.MonkeyPatch, store: MemoryStore, log: _Log, look: Callable[[], Captured]
+) -> tuple[SinkJob, GenerationLease]:
+    """A job none of whose tables is captured any more."""
+    monkeypatch.setattr("jobs.query.job.TopicAdmin", lambda _: SimpleNamespace(create=print, missing=lambda _: []))
+    monkeypatch.setattr("jobs.query.job.ProgressReader", log)
+    monkeypatch.setattr("jobs.query.job._ORDERS_LOOK_S", 0.001)
+    opened = open_memory(store, 1)
+    opened.sink.claim()
+    at = ("p.public.orders", 0)
+    opened.generations.save_progress(Progress({at: 5}, 100, 7, 1_000, {at[0]: "id"}, selection="before"))
+    settings = cast("Any", SimpleNamespace(tables=[], view=None))
+    kafka = KafkaSettings(bootstrap_servers="nowhere:1")
+    plan = SinkPlan("s", settings, 1, "p", kafka, (), _NOTHING, once=False, captured=look)
+    job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    job._captured = Captured((), selection="none")
+    return job, GenerationLease(opened, 1, monotonic=itertools.count(0.0, 10.0).__next__)
+
+
+def test_a_job_none_of_whose_tables_is_captured_notices_that_its_destination_was_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would go on for ever without its claim, and say nothing."""
+    store = prepared_store(1)
+    opened = open_memory(store, 1)
+
+    class Log(_Log):
+        def new_records(self) -> list[ProgressRecord]:
+            store.records["g1.heartbeat"], store.generation(1).fence = before, 1
+            return super().new_records()
+
+    job, lease = _without_tables(monkeypatch, store, Log(), lambda: Captured((), selection="none"))
+    lease.claim(opened.sink.claim)
+    before = store.records["g1.heartbeat"]
+    with pytest.raises(DataLost, match="put back"):
+        job._wait_for_orders(opened, lease, {})
+
+
+def test_what_a_job_without_tables_could_not_learn_yet_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, looks = prepared_store(1), list[int]()
+
+    def look() -> Captured:
+        looks.append(1)
+        if len(looks) == 1:
+            raise Unavailable("Kafka doesn't answer")
+        return Captured((), selection="newer")
+
+    log = _Log(ProgressRecord(200, 8, {}, selection="newer"))
+    job, lease = _without_tables(monkeypatch, store, log, look)
+    stored: list[int] = []
+
+    def tell(progress: Progress | None) -> None:
+        if progress is not None:
+            stored.append(progress.watermark_lsn)
+            job._stop.set()
+        assert log.asked < 100, "the record was dropped"
+
+    monkeypatch.setattr(job, "_tell_raised", tell)
+    assert not job._wait_for_orders(open_memory(store, 1), lease, {})
+    assert (stored, len(looks)) == ([200], 2)
 
 
 def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from cdc.model.errors import Fenced, PositionMismatch
+from cdc.model.errors import Fenced, PositionMismatch, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.query.progress import RENEWAL_MS, ProgressKeeper
@@ -414,3 +414,22 @@ def test_the_destination_is_told_which_tables_it_has_all_of() -> None:
     kept.batch_applied({(TOPIC, 0): 6}, rejected=0)
     kept.batch_applied({("items", 0): 3}, rejected=0)
     assert told == [{orders}, {orders, items}]
+
+
+def test_a_watermark_that_could_not_be_stored_is_stored_once_the_destination_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept, generations = keeper()
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Unavailable("the server is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(generations, "save_progress", refuse)
+        with pytest.raises(Unavailable):
+            kept.learn([record(100, 5)])
+    raised = kept.learn([])
+    assert raised is not None
+    assert (raised.watermark_lsn, raised) == (100, generations.load_progress())
+    assert kept.learn([]) is None
