@@ -2,16 +2,17 @@
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Final
 
 import orjson
 
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import ConfigurationError, LockstepError
-from cdc.model.event import Position, RowEvent, TableEvents
+from cdc.model.event import JsonValue, Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from jobs.dead_letters.store import DeadLetters
@@ -28,6 +29,7 @@ from lockstep.rebuild.outcome import InputsChanged, Rebuilt
 from lockstep.verify.report import Kind, VerifyReport
 from sinks.contract import Batch, CoordinationRecords, Generations, OpenedSink, Progress, Sink, TableVersions
 from sinks.registry import SinkSettings, definition, history_tables, with_definition
+from sinks.table_settings import parse_column
 from sinks.wrappers.retrying import Retries, retrying
 
 _REMOVAL_S: Final = 60.0
@@ -58,11 +60,17 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
         is_begun = (
             record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
         )
+        earlier = _written_with(opened.records, live.number)
+        built_with = [with_definition(settings, each) for each in (record.definition, *earlier)]
+        check_left_tables(name, settings, built_with, _left_with_rows(config, settings, opened.generations))
         if is_begun and definition(with_definition(settings, record.definition)) == wanted_definition:
             say(f"going on with generation {live.number}")
         else:
             say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
             take(opened, live.number, record, Phase.REPLAYING)
+            if record.definition != wanted_definition and record.definition not in earlier:
+                earlier.append(record.definition)
+                opened.records.save(_written_with_name(live.number), orjson.dumps(earlier).decode())
             begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
             record = replace(record, definition=wanted_definition, phase=Phase.REPLAYING)
             save_record(opened.records, live.number, record)
@@ -105,6 +113,67 @@ def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
         )
 
 
+def _written_with(records: CoordinationRecords, number: int) -> list[dict[str, JsonValue]]:
+    """The other settings that rows may be written with still: a replay that was to write all of them again hasn't
+    ended, or has failed."""
+    text = records.load(_written_with_name(number))
+    return [] if text is None else orjson.loads(text)
+
+
+def _written_with_name(number: int) -> str:
+    return f"g{number}.written_with"
+
+
+def _left_with_rows(config: Config, settings: SinkSettings, generations: Generations) -> list[TableName]:
+    """The tables that capture was started without and that the generation has read. Raises as ``load_progress``."""
+    progress = generations.load_progress()
+    read = set() if progress is None else {topic for topic, _ in progress.next_offsets}
+    return [table for table in config.left_by_capture(settings) if table_topic(config.pipeline.name, table) in read]
+
+
+def check_left_tables(
+    name: str, settings: SinkSettings, built_with: Collection[SinkSettings], left: Collection[TableName]
+) -> None:
+    """Raises ConfigurationError for settings of tables that aren't captured any more. Pure.
+
+    Their rows stay, and aren't written again: what is to be hidden would stay readable, and the generation's record
+    would say that it is hidden. They may have been written ``built_with`` any of these settings.
+    """
+    problems = []
+    for table in left:
+        now, befores = _projecting(settings, table), [_projecting(each, table) for each in built_with]
+        problems += [
+            f"{setting}: {table} isn't captured any more, so its rows would stay as they are"
+            for setting in sorted({*now, *chain.from_iterable(befores)})
+            if any(now.get(setting) != before.get(setting) for before in befores)
+        ]
+    if problems:
+        raise ConfigurationError(
+            "these settings can't be changed in place",
+            problems=problems,
+            hint=f"`lockstep rebuild {name} --switch` builds a generation without these rows. To keep them, start"
+            " capture with the table again, then run this again",
+        )
+
+
+def _projecting(settings: SinkSettings, table: TableName) -> dict[str, dict[object, object]]:
+    """What settings say of a table's rows and columns, by the setting; those that say nothing aren't in it."""
+    columns: dict[str, Iterable[str] | Mapping[str, object]] = {
+        "exclude": settings.exclude,
+        "rename": settings.rename,
+        "mask": settings.mask,
+        "computed": settings.computed,
+    }
+    found: dict[str, dict[object, object]] = {}
+    for setting, entries in columns.items():
+        values = entries if isinstance(entries, Mapping) else dict.fromkeys(entries)
+        of_table = {parse_column(text): value for text, value in values.items() if parse_column(text)[0] == table}
+        if of_table:
+            found[setting] = dict(of_table)
+    conditions = [condition for text, condition in settings.where.items() if TableName.parse(text) == table]
+    return found | ({"where": {table: conditions}} if conditions else {})
+
+
 def rebuild_in_place(context: RebuildContext, number: int, record: Record) -> Rebuilt:
     """Write every row of the live generation again, and remove those that aren't the source's.
 
@@ -120,6 +189,7 @@ def rebuild_in_place(context: RebuildContext, number: int, record: Record) -> Re
             build = Build(context, number, opened, watch)
             report = _write_again(context, build, opened.sink)
             _remove_tables_that_left(context, number, opened)
+            opened.records.save(_written_with_name(number), None)
         except LockstepError as failure:
             cause_in_inputs(failure, watch, lambda: _check_not_trimmed(context))
             raise

@@ -1,13 +1,23 @@
 """lockstep.rebuild.in_place: what can't be done in place, and what is removed there."""
 
+from contextlib import nullcontext
+from pathlib import Path
+
 import pytest
 from pydantic import TypeAdapter
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
-from lockstep.rebuild.in_place import check_in_place, deletes_of_extra_rows
+from jobs.generations.record import Phase, Record, save_record, set_phase
+from lockstep import generations
+from lockstep.config import Config, read
+from lockstep.rebuild import in_place
+from lockstep.rebuild.in_place import begin_in_place, check_in_place, deletes_of_extra_rows
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
-from sinks.registry import SinkSettings
+from sinks.contract import Progress
+from sinks.memory import open_memory
+from sinks.registry import SinkSettings, definition
+from tests.generations import prepared_store
 
 
 @pytest.mark.parametrize(
@@ -65,3 +75,61 @@ def test_a_consistent_sink_is_not_written_again_in_place() -> None:
     settings = adapter.validate_python({"type": "warehouse", "url": "postgresql://w", "consistent": True})
     with pytest.raises(ConfigurationError, match="side by side"):
         check_in_place(settings, settings)
+
+
+ITEMS = TableName("public", "items")
+
+
+def _config(path: Path, sink: str) -> Config:
+    """Two tables are named, and capture was started without one of them."""
+    path.write_text(
+        '[pipeline]\nname = "shop"\n[source]\ndsn = "dbname=app"\ntables = ["public.orders", "public.items"]\n'
+        '[kafka]\nbootstrap_servers = "nowhere:1"\n'
+        f'[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\n{sink}\n'
+    )
+    config = read(path)
+    return config.capturing(config.source.only([ORDERS]))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        ("", 'mask = { "public.items.note" = "drop" }', ["mask"]),
+        ("", 'exclude = ["public.items.note"]', ["exclude"]),
+        ('where = { "public.items" = "id > 1" }', 'rename = { "public.items.id" = "number" }', ["rename", "where"]),
+        ("", 'mask = { "public.orders.note" = "drop" }', []),
+        ('exclude = ["public.items.note"]', "exclude = ['\"public\".items.note']", []),
+    ],
+)
+def test_settings_of_a_table_that_left_are_not_changed_in_place(
+    before: str, now: str, named: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows stay and aren't written again: they would show what the generation is said to hide."""
+    store = prepared_store(1)
+    opened = open_memory(store, 1)
+    monkeypatch.setattr(in_place, "open_generation", lambda *_: nullcontext(opened))
+    for module in (in_place, generations):  # to see that nobody applies to it takes seconds
+        monkeypatch.setattr(module, "is_running", lambda *_: False)
+    built_with, config = _config(tmp_path / "before.toml", before), _config(tmp_path / "now.toml", now)
+    record = Record("shop", definition(built_with.sinks["cache"]))
+    save_record(opened.records, 1, record)
+    sink = config.sinks["cache"]
+
+    def begin() -> None:
+        begin_in_place(config, "cache", sink, print)
+
+    if named:
+        begin()  # of that table there is no row
+        assert begin_in_place(config, "cache", sink, print)[1].definition == definition(sink)
+    topic = config.as_pipeline().topics()[ORDERS].replace("orders", "items")
+    opened.sink.claim()
+    opened.generations.save_progress(Progress({(topic, 0): 5}, 0, 0, 0, {topic: "id"}))
+    for phase in (Phase.READY, Phase.REPLAYING):  # also where a replay has failed, or was interrupted
+        if named:
+            set_phase(opened.records, 1, phase)
+            with pytest.raises(ConfigurationError) as refused:
+                begin()
+            assert [problem.partition(":")[0] for problem in refused.value.problems] == named
+            assert "lockstep rebuild cache --switch" in (refused.value.hint or "")
+        else:
+            begin()
