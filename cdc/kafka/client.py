@@ -25,6 +25,10 @@ _OF_TLS: Final = re.compile(r"SSL handshake failed|\balert\b")
 _DURATION: Final = re.compile(r" \(after \d+ms in state \w+\)")
 
 
+class Refused(Unavailable):
+    """Brokers let a client not in, or it doesn't go in. Another client isn't let in either at this moment."""
+
+
 class Refusals:
     """Why brokers let a client not in, or it doesn't go in. The client itself only says that nobody answers.
 
@@ -67,7 +71,7 @@ class Refusals:
                 "check kafka.security_protocol, and set kafka.certificate_file and kafka.key_file where brokers ask for"
                 " a certificate; then run `lockstep doctor`"
             )
-        return Unavailable(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
+        return Refused(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
 
 
 def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any]) -> _Client:

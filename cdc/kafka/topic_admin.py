@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from cdc.kafka.client import Refusals, new_client
+from cdc.kafka.client import Refusals, Refused, new_client
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
@@ -135,9 +135,9 @@ def reason(error: BaseException) -> str:
 
 
 def _has_code(error: Unavailable, codes: Collection[int]) -> bool:
-    """Whether a broker or the client said one of these."""
+    """Whether a broker or the client said one of these. Of Refused none: that the client got no answer is no reason."""
     cause = error.__cause__
-    return isinstance(cause, KafkaException) and cause.args[0].code() in codes
+    return not isinstance(error, Refused) and isinstance(cause, KafkaException) and cause.args[0].code() in codes
 
 
 def _is_of_broker(error: Unavailable) -> bool:
@@ -562,7 +562,7 @@ class TopicAdmin:
 
     def _patiently(self, ask: Callable[[float], _Answer]) -> _Answer:
         """The answer to a question that takes seconds to wait. Where none comes, another client asks, and waits longer:
-        the first one may be waiting for a dead broker. Raises what ``ask`` raises.
+        the first one may be waiting for a dead broker. Raises what ``ask`` raises, and Refused at once.
         """
         deadline = time.monotonic() + _REQUEST_TIMEOUT_S
         attempt_s = _FIRST_ATTEMPT_S

@@ -1,6 +1,6 @@
 """What is asked of brokers that are changing places: nobody waits long without being told."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +89,44 @@ def test_a_client_that_waits_for_a_dead_broker_is_replaced(monkeypatch: pytest.M
 def test_topics_are_asked_about_again_where_a_client_waits_for_a_dead_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     admin = _asked(monkeypatch, _Cluster(clients_in_vain=2, refusal=KafkaError._TIMED_OUT))
     assert admin.identities(["t"]) == {"t": ("id", 2)}
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (KafkaError._AUTHENTICATION, "SASL authentication error: invalid credentials"),
+        (KafkaError._TRANSPORT, "SSL handshake failed: the broker wants a certificate"),
+    ],
+)
+def test_who_is_not_let_in_asks_once_and_says_why(code: int, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client itself says that nobody answers, as of a dead broker, for which others ask again and again."""
+    asked: list[str] = []
+
+    def client(settings: Mapping[str, Any]) -> Any:
+        def question(topics: Any, **_: object) -> dict[str, Future[Any]]:
+            asked.append("a question")
+            future: Future[Any] = Future()
+            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+            return dict.fromkeys(topics, future)
+
+        return SimpleNamespace(
+            poll=lambda _: settings["error_cb"](KafkaError(code, f"broker:9092/bootstrap: {words}")),
+            describe_topics=lambda topics, **_: question(topics.names),
+            list_offsets=question,
+        )
+
+    monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", client)
+    monkeypatch.setattr("cdc.kafka.topic_admin.TopicCollection", lambda topics: SimpleNamespace(names=[*topics]))
+    questions: list[Callable[[TopicAdmin], object]] = [
+        lambda admin: admin.partition_counts(["t"]),
+        lambda admin: admin.identities(["t"]),
+        lambda admin: admin.lacking_rights(["t"], ["Read"]),
+        lambda admin: admin.end_offsets([("t", 0)]),
+    ]
+    for number, ask in enumerate(questions, 1):
+        with pytest.raises(Unavailable, match=words):
+            ask(TopicAdmin({}))
+        assert len(asked) == number
 
 
 def test_a_leader_that_does_not_answer_is_not_one_without_a_record_of_that_time(
