@@ -119,9 +119,13 @@ class ForcedCompaction:
         return self._records().get(topic, TopicRecord())
 
     def restore(self) -> list[str]:
-        """Put back the settings that somebody who was killed has left, and return the topics that had them."""
+        """Put back the settings that somebody who was killed has left, and return the topics that had them.
+
+        Raises Unavailable, and LockstepError where a topic may be there and we may not see it: what is to be put back
+        must not be forgotten.
+        """
         left = [topic for topic, record in self._records().items() if record.settings is not None]
-        existing = self._cluster.partition_counts(left)
+        existing = self._cluster.partition_counts(left, must_see=True)
         for topic in left:
             self._put_back(topic, exists=topic in existing)
         return left

@@ -71,11 +71,11 @@ def state_directory(spark: SparkSettings, *, pipeline: str, sink: str, generatio
 def remove_kept(spark: SparkSettings, kafka: KafkaSettings, *, pipeline: str, sink: str, generation: int) -> None:
     """Remove the state of a generation that is dropped, as far as it is on this machine, and its topic.
 
-    Raises Unavailable, and LockstepError where the brokers don't allow it.
+    Raises Unavailable, and LockstepError where the brokers don't allow it, or to see whether there is a topic.
     """
     shutil.rmtree(state_directory(spark, pipeline=pipeline, sink=sink, generation=generation), ignore_errors=True)
     topic, cluster = view_topic(pipeline, sink, generation), TopicAdmin(kafka.client())
-    if topic in cluster.partition_counts([topic]):
+    if cluster.exists(topic):
         # What writes to the log takes a while to load, and `lockstep lag` needs none of it.
         from jobs.executor.view_topic import remove_steps
 

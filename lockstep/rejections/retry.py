@@ -208,7 +208,7 @@ class _Attempt:
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         cluster = TopicAdmin(self._config.kafka.client())
-        existing = cluster.partition_counts(list(topics))
+        existing = cluster.partition_counts(list(topics), must_see=True)
         return cluster.topic_ids(list(existing)) if existing else {}
 
     def _foreign_reason(self, topic: str) -> str | None:

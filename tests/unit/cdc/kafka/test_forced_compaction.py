@@ -1,9 +1,15 @@
 """cdc.kafka.forced_compaction: what is remembered of a topic; compaction itself is in tests/live"""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from cdc.kafka.control_topics import StoredRecord
-from cdc.kafka.forced_compaction import Pass, TopicRecord
+from cdc.kafka.forced_compaction import ForcedCompaction, Pass, TopicRecord
+from cdc.kafka.settings import TopicSettings
 from cdc.model.errors import LockstepError
 
 REMEMBERED = TopicRecord({"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}),))
@@ -25,3 +31,19 @@ def test_a_record_was_there_at_the_first_compaction_that_got_beyond_it() -> None
     assert remembered.compacted_since_ms(0, 2) == 5
     assert remembered.compacted_since_ms(0, 3) == 7
     assert remembered.compacted_since_ms(1, 4) is None
+
+
+def test_settings_of_a_topic_that_may_not_be_seen_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To us it is as one that doesn't exist, and has the settings of the one who was killed for ever then."""
+    hidden: Future[Any] = Future()
+    hidden.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    brokers = SimpleNamespace(describe_topics=lambda *_, **__: {"shop.public.t": hidden}, poll=lambda _: 0)
+    monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", lambda _: brokers)
+    forced = ForcedCompaction({}, "shop", TopicSettings())
+    put_back: list[str] = []
+    monkeypatch.setattr(forced, "_records", lambda: {"shop.public.t": REMEMBERED})
+    monkeypatch.setattr(forced, "_put_back", lambda topic, **_: put_back.append(topic))
+    with pytest.raises(LockstepError, match=r"isn't known whether topic shop\.public\.t exists") as refused:
+        forced.restore()
+    assert "Describe" in (refused.value.hint or "")
+    assert not put_back
