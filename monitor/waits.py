@@ -46,6 +46,9 @@ _IDLE_S: Final = 30.0
 _JOB_S: Final = 5.0
 """How often it is asked whether a sink's job runs. To see that one doesn't may take seconds."""
 
+_SINCE: Final = "other tables are captured since it was applied to last"
+"""Why nobody is let go though the watermark is beyond the LSN."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -423,6 +426,7 @@ class _Looker(_Worker):
         if captures.selection not in ("", progress.selection):
             # It may have one of the tables that came, and knows nothing of it.
             with self._asking(reached):
+                self._say(reached, _SINCE)  # to see that its job doesn't run may take seconds
                 self._say(reached, self._why_not_taken_up(opened, progress))
             return
         with self._asking(reached):
@@ -495,12 +499,11 @@ def why_not_taken_up(sink: str, job: JobStatus, *, has_told: bool) -> str:
 
     ``has_told``: its job has stored of which tables its watermark is true.
     """
-    since = "other tables are captured since it was applied to last"
     if job.state is not JobState.RUNNING:
-        return f"{since}, and its job doesn't run: {job.sentence(sink)}"
+        return f"{_SINCE}, and its job doesn't run: {job.sentence(sink)}"
     if has_told:
-        return f"{since}, and its job hasn't taken that up yet"
+        return f"{_SINCE}, and its job hasn't taken that up yet"
     return (
-        f"{since}, and its job doesn't tell of which tables its watermark is true. A job of an earlier version of"
+        f"{_SINCE}, and its job doesn't tell of which tables its watermark is true. A job of an earlier version of"
         f" Lockstep never does: if this stays so, start `lockstep apply {sink}` or `lockstep run` again"
     )

@@ -34,13 +34,20 @@ def verify(
     """Compare a sink's generation, on a live system. Changes nothing unless ``options.repair``.
 
     Raises ConfigurationError for options that don't fit the configuration, and Unavailable when a server can't be
-    reached. Raises LockstepError when nothing is applied, or when it is stopped.
+    reached. Raises LockstepError when nothing is applied, for a view one of whose tables isn't captured, or when it is
+    stopped.
     """
     settings = options.settings or settings_of(config, options.sink)
     _check_view(options, settings)
     chosen = chosen_tables(options, settings, config.source.keyed_names)
     is_view = settings.view is not None
     config = config_now(config)  # capture may have been started without one that is named
+    lacking = config.uncaptured_tables(settings) if is_view else ()
+    if lacking:
+        raise LockstepError(
+            f"view {options.sink!r} reads {lacking[0]}, which isn't captured: it waits, and its rows stay as they were",
+            hint=_DOCTOR,
+        )
     captured = set(config.source.table_names)
     names = chosen if is_view else [name for name in chosen if name in captured]
     if not names:

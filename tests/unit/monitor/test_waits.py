@@ -168,6 +168,26 @@ def test_a_watermark_of_before_other_tables_were_captured_lets_nobody_go(world: 
     assert results[0].is_reached
 
 
+def test_who_leaves_while_it_is_asked_whether_a_job_runs_is_told_why_nobody_is_let_go(
+    world: _World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To see that a job has died takes seconds."""
+    asked, seen = threading.Event(), threading.Event()
+
+    def statuses(*_: object, **__: object) -> Any:
+        asked.set()
+        assert seen.wait(300)
+        return {1: JobStatus(JobState.ABSENT)}
+
+    monkeypatch.setattr("monitor.waits.job_statuses", statuses)
+    store = world.stores["cache"]
+    store.watermark, store.selection, world.line.selection = 500, "before", "after"
+    until(lambda: "other tables are captured since" in world.waits.wait(10, ["cache"], timeout_s=0.2).late["cache"])
+    assert asked.is_set()
+    assert not seen.is_set()
+    seen.set()
+
+
 @pytest.mark.parametrize(
     ("state", "has_told", "expected"),
     [

@@ -73,6 +73,19 @@ def test_a_sink_without_a_captured_table_has_nothing_to_compare(
         verify(config, VerifyOptions("cache"), say=print, progress=lambda _: None, stopping=lambda: False)
 
 
+def test_a_view_one_of_whose_tables_left_capture_is_not_compared(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for that table, so it would differ from its query, or be waited for in vain."""
+    path = tmp_path / "lockstep.toml"
+    view = '[views.joined]\nsink = "all"\nkey = ["id"]\n'
+    path.write_text(f'{CONFIG}\n{view}sql = "select o.id from public.orders o join public.items i on i.id = o.id"\n')
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ITEMS]))
+    with pytest.raises(LockstepError, match=r"view 'joined' reads public\.orders, which isn't captured") as refused:
+        verify(load(path), VerifyOptions("joined"), say=print, progress=lambda _: None, stopping=lambda: False)
+    assert "lockstep doctor" in (refused.value.hint or "")
+
+
 def test_a_table_that_is_named_and_not_captured_is_told_of_and_the_others_are_compared(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
