@@ -29,7 +29,7 @@ from lockstep.rebuild.outcome import InputsChanged, Rebuilt
 from lockstep.verify.report import Kind, VerifyReport
 from sinks.contract import Batch, CoordinationRecords, Generations, OpenedSink, Progress, Sink, TableVersions
 from sinks.registry import SinkSettings, definition, history_tables, with_definition
-from sinks.table_settings import parse_column
+from sinks.wrappers.projection import parse_column
 from sinks.wrappers.retrying import Retries, retrying
 
 _REMOVAL_S: Final = 60.0
@@ -69,7 +69,7 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
             say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
             take(opened, live.number, record, Phase.REPLAYING)
             if record.definition != wanted_definition and record.definition not in earlier:
-                earlier.append(record.definition)
+                earlier.append(dict(record.definition))
                 opened.records.save(_written_with_name(live.number), orjson.dumps(earlier).decode())
             begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
             record = replace(record, definition=wanted_definition, phase=Phase.REPLAYING)
