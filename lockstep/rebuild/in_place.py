@@ -21,7 +21,7 @@ from jobs.generations.lease import is_running
 from jobs.generations.record import Phase, Record, check_owner, list_generations, save_record
 from jobs.query.start_position import begin_at_start_position, leave_equal_tags, load_start_position
 from lockstep.config import Config
-from lockstep.generations import check_nothing_aside, sink_tables_now, take
+from lockstep.generations import check_nothing_aside, config_now, sink_tables_now, take
 from lockstep.rebuild.build_inputs import BuildInputs, check_complete, read_inputs
 from lockstep.rebuild.generation_build import Build, RebuildContext, check_not_trimmed, open_generation, topic_ids_read
 from lockstep.rebuild.inputs_watch import InputsWatch, cause_in_inputs
@@ -307,8 +307,10 @@ def _remove_tables_that_left(context: RebuildContext, number: int, opened: Opene
     )
     destination = retrying(opened, retries)
     config, settings = context.config, context.settings
-    # Some may have been taken up since the build began. Those that only capture leaves out aren't to be given up.
-    tables = [*sink_tables_now(config, settings), *config.left_by_capture(settings)]
+    # Some may have been taken up since the build began, and some may have left. Those that only capture leaves out
+    # aren't to be given up.
+    now = config_now(config)
+    tables = [*now.sink_tables(settings), *now.left_by_capture(settings), *sink_tables_now(config, settings)]
     kept_topics = {table_topic(context.config.pipeline.name, table) for table in tables}
     progress = destination.generations.load_progress()
     dropped_topics = {topic for topic, _ in progress.next_offsets} - kept_topics if progress is not None else set()

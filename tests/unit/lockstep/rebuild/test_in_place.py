@@ -2,6 +2,8 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pydantic import TypeAdapter
@@ -9,14 +11,16 @@ from pydantic import TypeAdapter
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.generations.record import Phase, Record, save_record, set_phase
+from jobs.query.captured_tables import Captured
 from lockstep import generations
 from lockstep.config import Config, read
 from lockstep.rebuild import in_place
 from lockstep.rebuild.in_place import begin_in_place, check_in_place, deletes_of_extra_rows
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
 from sinks.contract import Progress
-from sinks.memory import open_memory
+from sinks.memory import MemorySink, open_memory
 from sinks.registry import SinkSettings, definition
+from tests.builders import column, table
 from tests.generations import prepared_store
 
 
@@ -133,3 +137,25 @@ def test_settings_of_a_table_that_left_are_not_changed_in_place(
             assert "lockstep rebuild cache --switch" in (refused.value.hint or "")
         else:
             begin()
+
+
+def test_a_table_that_leaves_capture_while_all_is_written_again_keeps_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = _config(tmp_path / "lockstep.toml", 'tables = ["public.orders", "public.items"]')
+    begun = config.capturing(config.source.only([ORDERS, ITEMS]))
+    store = prepared_store(1)
+    MemorySink(store, 1).prepare(
+        [table(column("id", "int8"), name=name) for name in (ITEMS, TableName("public", "gone"))]
+    )
+    monkeypatch.setattr(generations, "captured_now", lambda _: Captured([ORDERS]))
+    said: list[str] = []
+    context = cast(
+        "Any",
+        SimpleNamespace(
+            config=begun, settings=begun.sinks["cache"], name="cache", observer=SimpleNamespace(say=said.append)
+        ),
+    )
+    in_place._remove_tables_that_left(context, 1, open_memory(store, 1))
+    assert set(store.generation(1).newest) == {ORDERS, ITEMS}
+    assert said == ["removed tables that this sink doesn't have any more: public.gone"]
