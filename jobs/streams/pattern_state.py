@@ -63,6 +63,8 @@ class PatternState(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
         """Tell the matches of a key that are final by now."""
+        # Spark removes the timer after this, and logs the key where it isn't there any more.
+        self._timer.clear()
         return self._look(key, (), timerValues.getCurrentWatermarkInMs() * _US_PER_MS)
 
     def close(self) -> None:
@@ -88,7 +90,7 @@ class PatternState(StatefulProcessor):
         return None if known is None else int(known[0])
 
     def _set_timer(self, known_ms: int | None, at_us: int | None) -> None:
-        """Have the key's one timer at this time instead, or none. One that has just expired Spark removes itself."""
+        """Have the key's one timer at this time instead, or none."""
         if known_ms is not None:
             self._handle.deleteTimer(known_ms)
         if at_us is None:

@@ -1,6 +1,7 @@
 """What is kept of keys for a pattern, in the state that PySpark has for tests."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,15 @@ class States:
     def __init__(self, pattern: Pattern) -> None:
         self._tester = TwsTester(PatternState(pattern), timeMode="EventTime", eventTimeExtractor=lambda row: row.at_us)
         self._tester._eventTimeExtractor = None  # what is late is dropped before, by the watermark before
+        timers: Any = self._tester.handle._timers
+        delete = timers.deleteTimer
+
+        def delete_known(key: object, at_ms: int) -> None:
+            """As Spark does, which logs the key's values where there is no such timer."""
+            assert at_ms in timers.listTimers(key), "a timer is deleted twice"
+            delete(key, at_ms)
+
+        timers.deleteTimer = delete_known
 
     def batch(self, events: Mapping[str, list[Event]], watermark_ms: int) -> list[tuple[str, list[str]]]:
         """The matches of a batch, whose watermark this is."""
