@@ -189,7 +189,11 @@ class LagCollector:
         """
         is_open = self._whole is not None and self._asking == self._hangs
         whole = self._whole = self._whole or Question(partial(self._collect, with_jobs=with_jobs))
-        answer = whole.wait(0.0) if is_open else self._wait(whole)
+        try:
+            answer = whole.wait(0.0) if is_open else self._wait(whole)
+        except Exception:
+            self._whole = None  # or it would say the same for ever
+            raise
         if answer is None:
             answer = Unavailable(f"{self._source_server()} hasn't answered for {whole.age_s:.0f} s")
         else:
@@ -303,7 +307,11 @@ class LagCollector:
             question = self._of_kafka = self._of_kafka or Question(
                 partial(self._look_at_kafka, answers, is_slot_lost=is_slot_lost)
             )
-            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            try:
+                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            except Exception:
+                self._of_kafka = None
+                raise
             server = f"Kafka at {self._pipeline.kafka.bootstrap_servers}"
             if answer is None:
                 return Unavailable(f"{server} hasn't answered for {question.age_s:.0f} s")
@@ -400,9 +408,13 @@ class LagCollector:
         for name in self._settings:
             question = self._questions[name]
             # One that has been asked for long is known to hang: it isn't waited for again.
-            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
-            if answer is None and self._answered.get(name):
-                answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
+            try:
+                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+                if answer is None and self._answered.get(name):
+                    answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
+            except Exception:
+                del self._questions[name]
+                raise
             if answer is None:
                 address = _address(self._settings[name])
                 answers[name] = Unavailable(f"its server{address} hasn't answered for {question.age_s:.0f} s")
