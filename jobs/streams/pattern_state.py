@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row
 
-from jobs.executor.pattern_matching import Event, Kept, Pattern, advance, from_text, to_text
+from jobs.executor.pattern_matching import Attempts, Event, Kept, Pattern, advance, from_text, to_text
 
 INPUT: Final = ("at_us", "tie", "steps", "values")
 """The columns of an event beside its key, as those of ``Event``."""
@@ -74,7 +74,7 @@ class PatternState(StatefulProcessor):
         """The matches of a key that are final, and what is kept for the next ones. At once: Spark changes keys."""
         events = (*(Event(*row) for row in self._events.get()), *new)
         attempts = self._attempts.get()
-        kept = Kept(events, () if attempts is None else from_text(attempts[0]))
+        kept = Kept(events, Attempts() if attempts is None else from_text(attempts[0]))
         matches, kept = advance(self._pattern, kept, until_us=watermark_us)
         self._events.clear()
         if kept.events:
