@@ -1,6 +1,7 @@
 """What is kept of keys for a pattern, in the state that PySpark has for tests."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from hypothesis import given
@@ -12,6 +13,13 @@ from jobs.executor.pattern_matching import Event, Kept, Pattern, Stage, advance
 from jobs.streams.pattern_state import INPUT, PatternState
 
 PATTERN = Pattern((Stage(0, without=1 << 2), Stage(1)), 5_000)
+
+
+def test_what_tasks_import_for_the_state_is_there() -> None:
+    """PySpark imports it in a task alone, and its protobuf is a package that it doesn't ask for."""
+    for name in ("stateful_processor_api_client", "value_state_client", "list_state_client"):
+        import_module(f"pyspark.sql.streaming.{name}")
+    import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
 
 
 class States:
