@@ -69,6 +69,9 @@ class Backoff:
 
 def spark_error(sink: str, text: str) -> LockstepError:
     """A failed query's message -> the error that says what it means for the operator. Pure."""
+    cause, is_of_value = _cause(text)
+    if is_of_value:  # which may have any of the words that are looked for below
+        return LockstepError(f"the query of sink {sink!r} failed: {cause}", hint=_OF_VALUE)
     if any(word in text for word in _LOST_WORKER):
         return Unavailable(
             f"a Python worker of sink {sink!r} died: killed, or out of memory (spark.window_mb says how much it holds)"
@@ -85,12 +88,9 @@ def spark_error(sink: str, text: str) -> LockstepError:
         )
     if any(word in text for word in _PASSING):
         return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")
-    cause, is_of_value = _cause(text)
     return LockstepError(
         f"the query of sink {sink!r} failed: {cause}",
-        hint=_OF_VALUE
-        if is_of_value
-        else "nothing was skipped: the batch is read again at the next start. On a cluster, see that the executors have"
+        hint="nothing was skipped: the batch is read again at the next start. On a cluster, see that the executors have"
         " this version of Lockstep and its packages: spark.package and spark.python in lockstep.toml",
     )
 
@@ -102,7 +102,8 @@ def _cause(text: str) -> tuple[str, bool]:
         state = _SQLSTATE.search(text, condition.end())
         if state is None:
             return f"Spark says {condition['name']}", False
-        return f"Spark says {condition['name']} (SQLSTATE {state[1]})", state[1].startswith(_DATA_EXCEPTION)
+        is_of_value = state[1].startswith(_DATA_EXCEPTION) and not condition["name"].startswith("KAFKA_")
+        return f"Spark says {condition['name']} (SQLSTATE {state[1]})", is_of_value
     if (of_system := _OF_SYSTEM.search(text)) is not None:
         return of_system["told"].strip(), False
     names = [found["name"] for found in _EXCEPTION.finditer(text)]

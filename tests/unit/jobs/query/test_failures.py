@@ -10,7 +10,8 @@ from jobs.query.failures import spark_error
     ("text", "expected"),
     [
         ("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment", Unavailable),
-        ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost", PositionMismatch),
+        ("[KAFKA_DATA_LOSS.START_OFFSET_RESET] Some data may have been lost SQLSTATE: 22000", PositionMismatch),
+        ("[CAST_INVALID_INPUT] The value 'search TimeoutException' of ... SQLSTATE: 22018", LockstepError),
         (
             "Job aborted due to stage failure\n at x\nCaused by: Python worker exited unexpectedly (crashed)",
             Unavailable,
