@@ -97,6 +97,7 @@ class _Steps:
         self._waiting = WaitingRecords()
         self._last_cut: Cut | None = None
         self._told: Offsets = {}
+        self._told_came = 0
         self._told_s = self._moved_s = time.monotonic()
         self._at_end_s: float | None = None
 
@@ -198,13 +199,14 @@ class _Steps:
         reached = self._result.next_offsets
         if now_s - self._told_s < (TELL_S if reached != self._told else ALIVE_S):
             return
-        line.tell(take_told(self._result, self._told))
-        self._told, self._told_s = dict(reached), now_s
+        came = self._log.came
+        line.tell(take_told(self._result, self._told, has_got_on=came > self._told_came))
+        self._told, self._told_came, self._told_s = dict(reached), came, now_s
 
     def _tell_of_life(self) -> None:
-        """Within a step, which may take long. Nothing of it is told before it is complete."""
+        """Within a step, which may take long. Only of its end the driver is told how far it is."""
         if self._line is not None and time.monotonic() - self._told_s >= ALIVE_S:
-            self._line.tell(Told())
+            self._line.tell(Told(has_got_on=True))
             self._told_s = time.monotonic()
 
     def _is_done(self, now_s: float) -> bool:

@@ -94,12 +94,19 @@ class ViewLog:
         """How many records were read."""
         self.bytes = 0
         """Of the records that wait."""
+        self._reached_records = 0
 
     # --- reading ---
 
     def catch_up(self, ends: Offsets, now_s: float) -> None:
         """The reader is behind: it reads to these ends of the log, at least."""
         self._target, self._began_s = dict(ends), now_s
+
+    @property
+    def came(self) -> int:
+        """Grows whenever something is read, or all is that a progress record asks for. To whom nothing comes it
+        doesn't, and it does for one who waits for a table's copy."""
+        return self.rows + self._reached_records
 
     @property
     def is_behind(self) -> bool:
@@ -164,6 +171,7 @@ class ViewLog:
                 break  # bounds only grow
             covered += 1
         done, self._cuts = self._cuts[:covered], self._cuts[covered:]
+        self._reached_records += covered
         return next((cut for cut, is_complete in reversed(done) if is_complete and cut.tag >= self._floor), None)
 
     def take(self, cut: Cut) -> Taken:

@@ -505,8 +505,8 @@ class SinkQuery:
 
         Returns whether that is stored, and all that was told before.
         """
-        # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
-        if told.next_offsets or told.is_building or not self._keeper.is_behind:
+        # One that is behind and doesn't get on may be deaf, or its destination hangs: that is to be reported.
+        if told.is_at_work or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
         if told.view is not None:
             self._figures.told(told.view)

@@ -1,6 +1,7 @@
 """What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor import step_task
+from jobs.executor.long_batch import ALIVE_S, Told
 from jobs.executor.result import Result
 from jobs.executor.step_task import _Steps
 from jobs.executor.task_input import StepsInput, Task
@@ -55,7 +57,13 @@ class Steps:
     """
 
     def __init__(
-        self, store: MemoryStore, *, window_bytes: int = LARGE, reached: Offsets | None = None, fail_at: int = 0
+        self,
+        store: MemoryStore,
+        *,
+        window_bytes: int = LARGE,
+        reached: Offsets | None = None,
+        fail_at: int = 0,
+        line: Any = None,
     ) -> None:
         def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
             opened = open_memory(store)
@@ -76,7 +84,7 @@ class Steps:
             steps=StepsInput("progress", "shop"),
         )
         self.store, self.result = store, Result()
-        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, None)
+        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, line)
         self._next = {"a": 0, "b": 0} if reached is None else {topic: offset for (topic, _), offset in reached.items()}
 
     def read(self, topic: str, *rows: tuple[int, int, int]) -> None:
@@ -222,3 +230,46 @@ def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, wi
     again.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32), (2, 40, 40))
     again.committed(48, log=4)
     assert again.logged == [10, 10, 30, 40]
+
+
+def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: MemoryStore) -> None:
+    told: list[Told] = []
+    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    now_s = steps.run._told_s
+
+    def says() -> Told:
+        nonlocal now_s
+        now_s += ALIVE_S
+        assert not steps.run._is_over(now_s)
+        return told.pop()
+
+    assert not says().is_at_work
+    steps.read("a", (1, 10, 16))
+    assert says() == Told(has_got_on=True)
+    assert not says().is_at_work, "nothing comes"
+    steps.committed(24, a=1, b=1)
+    assert not says().is_at_work, "what the record asks for doesn't come"
+    steps.result.rows = 2
+    steps.read("b", (1, -10, 16))
+    assert says() == Told(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
+
+
+def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore) -> None:
+    """All that is published is read. Whoever reads it again has to wait as well."""
+    told: list[Told] = []
+    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    record = ProgressRecord(24, 24, {"a": (0,)}, EPOCH, uncopied=("b",))
+    steps.run._log.add_record(record)
+    steps.run._take(0.0)
+    assert not steps.run._is_over(steps.run._told_s + ALIVE_S)
+    assert told == [Told(has_got_on=True)]
+
+
+def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Told] = []
+    monkeypatch.setattr(step_task, "ALIVE_S", 0.0)
+    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append))
+    steps.read("a", (1, 10, 16))
+    steps.read("b", (1, -10, 16))
+    steps.committed(24, a=1, b=1)
+    assert told == [Told(has_got_on=True)] * 2

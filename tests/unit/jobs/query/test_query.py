@@ -63,6 +63,9 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     query._told(Told())
     assert query._state.heard_at == 0
     assert query._state.is_overdue(1_000, told_at_s=0)
+    query._told(Told(has_got_on=True))
+    assert query._state.heard_at > 0, "a step may be of very much"
+    query._state.heard_at = 0
     query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
     query._told(Told())
     assert query._state.heard_at > 0
