@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable, UnsupportedChange
+from cdc.model.errors import (
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+    UnsupportedChange,
+)
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
@@ -42,7 +50,8 @@ class Failure:
     def of(cls, error: Exception) -> "Failure":
         """An error without what may quote a row."""
         if isinstance(error, Unavailable):
-            return cls("Unavailable", error.message, error.hint, error.retry_after_s)
+            kind = "DataLost" if isinstance(error, DataLost) else "Unavailable"
+            return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
         # A bug. Where it happened is told, but not its text, which may quote a row.
@@ -55,8 +64,9 @@ class Failure:
 
     def error(self) -> LockstepError:
         """The error again, as near to its own class as matters to the driver."""
-        if self.kind == "Unavailable":
-            return Unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
+        for unavailable in (Unavailable, DataLost):
+            if self.kind == unavailable.__name__:
+                return unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
         for cls in (Fenced, Overtaken, PositionMismatch, UnsupportedChange, ShapesOutdated):
             if self.kind == cls.__name__:
                 return cls(self.message, hint=self.hint)

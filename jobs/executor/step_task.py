@@ -19,13 +19,14 @@ from jobs.executor.deliver import apply_portion, portions
 from jobs.executor.log_feed import LogFeed
 from jobs.executor.log_reader import load_ranges
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
-from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for, sink_for
+from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for
 from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task
 from jobs.executor.view_log import NEVER, Cut, ViewLog
 from jobs.executor.waiting_records import WaitingRecords
 from jobs.offsets import Offsets
 from sinks.contract import Batch
+from sinks.stored_progress import check_written
 
 _MARKERS_S: Final = 0.5
 """How long the position waits to go past the markers of transactions, behind which nothing has come."""
@@ -71,7 +72,10 @@ class _Steps:
     """One batch."""
 
     def __init__(self, task: Task, reached: Offsets, result: Result, line: DriverLine | None) -> None:
-        """``line`` is that of a batch that goes on until the driver ends it."""
+        """``line`` is that of a batch that goes on until the driver ends it. ``reached`` was applied before it.
+
+        Raises DataLost where the store hasn't got that any more.
+        """
         assert task.client is not None
         assert task.steps is not None
         opened = opened_for(task)
@@ -82,6 +86,8 @@ class _Steps:
         self._result = result
         self._line = line
         self._position = {**task.steps.reached, **reached}
+        self._stored = reached
+        self._check_stored()
         # Others may have stored more than the driver was told of. It comes again, and the tags make that harmless.
         self._consistency = load_consistency(opened.records, task.generation) or Consistency()
         # Of what is there, some may be of a transaction whose other part isn't.
@@ -102,7 +108,7 @@ class _Steps:
         self._at_end_s: float | None = None
 
     def follow(self) -> None:
-        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``."""
+        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``, and DataLost."""
         ends = self._feed.begin()
         try:
             with closing(self._feed.follow(self._position, ends)) as polls:
@@ -136,8 +142,10 @@ class _Steps:
         for start, end in portions(records):
             next_offsets = reached if end == records.num_rows else {}
             portion = records.slice(start, end - start)
-            apply_portion(self._task, sink_for(self._task), portion, next_offsets, self._result)
-        self._result.next_offsets = reached
+            with self._whole.step():
+                self._check_stored()
+                apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
+        self._stored = self._result.next_offsets = reached
 
     def _step(self, cut: Cut) -> None:
         before = self._consistency
@@ -150,6 +158,7 @@ class _Steps:
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
         with self._whole.step():
+            self._check_stored()
             last = None
             for portion in self._portions(taken.records):
                 if last is not None:
@@ -161,10 +170,14 @@ class _Steps:
                 self._apply(last, reached)
             save_consistency(self._opened.records, self._task.generation, after)
         self._waiting.clear()
-        self._consistency, self._position = after, reached
+        self._consistency, self._position, self._stored = after, reached, reached
         self._moved_s = time.monotonic()
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+
+    def _check_stored(self) -> None:
+        """Raise DataLost where the store lacks what was applied to it: a step on top of a gap is as of no commit."""
+        check_written(self._stored, self._whole.next_offsets(), destination=f"sink {self._task.sink!r}")
 
     def _portions(self, records: pa.Table | None) -> Iterator[pa.Table]:
         """What has waited on disk, then these."""

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
@@ -479,7 +479,8 @@ class SinkQuery:
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
-            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
+            written = self._stored_by_steps(result.next_offsets)
+            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected), written=written)
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
                 self._report(LacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
@@ -513,12 +514,18 @@ class SinkQuery:
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
-        progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
+        written = self._stored_by_steps(told.next_offsets)
+        store = partial(self._keeper.batch_applied, told.next_offsets, rejected=0, written=written)
+        progress = store_told(self._state, store)
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
         self._is_told_stored = progress is not None
         return self._is_told_stored
+
+    def _stored_by_steps(self, next_offsets: Offsets) -> Mapping[TopicPartition, int]:
+        """Those that a consistent sink has stored with its rows. A view's state may have got on without any."""
+        return NOTHING_WRITTEN if self._task.steps is None else next_offsets
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
@@ -576,8 +583,8 @@ class SinkQuery:
             first = errors[0]
             if isinstance(first, PositionMismatch):
                 self._topics.check(self._cluster, topics)  # which names the way out, where a topic isn't the same
-            if not isinstance(first, Unavailable):
-                raise first
+            if isinstance(first, DataLost) or not isinstance(first, Unavailable):
+                raise first  # the next query begins at what the destination has
             retry_in_s = backoff.next_s(first)
             self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
             if self._gate.wait_closed(retry_in_s):

@@ -1,5 +1,6 @@
 """What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
 
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.model.append_only import stored_table
+from cdc.model.errors import DataLost
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
@@ -273,3 +275,35 @@ def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch:
     steps.read("b", (1, -10, 16))
     steps.committed(24, a=1, b=1)
     assert told == [Told(has_got_on=True)] * 2
+
+
+def test_no_step_is_made_on_a_store_that_was_put_back(bank: MemoryStore) -> None:
+    """It has the same fence, and only its offsets tell."""
+    before = deepcopy(bank.generations), dict(bank.records)
+    steps = Steps(bank)
+    steps.read("a", (1, 10, 16))
+    steps.read("b", (1, -10, 16))
+    steps.committed(24, a=1, b=1)
+    reached = dict(steps.result.next_offsets)
+    assert reached == {("a", 0): 1, ("b", 0): 1}
+    bank.generations, bank.records = before
+    steps.read("a", (1, 20, 32))
+    with pytest.raises(DataLost, match="put back to an earlier moment"):
+        steps.committed(40, a=2, b=1)
+    assert (steps.rows, steps.kept) == ({"a": {}, "b": {}}, EMPTY)
+    with pytest.raises(DataLost, match="lacks rows of a, partition 0"):
+        Steps(bank, reached=reached)
+    Steps(bank, reached={})  # a job that begins again has the store's own offsets
+
+
+def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: MemoryStore) -> None:
+    before = deepcopy(bank.generations)
+    step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    steps = Steps(bank, window_bytes=SMALL)
+    steps.read("a", (1, 10, 16))
+    assert steps.rows["a"] == {1: 10}
+    bank.generations = before
+    with pytest.raises(DataLost):
+        steps.read("b", (1, -10, 16))
+    assert bank.generations[1].next_offsets == {}, "offsets behind the gap would hide it"
+    assert steps.kept == Consistency()

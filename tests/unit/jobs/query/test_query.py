@@ -71,6 +71,32 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     assert query._state.heard_at > 0
 
 
+@pytest.mark.parametrize("is_consistent", [True, False])
+def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) -> None:
+    stored: list[Any] = []
+
+    class Keeper:
+        is_behind = False
+
+        def batch_applied(self, ends: object, *, rejected: int, written: object) -> Any:
+            stored.append((ends, rejected, written))
+            return SimpleNamespace(rejected=0, watermark_lsn=0)
+
+    class Listening(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._keeper = QueryState(), cast("Any", Keeper())
+            self._task = cast(
+                "Any", SimpleNamespace(sink="dwh", generation=1, steps=object() if is_consistent else None)
+            )
+            self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
+            self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
+            self._is_told_stored = True
+
+    reached = {("a", 0): 5}
+    assert Listening()._told(Told(next_offsets=reached))
+    assert stored == [(reached, 0, reached if is_consistent else {})]
+
+
 def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:
     """Its offsets begin again: all of them are below those that were applied."""
     topic, other = "shop.public.orders", "shop.public.other"
