@@ -10,9 +10,11 @@ from typing import Any, Self
 
 import orjson
 
+from cdc.kafka.topic_names import table_of_topic
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from sinks.contract import CoordinationRecords
+from sinks.contract import CoordinationRecords, Progress
+from sinks.stored_progress import behind_the_watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,10 @@ class Consistency:
 
 @dataclass(frozen=True, slots=True)
 class KnownConsistency:
-    """The same for whoever looks: ``asides`` are tables that are set aside, which stay as they were."""
+    """The same for whoever looks. ``but_tables`` aren't as of then: they are set aside, have left, or are joining."""
 
     of_tables: Consistency
-    asides: tuple[TableName, ...] = ()
+    but_tables: tuple[TableName, ...] = ()
 
     @property
     def text(self) -> str:
@@ -59,7 +61,7 @@ class KnownConsistency:
             return "it is being filled: readers may see parts of transactions until it is consistent"
         lsn, since = format_lsn(self.of_tables.lsn), format_lsn(self.of_tables.since_lsn)
         text = f"its tables are together as of {lsn}, as they have been since {since}"
-        return f"{text}, but for {', '.join(map(str, self.asides))}" if self.asides else text
+        return f"{text}, but for {', '.join(map(str, self.but_tables))}" if self.but_tables else text
 
     def to_json(self) -> dict[str, Any]:
         """LSNs are text, as PostgreSQL writes them; null until it is consistent."""
@@ -68,7 +70,7 @@ class KnownConsistency:
             "lsn": format_lsn(of.lsn) if of.is_reached else None,
             "since_lsn": format_lsn(of.since_lsn) if of.is_reached else None,
             "commit_time_ms": of.commit_time_ms if of.is_reached else None,
-            "but_tables": list(map(str, self.asides)),
+            "but_tables": list(map(str, self.but_tables)),
         }
 
 
@@ -85,11 +87,23 @@ def save_consistency(records: CoordinationRecords, generation: int, consistency:
 
 
 def known_consistency(
-    records: CoordinationRecords, generation: int, asides: Iterable[TableName]
+    records: CoordinationRecords,
+    generation: int,
+    progress: Progress | None,
+    *,
+    asides: Iterable[TableName],
+    pipeline: str,
 ) -> KnownConsistency | None:
-    """None where the generation isn't kept consistent. Raises what the destination raises."""
+    """None where the generation isn't kept consistent. Raises what the destination raises.
+
+    ``progress`` is the generation's, and ``asides`` are the tables that its job has set aside.
+    """
     kept = load_consistency(records, generation)
-    return None if kept is None else KnownConsistency(kept, tuple(sorted(asides)))
+    if kept is None:
+        return None
+    topics = () if progress is None else behind_the_watermark(progress)
+    behind = {table for topic in topics if (table := table_of_topic(pipeline, topic)) is not None}
+    return KnownConsistency(kept, tuple(sorted(behind.union(asides))))
 
 
 def _name(generation: int) -> str:

@@ -50,14 +50,14 @@ def test_a_generation_that_lacks_a_part_of_the_log_or_mixes_rows_is_refused(
 
 def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
     records = MemoryRecords(MemoryStore())
-    assert known_consistency(records, 1, ()) is None
+    assert known_consistency(records, 1, None, asides=(), pipeline="shop") is None
     save_consistency(records, 1, Consistency())
-    being_filled = known_consistency(records, 1, ())
+    being_filled = known_consistency(records, 1, None, asides=(), pipeline="shop")
     assert being_filled is not None
     assert "parts of transactions" in being_filled.text
     assert being_filled.to_json() == {"lsn": None, "since_lsn": None, "commit_time_ms": None, "but_tables": []}
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
-    known = known_consistency(records, 1, [TableName("public", "orders")])
+    known = known_consistency(records, 1, progress(), asides=[TableName("public", "orders")], pipeline="shop")
     assert known is not None
     assert known.text == "its tables are together as of 0/20, as they have been since 0/10, but for public.orders"
     assert known.to_json() == {
@@ -66,3 +66,12 @@ def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
         "commit_time_ms": 5,
         "but_tables": ["public.orders"],
     }
+
+
+def test_a_table_that_has_left_or_joins_is_named_as_one_that_is_not_together_with_the_others() -> None:
+    records = MemoryRecords(MemoryStore())
+    save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
+    moved = progress(left_at_ms={"shop.public.gone": 5}, joining=("shop.public.new-2dcomer", "shop.public.orders"))
+    known = known_consistency(records, 1, moved, asides=[TableName("public", "orders")], pipeline="shop")
+    assert known is not None
+    assert known.text.endswith(', but for public.gone, public."new-comer", public.orders')
