@@ -13,6 +13,7 @@ import orjson
 from cdc.kafka.topic_names import table_of_topic
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from jobs.offsets import Offsets
 from sinks.contract import CoordinationRecords, Progress
 from sinks.stored_progress import behind_the_watermark
 
@@ -22,13 +23,17 @@ class Consistency:
     """The tables have all that was committed up to ``lsn`` of this epoch, and nothing of what came after.
 
     ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
-    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970.
+    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
+    so: where the generation's writer has another one, that knows nothing of this. ``reads_from`` is where a generation
+    is filled from that was being read for again when it was to become consistent, None for any other.
     """
 
     epoch: int = 0
     lsn: int = 0
     commit_time_ms: int = 0
     since_lsn: int = 0
+    fence: int = 0
+    reads_from: Offsets | None = None
 
     @property
     def is_reached(self) -> bool:
@@ -36,7 +41,7 @@ class Consistency:
 
     def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
         """That of the next step."""
-        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn)
+        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,7 +49,16 @@ class Consistency:
             "lsn": self.lsn,
             "commit_time_ms": self.commit_time_ms,
             "since_lsn": self.since_lsn,
+            "fence": self.fence,
+            "reads_from": None if self.reads_from is None else [[*at, end] for at, end in self.reads_from.items()],
         }
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        facts = orjson.loads(text)
+        reads_from = facts.pop("reads_from", None)
+        offsets = None if reads_from is None else {(topic, partition): end for topic, partition, end in reads_from}
+        return cls(**facts, reads_from=offsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +91,7 @@ class KnownConsistency:
 def load_consistency(records: CoordinationRecords, generation: int) -> Consistency | None:
     """None where the generation isn't kept consistent. Raises what the destination raises."""
     text = records.load(_name(generation))
-    return None if text is None else Consistency(**orjson.loads(text))
+    return None if text is None else Consistency.from_json(text)
 
 
 def save_consistency(records: CoordinationRecords, generation: int, consistency: Consistency | None) -> None:
