@@ -232,4 +232,5 @@ class _Steps:
         if self._consistency.is_reached and not self._waits:
             return True
         self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record

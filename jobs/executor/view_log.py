@@ -95,12 +95,18 @@ class ViewLog:
         self.bytes = 0
         """Of the records that wait."""
         self._reached_records = 0
+        self._is_copied = True
 
     # --- reading ---
 
     def catch_up(self, ends: Offsets, now_s: float) -> None:
         """The reader is behind: it reads to these ends of the log, at least."""
         self._target, self._began_s = dict(ends), now_s
+
+    @property
+    def awaits_copy(self) -> bool:
+        """Whether one of the tables is being copied, or is to be, as far as the newest progress record says."""
+        return not self._is_copied
 
     @property
     def came(self) -> int:
@@ -153,6 +159,7 @@ class ViewLog:
             for partition, bound in enumerate(record.bounds[topic]):
                 self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
         is_complete = not self._topics.intersection(record.uncopied)
+        self._is_copied = is_complete
         cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
         self._cuts.append((cut, is_complete))
         if len(self._cuts) > _CUTS_MAX:

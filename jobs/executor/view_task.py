@@ -378,6 +378,7 @@ class _Run:
         if self._inbox is None and not self._log.waits:
             return True
         self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record
 
     def _take(self) -> None:

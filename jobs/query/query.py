@@ -483,13 +483,11 @@ class SinkQuery:
             progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected), written=written)
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
-                self._report(LacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+                at = self._plan.name, self._plan.generation, progress.watermark_lsn
+                self._report(LacksRecord(*at, awaits_copy=result.awaits_copy))
         elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
             what = "view" if self._task.steps is None else "sink"
-            raise LockstepError(
-                f"{what} {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
-                hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
-            )
+            raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
     def _takes_slot(self) -> bool:
@@ -658,6 +656,20 @@ def _long_delivery(task: Task) -> Callable[[Task, LongBatch, Iterable[Any]], Ite
     if task.view is not None:
         return deliver_view_long
     return deliver_long if task.steps is None else deliver_steps_long
+
+
+def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:
+    """The error of a sink that gets whole transactions, and hasn't got any. Pure."""
+    if awaits_copy:
+        return LockstepError(
+            f"{what} can't be built: one of its tables is being copied, and it begins when that copy is complete",
+            hint="run this again once `lockstep lag` tells of no copy any more; capture and the copy have to go on"
+            " until then",
+        )
+    return LockstepError(
+        f"{what} can't be built: no progress record is newer than all rows that were read",
+        hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+    )
 
 
 def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:

@@ -72,6 +72,7 @@ def test_results_survive_the_way_to_the_driver() -> None:
         ],
         resolved=[(TOPIC, b'{"id":1}')],
         lacks_record=True,
+        awaits_copy=True,
         has_more=True,
         failures=[Failure("Unavailable", "away", None, 1.5)],
     )

@@ -17,7 +17,7 @@ from jobs.consistency import Consistency, load_consistency
 from jobs.executor import step_task
 from jobs.executor.long_batch import ALIVE_S, Told
 from jobs.executor.result import Result
-from jobs.executor.step_task import _Steps
+from jobs.executor.step_task import _RECORD_S, _Steps
 from jobs.executor.task_input import StepsInput, Task
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
@@ -307,3 +307,17 @@ def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consi
         steps.read("b", (1, -10, 16))
     assert bank.generations[1].next_offsets == {}, "offsets behind the gap would hide it"
     assert steps.kept == Consistency()
+
+
+@pytest.mark.parametrize("uncopied", [(), ("b",), ("another",)])
+def test_who_applies_once_is_told_whether_a_copy_or_a_record_is_lacking(
+    bank: MemoryStore, uncopied: tuple[str, ...]
+) -> None:
+    steps = Steps(bank)
+    steps.read("a", (1, 10, 16))
+    steps.run._log.add_record(ProgressRecord(16, 16, {"a": (1,)}, EPOCH, uncopied=uncopied))
+    steps.run._take(0.0)
+    assert not steps.run._is_over(0.0)
+    assert not steps.result.lacks_record
+    assert steps.run._is_over(_RECORD_S + 1)
+    assert (steps.result.lacks_record, steps.result.awaits_copy) == (True, uncopied == ("b",))

@@ -19,7 +19,7 @@ from jobs.executor.result import RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
-from jobs.query.query import SinkQuery, told_topics
+from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
@@ -329,3 +329,10 @@ def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_make
     with pytest.raises(Exception, match=r"^$"):
         query._batch(cast("Any", None), 1)
     assert str(query._state.failure) == "a bug"
+
+
+def test_only_a_sink_that_nobody_copies_for_needs_capture_to_be_started() -> None:
+    assert "start capture" in (lacks_record("sink 'dwh'", awaits_copy=False).hint or "")
+    copied = lacks_record("sink 'dwh'", awaits_copy=True)
+    assert "is being copied" in copied.message
+    assert "start capture" not in (copied.hint or "")
