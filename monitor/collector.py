@@ -455,24 +455,28 @@ class LagCollector:
         return [
             (
                 generation,
-                self._opened(name, generation.number).generations.load_progress(),
+                progress,
                 jobs.get(generation.number),
                 blocked_by,
                 self._told_view(name, generation.number),
-                self._consistency(name, generation.number, jobs.get(generation.number)),
+                self._consistency(name, generation.number, progress, jobs.get(generation.number)),
             )
             for generation in generations
+            for progress in [self._opened(name, generation.number).generations.load_progress()]
         ]
 
     def _told_view(self, name: str, number: int) -> ToldView | None:
         """What the job of a view has told of it."""
         return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
 
-    def _consistency(self, name: str, number: int, job: JobStatus | None) -> KnownConsistency | None:
+    def _consistency(
+        self, name: str, number: int, progress: Progress | None, job: JobStatus | None
+    ) -> KnownConsistency | None:
         """As of when its tables are, where it is to be consistent."""
         if not self._settings[name].consistent:
             return None
-        return known_consistency(self._opened(name, number).records, number, () if job is None else job.asides)
+        records, asides = self._opened(name, number).records, () if job is None else job.asides
+        return known_consistency(records, number, progress, asides=asides, pipeline=self._pipeline.name)
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.
