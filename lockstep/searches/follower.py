@@ -294,8 +294,14 @@ class Follower:
         """The documents that were told to match this search."""
         if not self._matching.get(name):
             return []
-        told_of = ((entry, self._told_of_entry(entry)[1].get(name)) for entry in self._documents)
-        return [entry for entry, told in told_of if told is not None and told.matches]
+        found = []
+        for number, entry in enumerate(self._documents):
+            if not number % _DOCUMENTS:
+                self._go_on()
+            told = self._told_of_entry(entry)[1].get(name)
+            if told is not None and told.matches:
+                found.append(entry)
+        return found
 
     def _progress_of(self, number: int) -> Progress | None:
         indexes = self._any if self._live is None or self._live.number != number else self._live.indexes
