@@ -36,6 +36,8 @@ class Signs:
         self._monotonic = monotonic
         self._status = stored.load_status()
         self._save_at = monotonic() + _STATUS_EVERY_S
+        self._is_first = True
+        """No step was done yet."""
 
     def check_claim(self) -> None:
         """Raise Fenced where another process tells of this sink by now."""
@@ -54,8 +56,9 @@ class Signs:
     def done(self, matching: Mapping[str, int], refused: Mapping[str, str]) -> None:
         """A step is done, so nothing is in the way any more. Raises Fenced as ``check_claim``."""
         now = replace(self._status, matching=matching, refused=refused, waiting="")
-        if now != self._status or self._monotonic() >= self._save_at:
+        if self._is_first or now != self._status or self._monotonic() >= self._save_at:
             self._save(now)
+            self._is_first = False
 
     def waiting(self, reason: str) -> None:
         """Nobody can be told now, and why. That isn't a sign that anybody tells. Raises Fenced as ``check_claim``."""

@@ -415,7 +415,8 @@ def test_a_search_that_is_refused_only_when_it_is_asked_is_set_aside_until_it_is
     assert "opensearch refuses to ask for it: The number of terms" in str(problems.pop("anywhere"))
     assert problems == {"bern": None, "young": None}
     by_hand.write(profile(1, "Basel", 20), profile(3, "Thun", 20))
-    assert events(by_hand.news(follower)) == [("ceases", "bern", "1"), ("begins", "young", "3")]
+    # Their keys may be in two partitions.
+    assert sorted(events(by_hand.news(follower))) == [("begins", "young", "3"), ("ceases", "bern", "1")]
 
     remove(by_hand.config, SINK, "anywhere")
     by_hand.add("anywhere", {"terms": {"city.keyword": ["Bern", "Thun"]}})

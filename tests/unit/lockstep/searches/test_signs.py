@@ -61,15 +61,16 @@ def test_what_is_in_the_way_stays_until_a_step_is_done() -> None:
     assert (store.status.waiting, store.status.matching) == ("", {"bern": 3})
 
 
-def test_signs_are_saved_where_something_is_new_and_each_ten_seconds() -> None:
+def test_signs_are_saved_with_the_first_step_and_where_something_is_new_and_each_ten_seconds() -> None:
     store, clock = Store(), Clock()
     own = signs(store, clock)
     own.done({"bern": 2}, {})
-    assert store.status.at_ms == 7, "as it was"
-    clock.now += 10
-    own.done({"bern": 2}, {})
-    first = store.status
-    assert first.at_ms > 7
+    assert store.status.at_ms > 7
+    for seconds, is_saved in ((9, False), (1, True)):
+        store.status = SearchStatus(7, {"bern": 2})
+        clock.now += seconds
+        own.done({"bern": 2}, {})
+        assert (store.status.at_ms > 7) == is_saved
     own.done({"bern": 2}, {"red": "no such field"})
     assert store.status.refused == {"red": "no such field"}
 
