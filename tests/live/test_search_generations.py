@@ -530,6 +530,7 @@ def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand:
     (said,) = [finding for finding in check_searches(by_hand.config, sinks=[SINK]) if finding.severity == "error"]
     assert (said.what, said.fix) == (refused.value.message, refused.value.hint)
     cluster.change_config(topic, {"cleanup.policy": "compact"})
+    by_hand.write(profile(1, "Thun"))
     seconds = [0.0]
     follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
     assert by_hand.news(follower) == []
