@@ -546,6 +546,7 @@ def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand:
         follower.step()
     assert "has cleanup.policy=delete" in str(by_hand.problems()["bern"])
     follower.close()
+    cluster.change_config(topic, {"cleanup.policy": "compact"})
     producer = Producer(by_hand.log.kafka.client())
     producer.produce(topic, b"mine", b"key")
     producer.flush()
