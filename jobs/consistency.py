@@ -10,9 +10,12 @@ from typing import Any, Self
 
 import orjson
 
+from cdc.kafka.topic_names import table_of_topic
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
-from sinks.contract import CoordinationRecords
+from jobs.offsets import Offsets
+from sinks.contract import CoordinationRecords, Progress
+from sinks.stored_progress import behind_the_watermark
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +23,17 @@ class Consistency:
     """The tables have all that was committed up to ``lsn`` of this epoch, and nothing of what came after.
 
     ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
-    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970.
+    parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
+    so: where the generation's writer has another one, that knows nothing of this. ``reads_from`` is where a generation
+    is filled from that was being read for again when it was to become consistent, None for any other.
     """
 
     epoch: int = 0
     lsn: int = 0
     commit_time_ms: int = 0
     since_lsn: int = 0
+    fence: int = 0
+    reads_from: Offsets | None = None
 
     @property
     def is_reached(self) -> bool:
@@ -34,7 +41,7 @@ class Consistency:
 
     def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
         """That of the next step."""
-        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn)
+        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -42,15 +49,24 @@ class Consistency:
             "lsn": self.lsn,
             "commit_time_ms": self.commit_time_ms,
             "since_lsn": self.since_lsn,
+            "fence": self.fence,
+            "reads_from": None if self.reads_from is None else [[*at, end] for at, end in self.reads_from.items()],
         }
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        facts = orjson.loads(text)
+        reads_from = facts.pop("reads_from", None)
+        offsets = None if reads_from is None else {(topic, partition): end for topic, partition, end in reads_from}
+        return cls(**facts, reads_from=offsets)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownConsistency:
-    """The same for whoever looks: ``asides`` are tables that are set aside, which stay as they were."""
+    """The same for whoever looks. ``but_tables`` aren't as of then: they are set aside, have left, or are joining."""
 
     of_tables: Consistency
-    asides: tuple[TableName, ...] = ()
+    but_tables: tuple[TableName, ...] = ()
 
     @property
     def text(self) -> str:
@@ -59,7 +75,7 @@ class KnownConsistency:
             return "it is being filled: readers may see parts of transactions until it is consistent"
         lsn, since = format_lsn(self.of_tables.lsn), format_lsn(self.of_tables.since_lsn)
         text = f"its tables are together as of {lsn}, as they have been since {since}"
-        return f"{text}, but for {', '.join(map(str, self.asides))}" if self.asides else text
+        return f"{text}, but for {', '.join(map(str, self.but_tables))}" if self.but_tables else text
 
     def to_json(self) -> dict[str, Any]:
         """LSNs are text, as PostgreSQL writes them; null until it is consistent."""
@@ -68,14 +84,14 @@ class KnownConsistency:
             "lsn": format_lsn(of.lsn) if of.is_reached else None,
             "since_lsn": format_lsn(of.since_lsn) if of.is_reached else None,
             "commit_time_ms": of.commit_time_ms if of.is_reached else None,
-            "but_tables": list(map(str, self.asides)),
+            "but_tables": list(map(str, self.but_tables)),
         }
 
 
 def load_consistency(records: CoordinationRecords, generation: int) -> Consistency | None:
     """None where the generation isn't kept consistent. Raises what the destination raises."""
     text = records.load(_name(generation))
-    return None if text is None else Consistency(**orjson.loads(text))
+    return None if text is None else Consistency.from_json(text)
 
 
 def save_consistency(records: CoordinationRecords, generation: int, consistency: Consistency | None) -> None:
@@ -85,11 +101,23 @@ def save_consistency(records: CoordinationRecords, generation: int, consistency:
 
 
 def known_consistency(
-    records: CoordinationRecords, generation: int, asides: Iterable[TableName]
+    records: CoordinationRecords,
+    generation: int,
+    progress: Progress | None,
+    *,
+    asides: Iterable[TableName],
+    pipeline: str,
 ) -> KnownConsistency | None:
-    """None where the generation isn't kept consistent. Raises what the destination raises."""
+    """None where the generation isn't kept consistent. Raises what the destination raises.
+
+    ``progress`` is the generation's, and ``asides`` are the tables that its job has set aside.
+    """
     kept = load_consistency(records, generation)
-    return None if kept is None else KnownConsistency(kept, tuple(sorted(asides)))
+    if kept is None:
+        return None
+    topics = () if progress is None else behind_the_watermark(progress)
+    behind = {table for topic in topics if (table := table_of_topic(pipeline, topic)) is not None}
+    return KnownConsistency(kept, tuple(sorted(behind.union(asides))))
 
 
 def _name(generation: int) -> str:

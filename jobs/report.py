@@ -175,12 +175,14 @@ class LacksRecord:
     """A view, or a consistent sink, ends without the newest events: no progress record says of them that they are
     whole transactions.
 
-    It has everything up to ``watermark_lsn``.
+    It has everything up to ``watermark_lsn``. ``awaits_copy``: one of its tables is being copied, and until that is
+    complete no record says so.
     """
 
     sink: str
     generation: int
     watermark_lsn: int
+    awaits_copy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +360,11 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                     "sink": report.sink,
                     "generation": report.generation,
                     "watermark": format_lsn(report.watermark_lsn),
-                    "reason": "no progress record says that they are complete",
+                    "reason": (
+                        "one of its tables is being copied, and they come when that copy is complete"
+                        if report.awaits_copy
+                        else "no progress record says that they are complete"
+                    ),
                 },
                 "let capture run, which writes one: `lockstep run` or `lockstep capture`",
             )

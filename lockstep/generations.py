@@ -111,7 +111,10 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
             column_names = load_names(opened.records, generation.number)
             verification = load_verification(opened.records, generation.number)
             view = None if settings.view is None else load_told(opened.records, generation.number)
-            consistency = known_consistency(opened.records, generation.number, jobs[generation.number].asides)
+            asides = jobs[generation.number].asides
+            consistency = known_consistency(
+                opened.records, generation.number, progress, asides=asides, pipeline=config.pipeline.name
+            )
             if verification is not None and verification.through_lsn:
                 verification = verification.in_epoch(epoch())
         finally:

@@ -189,7 +189,11 @@ class LagCollector:
         """
         is_open = self._whole is not None and self._asking == self._hangs
         whole = self._whole = self._whole or Question(partial(self._collect, with_jobs=with_jobs))
-        answer = whole.wait(0.0) if is_open else self._wait(whole)
+        try:
+            answer = whole.wait(0.0) if is_open else self._wait(whole)
+        except Exception:
+            self._whole = None  # or it would say the same for ever
+            raise
         if answer is None:
             answer = Unavailable(f"{self._source_server()} hasn't answered for {whole.age_s:.0f} s")
         else:
@@ -303,7 +307,11 @@ class LagCollector:
             question = self._of_kafka = self._of_kafka or Question(
                 partial(self._look_at_kafka, answers, is_slot_lost=is_slot_lost)
             )
-            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            try:
+                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+            except Exception:
+                self._of_kafka = None
+                raise
             server = f"Kafka at {self._pipeline.kafka.bootstrap_servers}"
             if answer is None:
                 return Unavailable(f"{server} hasn't answered for {question.age_s:.0f} s")
@@ -400,9 +408,13 @@ class LagCollector:
         for name in self._settings:
             question = self._questions[name]
             # One that has been asked for long is known to hang: it isn't waited for again.
-            answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
-            if answer is None and self._answered.get(name):
-                answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
+            try:
+                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+                if answer is None and self._answered.get(name):
+                    answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
+            except Exception:
+                del self._questions[name]
+                raise
             if answer is None:
                 address = _address(self._settings[name])
                 answers[name] = Unavailable(f"its server{address} hasn't answered for {question.age_s:.0f} s")
@@ -443,24 +455,28 @@ class LagCollector:
         return [
             (
                 generation,
-                self._opened(name, generation.number).generations.load_progress(),
+                progress,
                 jobs.get(generation.number),
                 blocked_by,
                 self._told_view(name, generation.number),
-                self._consistency(name, generation.number, jobs.get(generation.number)),
+                self._consistency(name, generation.number, progress, jobs.get(generation.number)),
             )
             for generation in generations
+            for progress in [self._opened(name, generation.number).generations.load_progress()]
         ]
 
     def _told_view(self, name: str, number: int) -> ToldView | None:
         """What the job of a view has told of it."""
         return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
 
-    def _consistency(self, name: str, number: int, job: JobStatus | None) -> KnownConsistency | None:
+    def _consistency(
+        self, name: str, number: int, progress: Progress | None, job: JobStatus | None
+    ) -> KnownConsistency | None:
         """As of when its tables are, where it is to be consistent."""
         if not self._settings[name].consistent:
             return None
-        return known_consistency(self._opened(name, number).records, number, () if job is None else job.asides)
+        records, asides = self._opened(name, number).records, () if job is None else job.asides
+        return known_consistency(records, number, progress, asides=asides, pipeline=self._pipeline.name)
 
     def close(self) -> None:
         for (name, _), opened in list(self._sinks.items()):  # A late answer may open one more.

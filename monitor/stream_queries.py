@@ -144,7 +144,11 @@ class _Store:
         assert self._question is not None
         asked_at, age_s = self._question.asked_at, self._question.age_s
         # One that has been asked for long is known to hang: it isn't waited for again.
-        answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
+        try:
+            answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
+        except Exception:
+            self._question = None  # or it would say the same for ever
+            raise
         if answer is None:
             answer = Unavailable(f"its store hasn't answered for {max(age_s, _ANSWER_TIMEOUT_S):.0f} s")
         else:

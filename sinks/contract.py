@@ -385,6 +385,13 @@ class WholeSteps(Protocol):
         """The greatest tag of the generation's rows, also of deleted ones; "" where there are none."""
         ...
 
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        """The greatest next offsets of the batches that the generation has, as they were stored with their rows.
+
+        Inside a step they have those of its own batches too.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class OpenedSink:

@@ -210,6 +210,10 @@ class MemorySteps:
             tables = self._store.generation(self._number).newest.values()
             return max((event.tag for rows in tables for event in rows.values()), default="")
 
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        with self._store.lock:
+            return dict(self._store.generation(self._number).next_offsets)
+
 
 class MemoryGenerations:
     """The generations of a store, for the one of a sink."""

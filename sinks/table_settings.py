@@ -146,7 +146,7 @@ class TableSettings(BaseModel):
     schema_changes: Literal["stop", "keep"] = "stop"
     max_open_rejections: int = Field(10_000, ge=0)
     events_per_s: int = Field(0, ge=0)
-    consistent: bool = False
+    consistent: StrictBool = False
     view: ViewSettings | None = None
     changes_max: int = Field(CHANGES_MAX, ge=1)
     topic: StrictBool = False

@@ -82,6 +82,14 @@ class Streams:
         topics = [TopicPlan(stream.topic, self._partitions, 1, kept) for stream in self.streams.values()]
         TopicAdmin(self.client).create(topics)
 
+    def recreate(self) -> None:
+        """Delete the streams' topics, and create them again without records."""
+        admin = AdminClient(self.client)
+        for topic in (stream.topic for stream in self.streams.values()):
+            admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        self.create()
+        self._producer = Producer(self.client)  # the one before goes by what it knows
+
     def add_partition(self) -> None:
         """One more for each topic."""
         self._partitions += 1

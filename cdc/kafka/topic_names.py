@@ -7,6 +7,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 
 _LEGAL = re.compile(rb"[A-Za-z0-9_]")
+_ESCAPED = re.compile(rb"-([0-9a-f]{2})")
 _NAME_LENGTH_MAX = 249  # Kafka's limit
 
 STATE = "__state"
@@ -37,6 +38,11 @@ def _escaped(part: str) -> str:
     return "".join(chr(byte) if _LEGAL.fullmatch(bytes([byte])) else f"-{byte:02x}" for byte in part.encode())
 
 
+def _unescaped(part: str) -> str:
+    """Raises ValueError for what ``_escaped`` doesn't return."""
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), part.encode()).decode()
+
+
 def table_topic(prefix: str, table: TableName) -> str:
     """``<prefix>.<schema>.<table>``. Raises ConfigurationError when that is longer than Kafka allows."""
     topic = f"{prefix}.{_escaped(table.schema)}.{_escaped(table.name)}"
@@ -46,6 +52,19 @@ def table_topic(prefix: str, table: TableName) -> str:
             hint="choose a shorter pipeline name or rename the table",
         )
     return topic
+
+
+def table_of_topic(prefix: str, topic: str) -> TableName | None:
+    """The table whose topic this is, None for another topic."""
+    parts = topic.removeprefix(f"{prefix}.").split(".")
+    if not topic.startswith(f"{prefix}.") or len(parts) != 2:
+        return None
+    try:
+        schema, name = map(_unescaped, parts)
+    except ValueError:
+        return None
+    table = TableName(schema, name)
+    return table if table_topic(prefix, table) == topic else None
 
 
 def like_metrics(topic: str) -> str:

@@ -75,7 +75,8 @@ class LongBatch:
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
-    ``view`` are the figures of a view, None of any other sink.
+    ``view`` are the figures of a view, None of any other sink. ``has_got_on`` says that something was read or written
+    since then, be it applied already or not: a step may be of very much, and nothing of it is told before its end.
     """
 
     rows: int = 0
@@ -84,6 +85,12 @@ class Told:
     commit_time_ms: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     view: ViewFigures | None = None
+    has_got_on: bool = False
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the task gets on. One whose client gets nothing from Kafka any more doesn't."""
+        return bool(self.next_offsets) or self.is_building or self.has_got_on
 
     @property
     def is_building(self) -> bool:
@@ -99,6 +106,7 @@ class Told:
             "commit_time_ms": self.commit_time_ms,
             "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
             "view": None if self.view is None else self.view.to_json(),
+            "has_got_on": self.has_got_on,
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -112,6 +120,7 @@ class Told:
         self.next_offsets |= {(topic, partition): offset for topic, partition, offset in facts["next_offsets"]}
         if facts["view"] is not None:
             self.view = ViewFigures.from_json(facts["view"])
+        self.has_got_on = self.has_got_on or facts["has_got_on"]
 
 
 class DriverLine:
@@ -262,9 +271,14 @@ def _reach(result: Result, ends: Mapping[TopicPartition, int]) -> None:
         result.next_offsets[at] = max(end, result.next_offsets.get(at, 0))
 
 
-def take_told(result: Result, told: Offsets) -> Told:
-    """What the driver is to be told now, which the result has no longer but for its offsets."""
+def take_told(result: Result, told: Offsets, *, has_got_on: bool = False) -> Told:
+    """What the driver is to be told now, which the result has no longer but for its offsets.
+
+    Counts wait until something that is counted is applied.
+    """
     moved = {at: offset for at, offset in result.next_offsets.items() if told.get(at) != offset}
-    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved)
+    if not moved:
+        return Told(has_got_on=has_got_on)
+    taken = Told(result.rows, result.applied, result.stale, result.commit_time_ms, moved, has_got_on=has_got_on)
     result.rows = result.applied = result.stale = 0
     return taken

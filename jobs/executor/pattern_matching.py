@@ -7,15 +7,20 @@ after the last one of it.
 Nothing is looked at before the watermark has passed it: from then on no event can come that is earlier. So matches
 don't depend on the order in which events came, nor on the batches that they came in.
 
-For each event that may begin a match there is an attempt. It has the events of the best way to each of its stages, and
-no more: of two ways to a stage the one with the earlier events stays as good as the other whatever follows. For the
-same reason an attempt that began later never completes before an earlier one that still can.
+For each event that may begin a match there is an attempt. Of two ways to a stage the one with the earlier events stays
+as good as the other whatever follows, so an attempt keeps its first way to each stage. For the same reason an attempt
+that began later never completes before an earlier one that still can.
+
+Attempts share their ways: an event takes all of them to the next stage at once that are before it, and it is the same
+event for all. Those that it takes follow each other in the order of their beginning, so they are told by the first and
+the last of them. So an event costs the same however many attempts there are.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 import orjson
 
@@ -61,42 +66,65 @@ class Pattern:
         """Whether a match is known only once its time is over, since something must not follow."""
         return self.stages[-1].without != 0
 
-    @cached_property
-    def safe_from(self) -> int:
-        """Attempts that have so many events can't be undone by a later one; more than all stages where all can."""
-        undone = [count for count, stage in enumerate(self.stages, 1) if stage.without]
-        return max(undone, default=0) + 1
-
 
 Path = tuple[Event, ...]
 
 
-@dataclass(slots=True)
-class Attempt:
-    """What may become a match: for each number of events that it could have by now, which ones."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """How attempts got to a stage: all with the numbers ``first`` to ``last`` that are in ``before``, by this event.
 
-    began: Event
-    paths: dict[int, Path]
+    ``before`` are their ways to the stage before; None where that is the first one, at which each attempt has its own
+    event. The number ``last`` is always there.
+    """
+
+    first: int
+    last: int
+    event: Event
+    before: "Ways | None"
+
+
+Ways = list[Way]
+"""The ways to one stage, in the order of the attempts. No attempt has two."""
+
+_last: Callable[[Way], int] = attrgetter("last")
+
+
+@dataclass(slots=True)
+class Attempts:
+    """What may become matches. An attempt's number is its place in ``began``, their first events.
+
+    Those from the number ``since`` on may go on from their first event. ``ways`` are those to the second stage, the
+    third one and so on, as far as any attempt is.
+    """
+
+    began: list[Event] = field(default_factory=list)
+    since: int = 0
+    ways: list[Ways] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.began)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a key: events that the watermark hasn't passed yet, and attempts, the first one first."""
+    """What is kept of a key: events that the watermark hasn't passed yet, and attempts."""
 
     events: tuple[Event, ...] = ()
-    attempts: tuple[Attempt, ...] = ()
+    attempts: Attempts = field(default_factory=Attempts)
 
     def next_us(self, pattern: Pattern) -> int | None:
         """When there is something to do: once the watermark, in microseconds, is this or more. None for never."""
         times = [event.at_us for event in self.events]
-        times += [attempt.began.at_us + pattern.within_us for attempt in self.attempts[:1]]
+        times += [event.at_us + pattern.within_us for event in self.attempts.began[:1]]
         return min(times, default=None)
 
 
 def advance(pattern: Pattern, kept: Kept, *, until_us: int) -> tuple[list[Path], Kept]:
     """Look at all that is no later than the watermark: the matches that are final now, and what is kept.
 
-    No event of this time or earlier may come after that. A match is its events, in the order of the stages.
+    No event of this time or earlier may come after that. A match is its events, in the order of the stages. The
+    attempts that are given are used up.
     """
     matcher = _Matcher(pattern, kept.attempts)
     for event in sorted(event for event in kept.events if event.at_us <= until_us):
@@ -105,77 +133,194 @@ def advance(pattern: Pattern, kept: Kept, *, until_us: int) -> tuple[list[Path],
     # An event of the time at which an attempt ends may have come until now, and none can from now on.
     matcher.end_before(until_us + 1)
     events = tuple(event for event in kept.events if event.at_us > until_us)
-    return matcher.matches, Kept(events, tuple(matcher.attempts))
+    return matcher.matches, Kept(events, matcher.kept())
 
 
 class _Matcher:
     """The attempts of a key while its events pass by."""
 
-    def __init__(self, pattern: Pattern, attempts: Iterable[Attempt]) -> None:
+    def __init__(self, pattern: Pattern, attempts: Attempts) -> None:
         self.matches: list[Path] = []
-        self.attempts = deque(attempts)
         self._pattern = pattern
+        self._began, self._since, self._ways = attempts.began, attempts.since, attempts.ways
+        self._first = 0
+        """The number of the first attempt that isn't over."""
         self._began_us: int | None = None
 
     def end_before(self, time_us: int) -> None:
         """End attempts whose time is over before this one. They are in the order of their time."""
-        pattern = self._pattern
-        while self.attempts and self.attempts[0].began.at_us + pattern.within_us < time_us:
-            ended = self.attempts.popleft()
-            if pattern.waits and len(pattern.stages) in ended.paths:
-                self._match(ended.paths[len(pattern.stages)])
+        pattern, count = self._pattern, len(self._pattern.stages)
+        while self._first < len(self._began) and self._began[self._first].at_us + pattern.within_us < time_us:
+            ended = self._first
+            self._first += 1
+            if pattern.waits and self._earliest(count, ended) == ended:
+                self._match(self._path(count, ended))
 
     def take(self, event: Event) -> None:
         """Look at the next event, with all attempts ended whose time was over before it."""
-        pattern, all_stages = self._pattern, len(self._pattern.stages)
-        for attempt in self.attempts:
-            attempt.paths = _with(pattern, attempt.paths, event)
-            if not pattern.waits and all_stages in attempt.paths:
-                self._match(attempt.paths[all_stages])
+        stages = self._pattern.stages
+        fits, last = event.steps, len(stages) - 1
+        if last and not self._pattern.waits and fits >> stages[last].step & 1:
+            number = self._earliest(last, self._first)
+            if number is not None:
+                self._match((*self._path(last, number), event))
                 return  # it isn't the first event of another one
-        self.attempts = deque(attempt for attempt in self.attempts if attempt.paths)
-        if event.steps >> pattern.stages[0].step & 1 and event.at_us != self._began_us:
-            self.attempts.append(Attempt(event, {1: (event,)}))
+        # From the last stage on: an event takes an attempt one stage further, and no more.
+        for place in range(min(last, len(self._ways) + 1), 0, -1):
+            if fits & stages[place].without and place <= len(self._ways):
+                self._ways[place - 1] = []
+            if fits >> stages[place].step & 1:
+                self._take_further(place, event)
+        if fits & stages[0].without:
+            self._since = len(self._began)
+        if fits >> stages[0].step & 1 and event.at_us != self._began_us:
+            self._began.append(event)
+
+    def _take_further(self, place: int, event: Event) -> None:
+        """Take all attempts at the stage before this one to it that have no way to it."""
+        if place > 1:
+            before = self._ways[place - 2]
+            first, last = self._first, before[-1].last if before else -1
+        else:
+            before = None
+            first, last = max(self._first, self._since), len(self._began) - 1
+        if place <= len(self._ways) and self._ways[place - 1]:
+            first = max(first, self._ways[place - 1][-1].last + 1)
+        if first > last:
+            return
+        if place > len(self._ways):
+            self._ways.append([])
+        self._ways[place - 1].append(Way(first, last, event, before))
+
+    def _earliest(self, count: int, number: int) -> int | None:
+        """The first attempt from this number on that has so many events; None where there is none."""
+        if count == 1:
+            number = max(number, self._since)
+            return number if number < len(self._began) else None
+        ways: Ways | None = self._ways[count - 2] if count - 2 < len(self._ways) else None
+        if not ways or ways[-1].last < number:
+            return None
+        while ways is not None:
+            way = ways[bisect_left(ways, number, key=_last)]
+            number, ways = max(number, way.first), way.before
+        return number
+
+    def _path(self, count: int, number: int) -> Path:
+        """The events of an attempt that has so many."""
+        found = list[Event]()
+        ways = self._ways[count - 2] if count > 1 else None
+        while ways is not None:
+            way = ways[bisect_left(ways, number, key=_last)]
+            found.append(way.event)
+            ways = way.before
+        return (self._began[number], *reversed(found))
 
     def _match(self, path: Path) -> None:
         """The next match has later events only. It begins at another time, by which a key's matches are told apart."""
         self.matches.append(path)
         self._began_us = path[0].at_us
-        last = path[-1]
-        self.attempts = deque(
-            attempt for attempt in self.attempts if attempt.began > last and attempt.began.at_us != self._began_us
-        )
+        while self._first < len(self._began):
+            began = self._began[self._first]
+            if began > path[-1] and began.at_us != self._began_us:
+                return
+            self._first += 1
+
+    def kept(self) -> Attempts:
+        """What may still become matches, with new numbers."""
+        # What of each list may still be asked for: from the first of these numbers to the last one. Others are of
+        # attempts that are over.
+        asked = {id(ways): (self._first, len(self._began)) for ways in self._ways}
+        levels = list[list[Ways]]()
+        for level in reversed(_levels(self._ways)):
+            levels.insert(0, [ways for ways in level if id(ways) in asked])
+            for ways in levels[0]:
+                low, high = asked[id(ways)]
+                for way in _between(ways, low, high):
+                    first, last = max(way.first, low), min(way.last, high)
+                    known_first, known_last = asked.get(id(way.before), (first, last))
+                    asked[id(way.before)] = min(first, known_first), max(last, known_last)
+        numbers = set(range(max(self._first, self._since), len(self._began)))
+        for ways in levels[0] if levels else ():
+            low, high = asked[id(ways)]
+            for way in _between(ways, low, high):
+                numbers.update(range(max(way.first, low), min(way.last, high) + 1))
+        ordered = sorted(numbers)
+        made: dict[int, Ways | None] = {id(None): None}
+        for level in levels:
+            for ways in level:
+                low, high = asked[id(ways)]
+                made[id(ways)] = [
+                    Way(
+                        bisect_left(ordered, max(way.first, low)),
+                        bisect_left(ordered, min(way.last, high)),
+                        way.event,
+                        made[id(way.before)],
+                    )
+                    for way in _between(ways, low, high)
+                ]
+        ways_now = [made[id(ways)] or [] for ways in self._ways]
+        while ways_now and not ways_now[-1]:
+            ways_now.pop()
+        return Attempts([self._began[number] for number in ordered], bisect_left(ordered, self._since), ways_now)
 
 
-def _with(pattern: Pattern, paths: Mapping[int, Path], event: Event) -> dict[int, Path]:
-    """The ways that an attempt has after this event."""
-    after = {count: path for count, path in paths.items() if not event.steps & pattern.stages[count - 1].without}
-    for count, path in paths.items():
-        if count < len(pattern.stages) and event.steps >> pattern.stages[count].step & 1:
-            after.setdefault(count + 1, (*path, event))
-    furthest = max(after, default=0)
-    if furthest >= pattern.safe_from:  # shorter ways lead nowhere that this one doesn't
-        return {furthest: after[furthest]}
-    return after
+def _between(ways: Ways, low: int, high: int) -> Iterator[Way]:
+    """The ways of attempts with these numbers."""
+    for place in range(bisect_left(ways, low, key=_last), len(ways)):
+        if ways[place].first > high:
+            return
+        yield ways[place]
 
 
-def to_text(attempts: Sequence[Attempt]) -> str:
-    """Attempts as JSON, with each event once."""
+def _levels(live: Sequence[Ways]) -> list[list[Ways]]:
+    """All lists of ways that these lead to, for each stage from the second one on. The one of ``live`` is the first."""
+    levels = list[list[Ways]]()
+    for ways in reversed(live):
+        found = {id(ways): ways}
+        for way in (way for each in levels[-1:] for above in each for way in above):
+            assert way.before is not None
+            found[id(way.before)] = way.before
+        levels.append(list(found.values()))
+    return levels[::-1]
+
+
+def to_text(attempts: Attempts) -> str:
+    """Attempts as JSON, with each event and each list of ways once."""
     places: dict[Event, int] = {}
-    found = [
-        [[places.setdefault(event, len(places)) for event in path] for path in attempt.paths.values()]
-        for attempt in attempts
-    ]
+    began = [places.setdefault(event, len(places)) for event in attempts.began]
+    found = list[list[list[int]]]()
+    below = {id(None): 0}
+    for level in _levels(attempts.ways):
+        found.append(
+            [
+                [
+                    part
+                    for way in ways
+                    for part in (
+                        way.first, way.last, places.setdefault(way.event, len(places)), below[id(way.before)]
+                    )
+                ]
+                for ways in level
+            ]
+        )  # fmt: skip
+        below = {id(ways): place for place, ways in enumerate(level)}
     events = [[event.at_us, event.tie, event.steps, event.values] for event in places]
-    return orjson.dumps([events, found]).decode()
+    return orjson.dumps([events, began, attempts.since, found]).decode()
 
 
-def from_text(text: str) -> tuple[Attempt, ...]:
+def from_text(text: str) -> Attempts:
     """The same backwards."""
-    events, found = orjson.loads(text)
+    events, began, since, found = orjson.loads(text)
     known = [Event(*event) for event in events]
-    attempts = []
-    for ways in found:
-        paths = [tuple(known[place] for place in way) for way in ways]
-        attempts.append(Attempt(paths[0][0], {len(path): path for path in paths}))
-    return tuple(attempts)
+    live, below = list[Ways](), list[Ways | None]([None])
+    for level in found:
+        made = [
+            [
+                Way(first, last, known[event], below[place])
+                for first, last, event, place in zip(*[iter(parts)] * 4, strict=True)
+            ]
+            for parts in level
+        ]
+        live.append(made[0])
+        below = [*made]
+    return Attempts([known[place] for place in began], since, live)

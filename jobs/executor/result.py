@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from cdc.model.errors import Fenced, LockstepError, Overtaken, PositionMismatch, Unavailable, UnsupportedChange
+from cdc.model.errors import (
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+    UnsupportedChange,
+)
 from cdc.model.event import Position
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
@@ -42,7 +50,8 @@ class Failure:
     def of(cls, error: Exception) -> "Failure":
         """An error without what may quote a row."""
         if isinstance(error, Unavailable):
-            return cls("Unavailable", error.message, error.hint, error.retry_after_s)
+            kind = "DataLost" if isinstance(error, DataLost) else "Unavailable"
+            return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
         # A bug. Where it happened is told, but not its text, which may quote a row.
@@ -55,8 +64,9 @@ class Failure:
 
     def error(self) -> LockstepError:
         """The error again, as near to its own class as matters to the driver."""
-        if self.kind == "Unavailable":
-            return Unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
+        for unavailable in (Unavailable, DataLost):
+            if self.kind == unavailable.__name__:
+                return unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
         for cls in (Fenced, Overtaken, PositionMismatch, UnsupportedChange, ShapesOutdated):
             if self.kind == cls.__name__:
                 return cls(self.message, hint=self.hint)
@@ -95,7 +105,10 @@ class Result:
     resolved: list[tuple[str, bytes]] = field(default_factory=list)
     """Topic and key of earlier rejections that this batch has made void."""
     lacks_record: bool = False
-    """Of a view: no progress record came that is newer than all that was read, so the newest events aren't taken in."""
+    """Of a view, or a consistent sink: no progress record came that is newer than all that was read, so the newest
+    events aren't taken in."""
+    awaits_copy: bool = False
+    """Why, where it isn't that nobody writes such records: one of its tables is being copied."""
     has_more: bool = False
     """Of a view: the task has ended for the size of its rejections alone, and is to go on once they are kept."""
     failures: list[Failure] = field(default_factory=list)
@@ -112,6 +125,7 @@ class Result:
         self.rejected += other.rejected
         self.resolved += other.resolved
         self.lacks_record = self.lacks_record or other.lacks_record
+        self.awaits_copy = self.awaits_copy or other.awaits_copy
         self.has_more = self.has_more or other.has_more
         self.failures += other.failures
         self.view = other.view or self.view
@@ -148,6 +162,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "commit_time_ms": result.commit_time_ms,
             "resolved": [[topic, key.decode()] for topic, key in result.resolved],
             "lacks_record": result.lacks_record,
+            "awaits_copy": result.awaits_copy,
             "has_more": result.has_more,
             "failures": [
                 [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
@@ -198,6 +213,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     commit_time_ms=fact["commit_time_ms"],
                     resolved=[(topic, key.encode()) for topic, key in fact["resolved"]],
                     lacks_record=fact["lacks_record"],
+                    awaits_copy=fact["awaits_copy"],
                     has_more=fact["has_more"],
                     failures=[Failure(*failure) for failure in fact["failures"]],
                     view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),

@@ -19,13 +19,14 @@ from jobs.executor.deliver import apply_portion, portions
 from jobs.executor.log_feed import LogFeed
 from jobs.executor.log_reader import load_ranges
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
-from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for, sink_for
+from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for
 from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.task_input import Task
 from jobs.executor.view_log import NEVER, Cut, ViewLog
 from jobs.executor.waiting_records import WaitingRecords
 from jobs.offsets import Offsets
 from sinks.contract import Batch
+from sinks.stored_progress import check_written
 
 _MARKERS_S: Final = 0.5
 """How long the position waits to go past the markers of transactions, behind which nothing has come."""
@@ -71,7 +72,10 @@ class _Steps:
     """One batch."""
 
     def __init__(self, task: Task, reached: Offsets, result: Result, line: DriverLine | None) -> None:
-        """``line`` is that of a batch that goes on until the driver ends it."""
+        """``line`` is that of a batch that goes on until the driver ends it. ``reached`` was applied before it.
+
+        Raises DataLost where the store hasn't got that any more.
+        """
         assert task.client is not None
         assert task.steps is not None
         opened = opened_for(task)
@@ -82,6 +86,8 @@ class _Steps:
         self._result = result
         self._line = line
         self._position = {**task.steps.reached, **reached}
+        self._stored = reached
+        self._check_stored()
         # Others may have stored more than the driver was told of. It comes again, and the tags make that harmless.
         self._consistency = load_consistency(opened.records, task.generation) or Consistency()
         # Of what is there, some may be of a transaction whose other part isn't.
@@ -97,11 +103,12 @@ class _Steps:
         self._waiting = WaitingRecords()
         self._last_cut: Cut | None = None
         self._told: Offsets = {}
+        self._told_came = 0
         self._told_s = self._moved_s = time.monotonic()
         self._at_end_s: float | None = None
 
     def follow(self) -> None:
-        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``."""
+        """Until the batch has to end. Raises as ``LogFeed`` and ``Sink.apply``, and DataLost."""
         ends = self._feed.begin()
         try:
             with closing(self._feed.follow(self._position, ends)) as polls:
@@ -135,8 +142,10 @@ class _Steps:
         for start, end in portions(records):
             next_offsets = reached if end == records.num_rows else {}
             portion = records.slice(start, end - start)
-            apply_portion(self._task, sink_for(self._task), portion, next_offsets, self._result)
-        self._result.next_offsets = reached
+            with self._whole.step():
+                self._check_stored()
+                apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
+        self._stored = self._result.next_offsets = reached
 
     def _step(self, cut: Cut) -> None:
         before = self._consistency
@@ -149,6 +158,7 @@ class _Steps:
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
         with self._whole.step():
+            self._check_stored()
             last = None
             for portion in self._portions(taken.records):
                 if last is not None:
@@ -160,10 +170,14 @@ class _Steps:
                 self._apply(last, reached)
             save_consistency(self._opened.records, self._task.generation, after)
         self._waiting.clear()
-        self._consistency, self._position = after, reached
+        self._consistency, self._position, self._stored = after, reached, reached
         self._moved_s = time.monotonic()
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+
+    def _check_stored(self) -> None:
+        """Raise DataLost where the store lacks what was applied to it: a step on top of a gap is as of no commit."""
+        check_written(self._stored, self._whole.next_offsets(), destination=f"sink {self._task.sink!r}")
 
     def _portions(self, records: pa.Table | None) -> Iterator[pa.Table]:
         """What has waited on disk, then these."""
@@ -198,13 +212,14 @@ class _Steps:
         reached = self._result.next_offsets
         if now_s - self._told_s < (TELL_S if reached != self._told else ALIVE_S):
             return
-        line.tell(take_told(self._result, self._told))
-        self._told, self._told_s = dict(reached), now_s
+        came = self._log.came
+        line.tell(take_told(self._result, self._told, has_got_on=came > self._told_came))
+        self._told, self._told_came, self._told_s = dict(reached), came, now_s
 
     def _tell_of_life(self) -> None:
-        """Within a step, which may take long. Nothing of it is told before it is complete."""
+        """Within a step, which may take long. Only of its end the driver is told how far it is."""
         if self._line is not None and time.monotonic() - self._told_s >= ALIVE_S:
-            self._line.tell(Told())
+            self._line.tell(Told(has_got_on=True))
             self._told_s = time.monotonic()
 
     def _is_done(self, now_s: float) -> bool:
@@ -217,4 +232,5 @@ class _Steps:
         if self._consistency.is_reached and not self._waits:
             return True
         self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record

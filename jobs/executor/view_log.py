@@ -94,12 +94,25 @@ class ViewLog:
         """How many records were read."""
         self.bytes = 0
         """Of the records that wait."""
+        self._reached_records = 0
+        self._is_copied = True
 
     # --- reading ---
 
     def catch_up(self, ends: Offsets, now_s: float) -> None:
         """The reader is behind: it reads to these ends of the log, at least."""
         self._target, self._began_s = dict(ends), now_s
+
+    @property
+    def awaits_copy(self) -> bool:
+        """Whether one of the tables is being copied, or is to be, as far as the newest progress record says."""
+        return not self._is_copied
+
+    @property
+    def came(self) -> int:
+        """Grows whenever something is read, or all is that a progress record asks for. To whom nothing comes it
+        doesn't, and it does for one who waits for a table's copy."""
+        return self.rows + self._reached_records
 
     @property
     def is_behind(self) -> bool:
@@ -146,6 +159,7 @@ class ViewLog:
             for partition, bound in enumerate(record.bounds[topic]):
                 self._required[topic, partition] = max(bound, self._required.get((topic, partition), 0))
         is_complete = not self._topics.intersection(record.uncopied)
+        self._is_copied = is_complete
         cut = Cut(record.epoch, record.lsn, record.commit_time_ms, dict(self._required))
         self._cuts.append((cut, is_complete))
         if len(self._cuts) > _CUTS_MAX:
@@ -164,6 +178,7 @@ class ViewLog:
                 break  # bounds only grow
             covered += 1
         done, self._cuts = self._cuts[:covered], self._cuts[covered:]
+        self._reached_records += covered
         return next((cut for cut, is_complete in reversed(done) if is_complete and cut.tag >= self._floor), None)
 
     def take(self, cut: Cut) -> Taken:

@@ -269,6 +269,7 @@ class _Run:
         self._builds = builds
         self._progress = progress
         self._told: Offsets = {}
+        self._told_came = 0
         self._told_s = time.monotonic()
         self._at_end_s: float | None = None
         self._began: Offsets = {}
@@ -354,10 +355,12 @@ class _Run:
         has_news = self._building is not None or (self._goes_on and told != self._told)
         if now_s - self._told_s < (TELL_S if has_news else ALIVE_S):
             return
-        now = take_told(self._result, self._told) if self._goes_on else Told()
+        came = self._log.came
+        has_got_on = came > self._told_came
+        now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
         now.view = self._figures()
         self._line.tell(now)
-        self._told, self._told_s = dict(told), now_s
+        self._told, self._told_came, self._told_s = dict(told), came, now_s
         self._progress.tell(self._told)
 
     def _figures(self) -> ViewFigures:
@@ -375,6 +378,7 @@ class _Run:
         if self._inbox is None and not self._log.waits:
             return True
         self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record
 
     def _take(self) -> None:

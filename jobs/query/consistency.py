@@ -1,9 +1,13 @@
 """Whether a generation can be kept consistent, and what is kept of it at a job's start."""
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
 from cdc.model.errors import LockstepError
 from jobs.consistency import Consistency, load_consistency, save_consistency
+from jobs.offsets import Offsets
 from jobs.query.start_position import StartPosition
-from sinks.contract import CoordinationRecords, Progress
+from sinks.contract import Batch, OpenedSink, Progress, TopicPartition
 
 
 def check_can_be_consistent(sink: str, stored: Progress | None, start: StartPosition) -> None:
@@ -20,17 +24,79 @@ def check_can_be_consistent(sink: str, stored: Progress | None, start: StartPosi
         raise LockstepError(f"sink {sink!r} can't be consistent: it is being rebuilt in place", hint=hint)
 
 
-def keep_consistency(records: CoordinationRecords, generation: int, *, applies_steps: bool) -> bool:
-    """Have the record say what the job does, before it applies anything. Raises what the destination raises.
+def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:
+    """What the record says. Raises what the destination raises.
 
-    A job that applies records as they come takes the promise back: it is to be reached again. Returns whether it is
-    still to be reached.
+    None also where another job has become the writer since, one of a version that knows nothing of the record.
     """
-    known = load_consistency(records, generation)
+    known = load_consistency(opened.records, generation)
+    return known if known is not None and known.fence == opened.sink.fence() else None
+
+
+def claim_and_keep(opened: OpenedSink, generation: int, claim: Callable[[], int]) -> int:
+    """Claim the generation without a change to its consistency. Returns the fence. Raises as ``claim``."""
+    known = kept_consistency(opened, generation)
+    fence = claim()
+    if known is not None:
+        _save_as_writer(opened, generation, fence, lambda newest: newest)
+    return fence
+
+
+def keep_consistency(
+    opened: OpenedSink,
+    generation: int,
+    known: Consistency | None,
+    *,
+    fence: int,
+    applies_steps: bool,
+    reads_from: Offsets | None = None,
+) -> bool:
+    """Have the record say what the job does that has this fence, before it applies anything.
+
+    ``known`` is what was kept before it has claimed the generation, and ``reads_from`` is where it fills it from that
+    isn't to go on where it is. A job that applies records as they come takes the promise back: it is to be reached
+    again. Returns whether it is still to be reached. Raises Fenced, and what the destination raises.
+    """
     if not applies_steps:
-        if known is not None:
-            save_consistency(records, generation, None)
+        if load_consistency(opened.records, generation) is not None:
+            _save_as_writer(opened, generation, fence, lambda _: None)
         return False
-    if known is None:
-        save_consistency(records, generation, Consistency())
-    return known is None or not known.is_reached
+    anew = Consistency(reads_from=reads_from)
+
+    def kept(newest: Consistency | None) -> Consistency:
+        is_kept = known is not None and newest is not None and newest.fence == known.fence
+        return newest if is_kept and newest is not None else anew
+
+    return not _save_as_writer(opened, generation, fence, kept).is_reached
+
+
+def _save_as_writer(
+    opened: OpenedSink, generation: int, fence: int, change: Callable[[Consistency | None], Consistency | None]
+) -> Consistency:
+    """Replace the record, unless another job has become the writer: that one may have stored a newer one."""
+    assert opened.whole is not None
+    with opened.whole.step():
+        opened.sink.apply(Batch([], fence=fence))
+        changed = change(load_consistency(opened.records, generation))
+        changed = None if changed is None else replace(changed, fence=fence)
+        save_consistency(opened.records, generation, changed)
+    return changed or Consistency()
+
+
+def filled_from(stored: Progress | None, start: StartPosition, committed: Offsets | None) -> Offsets | None:
+    """From where a generation is filled that was plain until now, None for where its progress says. Pure.
+
+    One that was being read for again goes on with that. ``start`` and ``committed`` are its start position and how far
+    its checkpoint is.
+    """
+    if stored is None or not start.number:
+        return None
+    reached = {**(start.offsets or {}), **(committed or {})}
+    is_behind = any(reached.get(at, 0) < end for at, end in stored.next_offsets.items())
+    return {at: reached.get(at, 0) for at in stored.next_offsets} if is_behind else None
+
+
+def read_on_at(stored: Progress, reads_from: Offsets | None, partitions: Iterable[TopicPartition]) -> Offsets:
+    """Where each of these partitions is read on, as far as the destination knows. Pure."""
+    ends = {at: stored.next_offsets.get(at, 0) for at in partitions}
+    return {at: min(end, (reads_from or {}).get(at, end)) for at, end in ends.items()}

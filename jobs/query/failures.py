@@ -1,6 +1,7 @@
 """What a failed query means for the operator, and how long to wait before the next try."""
 
 import random
+import re
 from typing import Final
 
 from cdc.model.errors import LockstepError, Overtaken, PositionMismatch, Unavailable
@@ -33,6 +34,25 @@ _TAKEN: Final = ("CONCURRENT_STREAM_LOG_UPDATE", "Multiple streaming queries are
 # How Spark's Kafka source says that the log has lost records it had not read yet.
 _DATA_LOSS: Final = ("KAFKA_DATA_LOSS", "failOnDataLoss", "OffsetOutOfRange", "Some data may have been lost")
 
+# What went wrong, as Spark's messages have it. What stands before the first one has no values of rows.
+_CONDITION: Final = re.compile(r"(?:^|[\s:])\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] ")
+_SQLSTATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})\b")
+# Conditions that only say that there was another one.
+_WRAPPERS: Final = frozenset({"STREAM_FAILED", "FOREACH_BATCH_USER_FUNCTION_ERROR", "FAILED_EXECUTE_UDF"})
+_DATA_EXCEPTION: Final = "22"  # the SQL standard's class of what is wrong with a value
+_EXCEPTION: Final = re.compile(
+    r"(?:^|[\s:])(?P<name>(?:java|javax|org|com|scala|py4j|pyspark)(?:\.\w+)+(?:Exception|Error))\b"
+)
+# Exceptions of the system, of files and of modules: their messages have paths and names, and no values of rows.
+_OF_SYSTEM: Final = re.compile(
+    r"(?:^|[\s:])(?P<told>(?:(?:java\.(?:io|nio|net)|org\.apache\.hadoop)(?:\.\w+)+(?:Exception|Error)|"
+    r"java\.lang\.OutOfMemoryError|ModuleNotFoundError|ImportError|OSError|PermissionError): [^\n]{0,300})"
+)
+_OF_VALUE: Final = (
+    "nothing was skipped. An expression of the configuration can't be reckoned for some row: try_cast, try_divide, get"
+    " and their like give null there instead"
+)
+
 
 class Backoff:
     """How long to wait before the next try: doubling, bounded, and never the same for two jobs."""
@@ -49,6 +69,9 @@ class Backoff:
 
 def spark_error(sink: str, text: str) -> LockstepError:
     """A failed query's message -> the error that says what it means for the operator. Pure."""
+    cause, is_of_value = _cause(text)
+    if is_of_value:  # which may have any of the words that are looked for below
+        return LockstepError(f"the query of sink {sink!r} failed: {cause}", hint=_OF_VALUE)
     if any(word in text for word in _LOST_WORKER):
         return Unavailable(
             f"a Python worker of sink {sink!r} died: killed, or out of memory (spark.window_mb says how much it holds)"
@@ -65,9 +88,23 @@ def spark_error(sink: str, text: str) -> LockstepError:
         )
     if any(word in text for word in _PASSING):
         return Unavailable(f"Kafka doesn't answer the query of sink {sink!r}")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return LockstepError(
-        f"the query of sink {sink!r} failed: {lines[0][:300] if lines else 'without a message'}",
+        f"the query of sink {sink!r} failed: {cause}",
         hint="nothing was skipped: the batch is read again at the next start. On a cluster, see that the executors have"
         " this version of Lockstep and its packages: spark.package and spark.python in lockstep.toml",
     )
+
+
+def _cause(text: str) -> tuple[str, bool]:
+    """What Spark's message says without parameters, which may be values of rows; and whether a value is to blame."""
+    condition = next((found for found in _CONDITION.finditer(text) if found["name"] not in _WRAPPERS), None)
+    if condition is not None:
+        state = _SQLSTATE.search(text, condition.end())
+        if state is None:
+            return f"Spark says {condition['name']}", False
+        is_of_value = state[1].startswith(_DATA_EXCEPTION) and not condition["name"].startswith("KAFKA_")
+        return f"Spark says {condition['name']} (SQLSTATE {state[1]})", is_of_value
+    if (of_system := _OF_SYSTEM.search(text)) is not None:
+        return of_system["told"].strip(), False
+    names = [found["name"] for found in _EXCEPTION.finditer(text)]
+    return (f"Spark has raised {names[-1]}" if names else "Spark doesn't say why"), False

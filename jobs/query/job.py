@@ -55,7 +55,14 @@ from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured, CapturedWatch
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.column_backfill import BackfillReporter, backfill_tables, next_columns
-from jobs.query.consistency import check_can_be_consistent, keep_consistency
+from jobs.query.consistency import (
+    check_can_be_consistent,
+    claim_and_keep,
+    filled_from,
+    keep_consistency,
+    kept_consistency,
+    read_on_at,
+)
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable
 from jobs.query.progress import ProgressKeeper
@@ -257,16 +264,17 @@ class SinkJob:
         if plan.bulk:
             opened.generations.begin_bulk()
         self._known_shapes = log.records
+        reads_from: Offsets | None = None
         if view is None and not plan.applies_steps:
             start, checkpoint, committed = self._start(opened, log, stored)
         else:
             # The view's state, or the destination, says where the log is read on. A consistent sink may have another
             # checkpoint, from when it was none.
             start = StartPosition(run=_CONSISTENT if plan.applies_steps else "")
-            committed = None if stored is None else _offsets_of(stored, log)
+            if plan.applies_steps:
+                reads_from = self._filled_from(opened, stored)
+            committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
             checkpoint = self._checkpoint(start)
-        if plan.applies_steps:
-            check_can_be_consistent(plan.name, stored, load_start_position(opened.records, plan.generation))
         point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
@@ -285,8 +293,11 @@ class SinkJob:
             selection="" if self._captured is None else self._captured.selection,
             result=None if view is None else view.table.name,
         )
+        known = kept_consistency(opened, plan.generation)
         fence = lease.claim(opened.sink.claim)
-        lacks_step = keep_consistency(opened.records, plan.generation, applies_steps=plan.applies_steps)
+        lacks_step = keep_consistency(
+            opened, plan.generation, known, fence=fence, applies_steps=plan.applies_steps, reads_from=reads_from
+        )
         task = self._task(
             log,
             computed,
@@ -498,7 +509,7 @@ class SinkJob:
         waits = self._tables or any(aside.holds_watermark for aside in self._asides.values())
         if stored is None or stored.skipped or waits:
             return None
-        lease.claim(opened.sink.claim)
+        self._claim(opened, lease)
         stored = _as_of_start(stored, {}, _now_ms(), {})
         start, nothing = StartPosition(), LogFacts({}, [], {}, {})
         return _keeper(self._plan, opened, nothing, stored, start, check_claim=lease.check)
@@ -543,6 +554,15 @@ class SinkJob:
         """Where the query starts, its checkpoint, and how far it is. Another one where other tables are read."""
         plan = self._plan
         start = load_start_position(opened.records, plan.generation)
+        kept = kept_consistency(opened, plan.generation)
+        if kept is not None and stored is not None:
+            # While it was consistent, its checkpoint stayed where it was.
+            start = begin_at_start_position(
+                opened.records,
+                plan.generation,
+                read_on_at(stored, kept.reads_from, {*log.partitions, *stored.next_offsets}),
+                topics=frozenset(log.topics),
+            )
         checkpoint = self._checkpoint(start)
         committed = checkpoint.committed()
         if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides)):
@@ -559,6 +579,17 @@ class SinkJob:
             checkpoint = self._checkpoint(start)
             committed = checkpoint.committed()
         return _of_partitions(start, log), checkpoint, committed
+
+    def _filled_from(self, opened: OpenedSink, stored: Progress | None) -> Offsets | None:
+        """From where a consistent generation is filled, None for where its progress says. Raises LockstepError."""
+        plan = self._plan
+        start = load_start_position(opened.records, plan.generation)
+        check_can_be_consistent(plan.name, stored, start)
+        known = kept_consistency(opened, plan.generation)
+        return filled_from(stored, start, self._checkpoint(start).committed()) if known is None else known.reads_from
+
+    def _claim(self, opened: OpenedSink, lease: GenerationLease) -> None:
+        claim_and_keep(opened, self._plan.generation, lambda: lease.claim(opened.sink.claim))
 
     def _checkpoint(self, start: StartPosition) -> Checkpoint:
         plan = self._plan
@@ -674,7 +705,7 @@ class SinkJob:
             save_columns(opened.records, plan.generation, kept)
         if columns.lacking and has_rows:
             # Where the destination can refuse another writer: no row of the earlier shape comes in after this.
-            lease.claim(opened.sink.claim)
+            self._claim(opened, lease)
         lacking = opened.sink.prepare(
             list(map(stored_table, log.tables.values())), go_live=plan.go_live, added=columns.lacking
         )
@@ -794,11 +825,6 @@ class SinkJob:
             except Unavailable as error:
                 self._wait(error, backoff)
         return False
-
-
-def _offsets_of(progress: Progress, log: LogFacts) -> Offsets:
-    """Where each of these partitions is read on, as far as the destination knows."""
-    return {at: progress.next_offsets.get(at, 0) for at in log.partitions}
 
 
 def _reads_others(start: StartPosition, planned: Collection[str] | None, log: LogFacts, *, has_asides: bool) -> bool:

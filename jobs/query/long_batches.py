@@ -20,7 +20,7 @@ _LOOK_S: Final = 0.1
 _RECEIVED_AT_ONCE: Final = 1 << 16
 
 _STANDSTILL_S: Final = 15.0
-"""For how long a task may reach nothing of what is known to be published. Its client may get nothing from Kafka any
+"""For how long a task may read nothing of what is known to be published. Its client may get nothing from Kafka any
 more, and to have nothing is what it expects: only a planned range lets it notice."""
 
 
@@ -47,7 +47,7 @@ SLOTS: Final = TaskSlots()
 
 
 class Standstill:
-    """Since when a task reaches nothing of what is known to be published, in seconds of the caller's clock."""
+    """Since when a task reads nothing of what is known to be published, in seconds of the caller's clock."""
 
     def __init__(self, began_s: float) -> None:
         self._since_s = began_s
@@ -150,5 +150,5 @@ class LongBatches:
             if lines and self._on_told(told):
                 connection.sendall(STORED * not_stored)
                 not_stored = 0
-            if told.next_offsets or told.is_building:
+            if told.is_at_work:
                 standstill.has_moved(time.monotonic())

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.control_topics import LogBell, ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
 from jobs.dead_letters.store import DeadLetters
@@ -479,16 +479,15 @@ class SinkQuery:
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
-            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected))
+            written = self._stored_by_steps(result.next_offsets)
+            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected), written=written)
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
-                self._report(LacksRecord(self._plan.name, self._plan.generation, progress.watermark_lsn))
+                at = self._plan.name, self._plan.generation, progress.watermark_lsn
+                self._report(LacksRecord(*at, awaits_copy=result.awaits_copy))
         elif result.lacks_record and self._plan.once and not self._plan.bulk:  # after a bulk load another job goes on
             what = "view" if self._task.steps is None else "sink"
-            raise LockstepError(
-                f"{what} {self._plan.name!r} can't be built: no progress record is newer than all rows that were read",
-                hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
-            )
+            raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
     def _takes_slot(self) -> bool:
@@ -505,20 +504,26 @@ class SinkQuery:
 
         Returns whether that is stored, and all that was told before.
         """
-        # One that is behind and tells of nothing new may be deaf, or its destination hangs: that is to be reported.
-        if told.next_offsets or told.is_building or not self._keeper.is_behind:
+        # One that is behind and doesn't get on may be deaf, or its destination hangs: that is to be reported.
+        if told.is_at_work or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
         if told.view is not None:
             self._figures.told(told.view)
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
-        progress = store_told(self._state, partial(self._keeper.batch_applied, told.next_offsets, rejected=0))
+        written = self._stored_by_steps(told.next_offsets)
+        store = partial(self._keeper.batch_applied, told.next_offsets, rejected=0, written=written)
+        progress = store_told(self._state, store)
         if progress is not None:
             self._report_applied(told, progress)
             self._state.batch_done.set()
         self._is_told_stored = progress is not None
         return self._is_told_stored
+
+    def _stored_by_steps(self, next_offsets: Offsets) -> Mapping[TopicPartition, int]:
+        """Those that a consistent sink has stored with its rows. A view's state may have got on without any."""
+        return NOTHING_WRITTEN if self._task.steps is None else next_offsets
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
@@ -576,8 +581,8 @@ class SinkQuery:
             first = errors[0]
             if isinstance(first, PositionMismatch):
                 self._topics.check(self._cluster, topics)  # which names the way out, where a topic isn't the same
-            if not isinstance(first, Unavailable):
-                raise first
+            if isinstance(first, DataLost) or not isinstance(first, Unavailable):
+                raise first  # the next query begins at what the destination has
             retry_in_s = backoff.next_s(first)
             self._report(SinkWaiting(self._task.sink, first.message, retry_in_s))
             if self._gate.wait_closed(retry_in_s):
@@ -651,6 +656,20 @@ def _long_delivery(task: Task) -> Callable[[Task, LongBatch, Iterable[Any]], Ite
     if task.view is not None:
         return deliver_view_long
     return deliver_long if task.steps is None else deliver_steps_long
+
+
+def lacks_record(what: str, *, awaits_copy: bool) -> LockstepError:
+    """The error of a sink that gets whole transactions, and hasn't got any. Pure."""
+    if awaits_copy:
+        return LockstepError(
+            f"{what} can't be built: one of its tables is being copied, and it begins when that copy is complete",
+            hint="run this again once `lockstep lag` tells of no copy any more; capture and the copy have to go on"
+            " until then",
+        )
+    return LockstepError(
+        f"{what} can't be built: no progress record is newer than all rows that were read",
+        hint="start capture, which writes one: `lockstep run` or `lockstep capture`; then run this again",
+    )
 
 
 def told_topics(topics: Collection[str], before: frozenset[str], known: Collection[str]) -> frozenset[str]:

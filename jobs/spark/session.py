@@ -192,7 +192,11 @@ def open_session(
                 hint=f"check the Java (17 or newer; JAVA_HOME) and the master {settings.master!r}",
             ) from error
     if settings.is_local:
-        _write_no_checksums(session)
+        try:
+            write_no_checksums(session)
+        except LockstepError:
+            stop_session(session)
+            raise
     # PySpark's listener for accumulators, which nothing here has, would print a traceback when the JVM hangs up.
     accumulators = getattr(session.sparkContext, "_accumulatorServer", None)
     if accumulators is not None:
@@ -200,14 +204,21 @@ def open_session(
     return session
 
 
-def _write_no_checksums(session: SparkSession) -> None:
+def write_no_checksums(session: SparkSession) -> None:
     """Have files on this machine written without a checksum beside each.
 
     For both Hadoop runs `chmod`, which would be four processes a batch instead of two. Hadoop's own file system without
-    checksums won't do: Spark couldn't copy the state of a stream query with it.
+    checksums won't do: Spark couldn't copy the state of a stream query with it. Raises LockstepError where somebody has
+    chosen another one.
     """
     context: Any = session.sparkContext
-    files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+    try:
+        files = context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration())
+    except Py4JJavaError as error:
+        raise LockstepError(
+            "Spark's file system for this machine isn't Hadoop's LocalFileSystem",
+            hint="remove spark.hadoop.fs.file.impl from [spark.conf], or fs.file.impl from Hadoop's core-site.xml",
+        ) from error
     files.setWriteChecksum(False)
 
 

@@ -66,7 +66,8 @@ _LATE_ENOUGH: Final = "1970-01-01 00:00:00"
 def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     """A frame of Kafka's source -> the stream's columns, and ``_PROBLEM``: why a record is no event, else null.
 
-    With ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent.
+    With ``sent``, the event's time is corrected by the offset of the device's clock: received minus sent. A time that
+    this takes out of Spark's range is null, and a problem: an error here would stop the query at this record for ever.
     """
     members = ", ".join(f"`{name}` {spark_type(kind)}" for name, kind in stream.columns.items())
     text = f.try_validate_utf8(f.col("value").cast("string"))
@@ -81,8 +82,8 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     own, row = {name: f.col(_EVENT).getField(name) for name in stream.columns}, f.col(_EVENT)
     added: dict[str, Column] = {}
     if stream.sent is not None:
-        offset = f.unix_micros(f.col(RECEIVED)) - f.unix_micros(own[stream.sent])
-        time = f.timestamp_micros(f.unix_micros(own[stream.time]) + offset)
+        offset = f.try_subtract(f.unix_micros(f.col(RECEIVED)), f.unix_micros(own[stream.sent]))
+        time = f.timestamp_micros(f.try_add(f.unix_micros(own[stream.time]), offset))
         added[CLOCK_OFFSET] = f.expr(f"unix_micros({RECEIVED}) div 1000") - f.unix_millis(own[stream.sent])
         own[stream.time] = time
     else:
@@ -97,9 +98,11 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     )
     for name, reason in missing.items():
         problem = problem.when(row.getField(name).isNull(), f.lit(reason))
+    problem = problem.when(time.isNull(), f.lit("its clock is so far off that its time can't be corrected"))
     problem = problem.when(time <= f.lit(_LATE_ENOUGH).cast("timestamp"), f.lit("it happened before 1970"))
     problem = problem.when(
-        time > f.col(RECEIVED) + ahead, f.lit(f"it happened later than {stream.ahead} after it was received")
+        time > f.try_add(f.col(RECEIVED), ahead),  # nothing is later than a sum that is out of range
+        f.lit(f"it happened later than {stream.ahead} after it was received"),
     )
     columns = [value.alias(name) for name, value in (own | added).items()]
     return frame.select(

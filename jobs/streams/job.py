@@ -192,7 +192,7 @@ class _Run:
             return is_due
         begun = self._begun(streams)
         frame, table, _ = self._planned(streams, begun.start)
-        self._streams, self._start = streams, begun.start
+        self._streams, self._begun_with = streams, begun
         self._cluster.create(self._cluster.missing([plan.side_topic]))
         require_in_use(self._opened.records, name, self._generation)
         location = checkpoint_location(
@@ -389,7 +389,10 @@ class _Run:
         before = self._planned_batch(batch_id - 1) if batch_id else None
         if this is None or (batch_id and before is None):
             raise LockstepError(f"the checkpoint {self._checkpoint.location} has no offsets of batch {batch_id}")
-        starts = self._start if before is None else before.ends
+        # Offsets were planned in a topic that may have been recreated since: they would mean other records now.
+        begun = self._begun_with
+        check_topics(self._plan.name, begun, self._cluster.topic_ids(sorted(begun.topic_ids)))
+        starts = begun.start if before is None else before.ends
         counts = self._set_aside(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
         work = ArrowMap(partial(apply_results, self._task, self._table, batch_id), RESULT_SCHEMA)
         result = from_arrow(work(frame).toArrow())

@@ -11,7 +11,7 @@ from pyspark.sql.streaming.stateful_processor import (
 )
 from pyspark.sql.types import Row
 
-from jobs.executor.pattern_matching import Event, Kept, Pattern, advance, from_text, to_text
+from jobs.executor.pattern_matching import Attempts, Event, Kept, Pattern, advance, from_text, to_text
 
 INPUT: Final = ("at_us", "tie", "steps", "values")
 """The columns of an event beside its key, as those of ``Event``."""
@@ -63,6 +63,8 @@ class PatternState(StatefulProcessor):
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
     ) -> Iterator[Row]:
         """Tell the matches of a key that are final by now."""
+        # Spark removes the timer after this, and logs the key where it isn't there any more.
+        self._timer.clear()
         return self._look(key, (), timerValues.getCurrentWatermarkInMs() * _US_PER_MS)
 
     def close(self) -> None:
@@ -72,7 +74,7 @@ class PatternState(StatefulProcessor):
         """The matches of a key that are final, and what is kept for the next ones. At once: Spark changes keys."""
         events = (*(Event(*row) for row in self._events.get()), *new)
         attempts = self._attempts.get()
-        kept = Kept(events, () if attempts is None else from_text(attempts[0]))
+        kept = Kept(events, Attempts() if attempts is None else from_text(attempts[0]))
         matches, kept = advance(self._pattern, kept, until_us=watermark_us)
         self._events.clear()
         if kept.events:
@@ -88,7 +90,7 @@ class PatternState(StatefulProcessor):
         return None if known is None else int(known[0])
 
     def _set_timer(self, known_ms: int | None, at_us: int | None) -> None:
-        """Have the key's one timer at this time instead, or none. One that has just expired Spark removes itself."""
+        """Have the key's one timer at this time instead, or none."""
         if known_ms is not None:
             self._handle.deleteTimer(known_ms)
         if at_us is None:

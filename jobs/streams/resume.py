@@ -93,8 +93,13 @@ class Begun:
 
 
 def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValue]) -> None:
-    """Raise ConfigurationError where the configuration has another query than the one whose state Spark keeps."""
-    changed = sorted(name for name in definition if definition[name] != begun.definition.get(name))
+    """Raise ConfigurationError where the configuration has another query than the one whose state Spark keeps.
+
+    Order counts: Spark keeps the values of a stream's columns by their places.
+    """
+    changed = sorted(
+        name for name, value in definition.items() if orjson.dumps(value) != orjson.dumps(begun.definition.get(name))
+    )
     if changed:
         raise ConfigurationError(
             f"stream query {query!r} was begun with other settings: {', '.join(changed)}",

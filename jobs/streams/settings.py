@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Final, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator, model_validator
 
 from cdc.model.table import Column, TableName
 from cdc.settings import Settings
@@ -160,7 +160,7 @@ class StepSettings(Settings):
         str | None, Field(default=None, min_length=1, description="a condition on the stream's columns, in Spark SQL")
     ]
     times: Annotated[int, Field(default=1, ge=1, le=TIMES_MAX, description="how many of them there have to be")]
-    without: bool = Field(
+    without: StrictBool = Field(
         default=False,
         description="no such event may be between the one before and the one after; with none after, until the time"
         " is over",

@@ -35,7 +35,7 @@ from lockstep.doctor.sinks import (
     uncaptured_findings,
 )
 from lockstep.doctor.spark_sql import SparkSql
-from lockstep.doctor.streams import check_stream_query, check_stream_topics, unread_streams
+from lockstep.doctor.streams import check_stream_query, check_stream_topics, state_findings, unread_streams
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -81,6 +81,7 @@ def examine(config: Config) -> list[Finding]:
             way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
             findings += _guarded(f"stream query {name}", check, config, way=way)
         findings += unread_streams(config.streams, config.stream_queries, read)
+    findings += state_findings(config.spark, config.stream_queries)
     if config.streams and _was_reached("Kafka", kafka):
         findings += _guarded("streams", check_stream_topics, config)
     if config.sinks and _was_reached("Kafka", kafka):

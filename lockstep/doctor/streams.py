@@ -6,6 +6,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError
 from cdc.postgres.preflight.finding import Finding, Severity, error, ok
 from jobs.generations.record import check_owner, list_generations
+from jobs.settings import SparkSettings
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
 from lockstep.stream_queries import stream_query_plan
@@ -34,6 +35,22 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
     remedy = f"mend [stream_queries.{name}]; docs/stream-queries.md says what a query may be"
     return [error(subject, problem, _JOB_STOPS, remedy) for problem in problems] or [
         ok(subject, "its store answers, and Spark takes the query")
+    ]
+
+
+def state_findings(spark: SparkSettings, queries: Collection[str]) -> list[Finding]:
+    """A warning where each machine of a cluster would keep the state of stream queries for itself. Pure."""
+    scheme, separator, _ = spark.checkpoint_directory.partition(":")
+    if not queries or spark.is_local or (separator and scheme != "file"):
+        return []
+    return [
+        Finding(
+            Severity.WARNING,
+            "stream queries",
+            f"spark.checkpoint_directory is the path {spark.checkpoint_directory!r}, and this Spark is a cluster",
+            "executors write there what stream queries keep, and it is in pieces where they don't share that path",
+            "set spark.checkpoint_directory to a URL as s3a:// or hdfs://, unless the path is mounted everywhere",
+        )
     ]
 
 

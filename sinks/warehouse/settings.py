@@ -117,7 +117,7 @@ class WarehouseSettings(TableSettings):
     url: SecretStr
     schema_name: str | None = Field(None, alias="schema", min_length=1)
     names: Annotated[dict[str, str], AfterValidator(_are_names)] = Field(default_factory=dict)
-    history: Annotated[bool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
+    history: Annotated[StrictBool | tuple[str, ...], BeforeValidator(_is_choice), AfterValidator(_are_tables)] = False
     synced_at: StrictBool = False
     purge_deleted_after_days: float = Field(0.0, ge=0)
     keep_history_days: float = Field(0.0, ge=0)

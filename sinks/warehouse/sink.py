@@ -18,6 +18,7 @@ from sinks.contract import (
     Rejection,
     StoredRow,
     TableVersions,
+    TopicPartition,
 )
 from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.dialect import UnknownColumn
@@ -57,6 +58,10 @@ class WarehouseSteps:
     def newest_tag(self) -> str:
         with self._connection.transaction():
             return self._tables.newest_tag() if self._tables.bookkeeping.exist() else ""
+
+    def next_offsets(self) -> Mapping[TopicPartition, int]:
+        with self._connection.transaction():
+            return self._tables.bookkeeping.load_offsets() if self._tables.bookkeeping.exist() else {}
 
 
 class WarehouseSink:

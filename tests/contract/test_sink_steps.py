@@ -97,3 +97,15 @@ def test_the_newest_tag_is_that_of_any_row_also_of_a_deleted_one(stepping: Desti
     assert steps_of(opened).newest_tag() == ""
     opened.sink.apply(batch(item(1, "a", 5), item(2, "b", 3), gone(3, 9), fence=opened.sink.claim()))
     assert steps_of(opened).newest_tag() == tag(9)
+
+
+def test_a_step_knows_how_far_the_batches_are_that_the_generation_has(stepping: Destination, name: str) -> None:
+    opened = stepping.opened(name, 1, ITEMS)
+    assert steps_of(opened).next_offsets() == {}
+    fence = opened.sink.claim()
+    opened.sink.apply(batch(item(1, "a", 1), fence=fence, next_offsets={("items", 0): 2, ("items", 1): 7}))
+    with steps_of(opened).step():
+        assert steps_of(opened).next_offsets() == {("items", 0): 2, ("items", 1): 7}
+        opened.sink.apply(batch(fence=fence, next_offsets={("items", 0): 3}))
+        assert steps_of(opened).next_offsets() == {("items", 0): 3, ("items", 1): 7}
+    assert steps_of(stepping.opened(name)).next_offsets() == {("items", 0): 3, ("items", 1): 7}

@@ -61,10 +61,12 @@ class Pipeline:
         """A job in this process."""
         return Job(spark, partial(run_sinks, **self.arguments(**more)))
 
-    def apply_once(self, spark: SparkSession, *, consistent: bool) -> None:
-        """What the log holds now."""
+    def apply_once(self, spark: SparkSession, *, consistent: bool) -> int:
+        """What the log holds now. Returns how many records were read."""
         settings = self.settings.model_copy(update={"consistent": consistent})
-        Job(spark, partial(run_sinks, **self.arguments() | {"sinks": {self.sink: settings}}, once=True)).finish()
+        job = Job(spark, partial(run_sinks, **self.arguments() | {"sinks": {self.sink: settings}}, once=True))
+        job.finish()
+        return sum(report["rows"] for report in job.reports if report["report"] == "StatusReport")
 
     def consistency(self) -> Consistency | None:
         opened = open_sink(self.sink, self.settings, 1)
@@ -281,5 +283,6 @@ def test_a_sink_that_was_plain_becomes_consistent_though_nothing_new_comes(
     consistency = pipeline.consistency()
     assert consistency is not None
     assert (consistency.lsn, consistency.is_reached) == (pipeline.lsns[-1], True)
-    pipeline.apply_once(spark, consistent=False)
+    bank.deposit()
+    assert pipeline.apply_once(spark, consistent=False) == 1, "it goes on where the sink is"
     assert pipeline.consistency() is None, "nobody promises it any more"

@@ -320,6 +320,23 @@ def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
         assert job.stop() == 0, job.told()
 
 
+def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    """With as many records as it had, nothing but its id tells it from the one before."""
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.spark = streams.spark.model_copy(update={"trigger_ms": 3_000})  # it is done between two looks of Spark's
+    streams.send("searches", search(1, 0))
+    with streams.job(spark) as job:
+        until(lambda: streams.status().figures.results == 1)
+        streams.recreate()
+        streams.send("searches", search(2, 0), search(3, 0))
+        assert job.finish() == 1
+        assert "lockstep streams rebuild" in job.told()
+    assert warehouse.rows("id") == [("s1",)]
+
+
 def test_another_query_needs_another_build(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:

@@ -91,6 +91,6 @@ def test_no_more_is_kept_than_can_matter(pattern: Pattern, found: list[tuple[int
     events = [Event(at_us, f"{place:02}", steps, "") for place, (at_us, steps) in enumerate(found)]
     _, kept = advance(pattern, Kept(tuple(events)), until_us=until_us)
     assert all(event.at_us > until_us for event in kept.events)
-    assert all(attempt.began.at_us + pattern.within_us > until_us for attempt in kept.attempts)
+    assert all(event.at_us + pattern.within_us > until_us for event in kept.attempts.began)
     next_us = kept.next_us(pattern)
     assert next_us is None or next_us > until_us

@@ -20,7 +20,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Generation, Record, save_record
 from jobs.generations.status import JobState
 from monitor.collector import LagCollector
-from monitor.lag import SinkFacts, SourceFacts
+from monitor.lag import LagReport, SinkFacts, SourceFacts
 from sinks.contract import Progress
 from sinks.memory import open_memory
 from sinks.redis.settings import RedisSettings
@@ -239,3 +239,27 @@ def test_a_kafka_that_hangs_is_not_waited_for_again_and_its_late_answer_is_not_t
         released.set()
         assert question.wait(60) == cast("Any", "old")
         assert collector._ask_kafka({}, is_slot_lost=False) == cast("Any", "new")
+
+
+def test_what_meets_a_bug_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    kafka = SimpleNamespace(client=dict, bootstrap_servers="k:9092")
+    sinks: Any = {"cache": RedisSettings(type="redis", url=SecretStr("redis://127.0.0.1"))}
+
+    def stumble(*_: object, **__: object) -> None:
+        raise KeyError("x")
+
+    with LagCollector(cast("Any", SimpleNamespace(kafka=kafka)), sinks) as collector:
+        asks: dict[str, Any] = {
+            "_collect": collector.collect,
+            "_look_at_kafka": lambda: collector._ask_kafka({}, is_slot_lost=False),
+            "_ask": lambda: collector._ask_sinks(with_jobs=False),
+        }
+        answers: dict[str, Any] = {"_collect": LagReport((), None, None, {}), "_look_at_kafka": "new", "_ask": []}
+        for name, ask in asks.items():
+            monkeypatch.setattr(collector, name, stumble)
+            with pytest.raises(KeyError):
+                ask()
+            monkeypatch.setattr(collector, name, lambda *_, answer=answers[name], **__: answer)
+            assert ask() in (answers[name], {"cache": []})

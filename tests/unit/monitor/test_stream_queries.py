@@ -83,6 +83,20 @@ def test_a_store_that_refuses_is_told_with_what_it_said_last_and_asked_again(que
         assert [status.generation for status in collector.collect()] == [1]
 
 
+def test_a_store_that_meets_a_bug_is_asked_again(query: Query) -> None:
+    query.begin()
+
+    def stumble() -> None:
+        raise KeyError("x")
+
+    query.before = stumble
+    with StreamQueryCollector([query.plan]) as collector:
+        with pytest.raises(KeyError):
+            collector.collect()
+        query.before = lambda: None
+        assert [status.generation for status in collector.collect()] == [1]
+
+
 def test_a_store_that_hangs_holds_up_no_other_one(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_queries, "_ANSWER_TIMEOUT_S", 0.5)
     other, answers = Query("other"), threading.Event()

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cdc.kafka.topic_names import DEAD_LETTERS, PROGRESS, SCHEMA, STATE, control_topic, outbox_topic, table_topic
+from cdc.kafka.topic_names import (
+    DEAD_LETTERS,
+    PROGRESS,
+    SCHEMA,
+    STATE,
+    control_topic,
+    outbox_topic,
+    table_of_topic,
+    table_topic,
+)
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 
@@ -58,3 +67,16 @@ def test_a_type_of_an_outbox_gets_a_topic_whatever_it_is() -> None:
     assert len(topics) == len(kinds)
     assert all(re.fullmatch(r"shop\.__outbox\.[a-zA-Z0-9._-]{1,235}", topic) for topic in topics)
     assert outbox_topic("shop", "x" * 235) == "shop.__outbox." + "x" * 235
+
+
+@given(names)
+def test_a_topic_tells_its_table(name: TableName) -> None:
+    assert table_of_topic("shop", table_topic("shop", name)) == name
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["shop.__progress", "other.public.a", "shop.public", "shop.a.b.c", "shop.public.-zz", "shop.public.-ff"],
+)
+def test_another_topic_tells_none(topic: str) -> None:
+    assert table_of_topic("shop", topic) is None

@@ -1,8 +1,13 @@
 """Patterns over the events of one key: what a match is, and when it is final."""
 
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
 import pytest
 
-from jobs.executor.pattern_matching import Event, Kept, Pattern, Stage, advance, from_text, to_text
+from jobs.executor.pattern_matching import Attempts, Event, Kept, Pattern, Stage, advance, from_text, to_text
 
 A, B, C = 0, 1, 2
 
@@ -81,26 +86,71 @@ def test_no_two_matches_begin_at_the_same_time() -> None:
 def test_what_can_not_matter_any_more_is_not_kept() -> None:
     _, kept = advance(THEN, Kept(events("a1 b2 x3 a4 b30")), until_us=13)
     assert [event.values for event in kept.events] == ["b30"]
-    assert [attempt.began.values for attempt in kept.attempts] == ["a4"]
+    assert [event.values for event in kept.attempts.began] == ["a4"]
     assert kept.next_us(THEN) == 14
     _, kept = advance(THEN, kept, until_us=14)
-    assert kept.attempts == ()
+    assert kept.attempts == Attempts()
     assert kept.next_us(THEN) == 30
     _, kept = advance(THEN, kept, until_us=30)
     assert kept == Kept()
     assert kept.next_us(THEN) is None
 
 
-def test_of_events_that_count_there_are_as_many_as_the_furthest_way_has() -> None:
-    """Else an attempt of a hundred times would keep each beginning of it as well."""
-    pattern = Pattern((Stage(A),) * 100, 1_000)
-    _, kept = advance(pattern, Kept(events(" ".join(f"a{at}" for at in range(1, 100)))), until_us=99)
-    assert [sorted(attempt.paths) for attempt in kept.attempts[:2]] == [[99], [98]]
+def lines_run(run: Callable[[], object]) -> int:
+    """How many lines of Python run: what it costs, on any machine."""
+    count = 0
+
+    def trace(_frame: FrameType, kind: str, _argument: object) -> Callable[..., Any]:
+        nonlocal count
+        count += kind == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (THEN, "a"),
+        (THEN_WITHOUT_BETWEEN, "a a c"),
+        (Pattern((Stage(A),) * 10 + (Stage(B),), 10_000), "a"),
+        (Pattern((Stage(A),) * 10 + (Stage(B, without=1 << C),), 10_000), "a"),
+        (Pattern((Stage(A), Stage(A), Stage(B, without=1 << C)), 10_000), "a a b c"),
+        (Pattern((Stage(A), Stage(B, without=1 << C), Stage(C), Stage(A, without=1 << B)), 10_000), "a a b a c a"),
+        (Pattern((Stage(A, without=1 << B),), 10_000), "a"),
+    ],
+)
+def test_twice_the_events_of_a_key_cost_twice_as_much(pattern: Pattern, text: str) -> None:
+    pattern = Pattern(pattern.stages, 10_000)
+    words = text.split()
+    costs, sizes = [], []
+    for count in (200, 400):
+        kept = Kept(events(" ".join(f"{words[at % len(words)]}{at}" for at in range(1, count + 1))))
+        left = list[Kept]()
+        costs.append(lines_run(lambda kept=kept, left=left: left.append(advance(pattern, kept, until_us=1_000)[1])))
+        sizes.append(len(to_text(left[0].attempts)))
+    assert costs[1] < 2.3 * costs[0]
+    assert sizes[1] < 2.5 * sizes[0] + 500
+
+
+def test_how_attempts_that_are_over_got_to_a_stage_is_not_kept() -> None:
+    pattern = Pattern((Stage(A), Stage(B, without=1 << C), Stage(B), Stage(3)), 10)
+    _, kept = advance(pattern, Kept(events("a1 b2 b3 c4 a5 b6 b7")), until_us=12)
+    assert [event.values for event in kept.attempts.began] == ["a5"]
+    assert "b3" not in to_text(kept.attempts)
+    assert advance(pattern, kept, until_us=15)[1] == Kept()
 
 
 def test_what_is_kept_is_the_same_on_its_way_through_text() -> None:
     _, kept = advance(THEN_B_AND_NO_C, Kept(events("a1 b2 a3 b3 c4 b5")), until_us=5)
     assert kept.attempts
     text = to_text(kept.attempts)
-    assert from_text(text) == kept.attempts
+    assert to_text(from_text(text)) == text
+    assert from_text(text).began == kept.attempts.began
     assert text.count("a1") == 1

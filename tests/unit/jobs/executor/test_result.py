@@ -4,7 +4,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, Unavailable
 from cdc.model.event import Position
 from jobs.executor import result
 from jobs.executor.result import Failure, RejectedEvent, Result, from_arrow, to_arrow
@@ -16,6 +16,7 @@ from tests.task_records import TOPIC, Failing, put, run, task
     "error",
     [
         Unavailable("the server is away", hint="wait", retry_after_s=7.0),
+        DataLost("it was put back"),
         Fenced("another job writes here", hint="look for it"),
         LockstepError("the disk is full"),
     ],
@@ -71,6 +72,7 @@ def test_results_survive_the_way_to_the_driver() -> None:
         ],
         resolved=[(TOPIC, b'{"id":1}')],
         lacks_record=True,
+        awaits_copy=True,
         has_more=True,
         failures=[Failure("Unavailable", "away", None, 1.5)],
     )

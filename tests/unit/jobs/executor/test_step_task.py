@@ -1,19 +1,23 @@
 """What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
 
+from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from cdc.model.append_only import stored_table
+from cdc.model.errors import DataLost
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor import step_task
+from jobs.executor.long_batch import ALIVE_S, Told
 from jobs.executor.result import Result
-from jobs.executor.step_task import _Steps
+from jobs.executor.step_task import _RECORD_S, _Steps
 from jobs.executor.task_input import StepsInput, Task
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
@@ -55,7 +59,13 @@ class Steps:
     """
 
     def __init__(
-        self, store: MemoryStore, *, window_bytes: int = LARGE, reached: Offsets | None = None, fail_at: int = 0
+        self,
+        store: MemoryStore,
+        *,
+        window_bytes: int = LARGE,
+        reached: Offsets | None = None,
+        fail_at: int = 0,
+        line: Any = None,
     ) -> None:
         def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
             opened = open_memory(store)
@@ -76,7 +86,7 @@ class Steps:
             steps=StepsInput("progress", "shop"),
         )
         self.store, self.result = store, Result()
-        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, None)
+        self.run = _Steps(task, reached or {("a", 0): 0, ("b", 0): 0}, self.result, line)
         self._next = {"a": 0, "b": 0} if reached is None else {topic: offset for (topic, _), offset in reached.items()}
 
     def read(self, topic: str, *rows: tuple[int, int, int]) -> None:
@@ -222,3 +232,92 @@ def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, wi
     again.read("log", (1, 10, 16), (1, 10, 16 + 8), (1, 30, 32), (2, 40, 40))
     again.committed(48, log=4)
     assert again.logged == [10, 10, 30, 40]
+
+
+def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: MemoryStore) -> None:
+    told: list[Told] = []
+    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    now_s = steps.run._told_s
+
+    def says() -> Told:
+        nonlocal now_s
+        now_s += ALIVE_S
+        assert not steps.run._is_over(now_s)
+        return told.pop()
+
+    assert not says().is_at_work
+    steps.read("a", (1, 10, 16))
+    assert says() == Told(has_got_on=True)
+    assert not says().is_at_work, "nothing comes"
+    steps.committed(24, a=1, b=1)
+    assert not says().is_at_work, "what the record asks for doesn't come"
+    steps.result.rows = 2
+    steps.read("b", (1, -10, 16))
+    assert says() == Told(2, 2, 0, 24, {("a", 0): 1, ("b", 0): 1}, has_got_on=True)
+
+
+def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore) -> None:
+    """All that is published is read. Whoever reads it again has to wait as well."""
+    told: list[Told] = []
+    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    record = ProgressRecord(24, 24, {"a": (0,)}, EPOCH, uncopied=("b",))
+    steps.run._log.add_record(record)
+    steps.run._take(0.0)
+    assert not steps.run._is_over(steps.run._told_s + ALIVE_S)
+    assert told == [Told(has_got_on=True)]
+
+
+def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Told] = []
+    monkeypatch.setattr(step_task, "ALIVE_S", 0.0)
+    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append))
+    steps.read("a", (1, 10, 16))
+    steps.read("b", (1, -10, 16))
+    steps.committed(24, a=1, b=1)
+    assert told == [Told(has_got_on=True)] * 2
+
+
+def test_no_step_is_made_on_a_store_that_was_put_back(bank: MemoryStore) -> None:
+    """It has the same fence, and only its offsets tell."""
+    before = deepcopy(bank.generations), dict(bank.records)
+    steps = Steps(bank)
+    steps.read("a", (1, 10, 16))
+    steps.read("b", (1, -10, 16))
+    steps.committed(24, a=1, b=1)
+    reached = dict(steps.result.next_offsets)
+    assert reached == {("a", 0): 1, ("b", 0): 1}
+    bank.generations, bank.records = before
+    steps.read("a", (1, 20, 32))
+    with pytest.raises(DataLost, match="put back to an earlier moment"):
+        steps.committed(40, a=2, b=1)
+    assert (steps.rows, steps.kept) == ({"a": {}, "b": {}}, EMPTY)
+    with pytest.raises(DataLost, match="lacks rows of a, partition 0"):
+        Steps(bank, reached=reached)
+    Steps(bank, reached={})  # a job that begins again has the store's own offsets
+
+
+def test_a_store_that_was_put_back_while_it_was_filled_is_never_told_to_be_consistent(bank: MemoryStore) -> None:
+    before = deepcopy(bank.generations)
+    step_task.save_consistency(MemoryRecords(bank), 1, Consistency())
+    steps = Steps(bank, window_bytes=SMALL)
+    steps.read("a", (1, 10, 16))
+    assert steps.rows["a"] == {1: 10}
+    bank.generations = before
+    with pytest.raises(DataLost):
+        steps.read("b", (1, -10, 16))
+    assert bank.generations[1].next_offsets == {}, "offsets behind the gap would hide it"
+    assert steps.kept == Consistency()
+
+
+@pytest.mark.parametrize("uncopied", [(), ("b",), ("another",)])
+def test_who_applies_once_is_told_whether_a_copy_or_a_record_is_lacking(
+    bank: MemoryStore, uncopied: tuple[str, ...]
+) -> None:
+    steps = Steps(bank)
+    steps.read("a", (1, 10, 16))
+    steps.run._log.add_record(ProgressRecord(16, 16, {"a": (1,)}, EPOCH, uncopied=uncopied))
+    steps.run._take(0.0)
+    assert not steps.run._is_over(0.0)
+    assert not steps.result.lacks_record
+    assert steps.run._is_over(_RECORD_S + 1)
+    assert (steps.result.lacks_record, steps.result.awaits_copy) == (True, uncopied == ("b",))

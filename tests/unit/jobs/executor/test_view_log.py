@@ -206,3 +206,16 @@ def test_no_cut_is_taken_that_is_older_than_what_somebody_has_applied_before() -
     log.reach({("b", 0): 1})
     log.add_record(record(24, b=1))
     assert log.cut() is not None
+
+
+def test_a_reader_gets_on_by_what_it_reads_and_by_records_that_it_reaches() -> None:
+    log = at_the_end()
+    log.add_record(record(16, uncopied=["b"], a=2))
+    assert (log.came, log.cut(), log.awaits_copy) == (0, None, True)
+    log.add(events("a", 0, (1, 8, 1)))
+    log.reach({("a", 0): 1})
+    assert (log.came, log.cut()) == (1, None)
+    log.reach({("a", 0): 2})
+    assert (log.cut(), log.came) == (None, 2), "it waits for the copy, and lacks nothing that was published"
+    log.add_record(record(24, a=2))
+    assert not log.awaits_copy

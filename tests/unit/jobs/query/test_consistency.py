@@ -1,14 +1,25 @@
 """What is kept of a generation's consistency, and which generation can't have it."""
 
+from dataclasses import replace
+
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import Fenced, LockstepError
 from cdc.model.table import TableName
 from jobs.consistency import Consistency, known_consistency, load_consistency, save_consistency
-from jobs.query.consistency import check_can_be_consistent, keep_consistency
+from jobs.offsets import Offsets
+from jobs.query.consistency import (
+    check_can_be_consistent,
+    claim_and_keep,
+    filled_from,
+    keep_consistency,
+    kept_consistency,
+    read_on_at,
+)
 from jobs.query.start_position import StartPosition
-from sinks.memory import MemoryRecords, MemoryStore
+from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import progress
+from tests.generations import prepared_store
 
 
 def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
@@ -17,18 +28,122 @@ def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
     assert first.after(epoch=1, lsn=24, commit_time_ms=6) == Consistency(1, 24, 6, since_lsn=16)
 
 
+A, B = ("shop.public.a", 0), ("shop.public.b", 0)
+REACHED = Consistency(1, 16, 5, 16)
+
+
+class Generation:
+    """One whose jobs come one after the other."""
+
+    def __init__(self) -> None:
+        self.opened = open_memory(prepared_store(1))
+
+    @property
+    def record(self) -> Consistency | None:
+        return load_consistency(self.opened.records, 1)
+
+    def keep(self, record: Consistency | None) -> None:
+        save_consistency(self.opened.records, 1, record)
+
+    def begin(self, *, applies_steps: bool = True, reads_from: Offsets | None = None) -> bool:
+        """A job begins. Whether it lacks its first step."""
+        known = kept_consistency(self.opened, 1)
+        fence = self.opened.sink.claim()
+        return keep_consistency(self.opened, 1, known, fence=fence, applies_steps=applies_steps, reads_from=reads_from)
+
+
 def test_a_job_that_applies_records_as_they_come_takes_the_promise_back() -> None:
-    records, reached = MemoryRecords(MemoryStore()), Consistency(1, 16, 5, 16)
-    assert not keep_consistency(records, 1, applies_steps=False)
-    assert load_consistency(records, 1) is None
-    assert keep_consistency(records, 1, applies_steps=True)
-    assert keep_consistency(records, 1, applies_steps=True)
-    assert load_consistency(records, 1) == Consistency()
-    save_consistency(records, 1, reached)
-    assert not keep_consistency(records, 1, applies_steps=True)
-    assert load_consistency(records, 1) == reached
-    assert not keep_consistency(records, 1, applies_steps=False)
-    assert load_consistency(records, 1) is None
+    generation = Generation()
+    assert not generation.begin(applies_steps=False)
+    assert generation.record is None
+    assert generation.begin()
+    assert generation.begin()
+    assert generation.record == Consistency(fence=3)
+    generation.keep(replace(REACHED, fence=3))
+    assert not generation.begin()
+    assert generation.record == replace(REACHED, fence=4)
+    assert not generation.begin(applies_steps=False)
+    assert generation.record is None
+
+
+def test_a_job_that_knows_nothing_of_the_record_has_made_it_void() -> None:
+    """An earlier version applies records as they come, and leaves the record as it is."""
+    generation = Generation()
+    generation.begin()
+    generation.keep(replace(REACHED, fence=1))
+    generation.opened.sink.claim()
+    assert kept_consistency(generation.opened, 1) is None
+    assert generation.begin(reads_from={A: 3})
+    assert generation.record == Consistency(fence=3, reads_from={A: 3})
+
+
+def test_a_claim_for_another_reason_leaves_the_record_true() -> None:
+    generation = Generation()
+    assert claim_and_keep(generation.opened, 1, generation.opened.sink.claim) == 1
+    assert generation.record is None
+    generation.begin()
+    generation.keep(replace(REACHED, fence=2))
+    assert claim_and_keep(generation.opened, 1, generation.opened.sink.claim) == 3
+    assert generation.record == replace(REACHED, fence=3)
+    assert not generation.begin()
+
+
+def test_a_step_that_the_job_before_makes_meanwhile_counts() -> None:
+    generation = Generation()
+    generation.begin()
+    generation.keep(replace(REACHED, fence=1))
+    known = kept_consistency(generation.opened, 1)
+    generation.keep(Consistency(1, 24, 6, 16, fence=1))
+    fence = generation.opened.sink.claim()
+    assert not keep_consistency(generation.opened, 1, known, fence=fence, applies_steps=True)
+    assert generation.record == Consistency(1, 24, 6, 16, fence=2)
+
+
+def test_a_job_that_was_replaced_changes_no_record() -> None:
+    generation = Generation()
+    generation.begin()
+    fence = generation.opened.sink.claim()
+    generation.begin()
+    for applies_steps in (True, False):
+        with pytest.raises(Fenced):
+            keep_consistency(generation.opened, 1, None, fence=fence, applies_steps=applies_steps)
+    assert generation.record == Consistency(fence=3)
+
+
+def test_where_a_filled_generation_is_read_from_lasts_until_its_first_step() -> None:
+    generation = Generation()
+    generation.begin(reads_from={A: 3})
+    known = generation.record
+    assert known is not None
+    assert known.reads_from == {A: 3}
+    generation.begin()
+    assert generation.record == replace(known, fence=2), "a job that is killed begins there again"
+    assert known.after(epoch=1, lsn=16, commit_time_ms=5).reads_from is None
+
+
+@pytest.mark.parametrize(
+    ("start", "committed", "expected"),
+    [
+        (StartPosition(), {A: 3}, None),  # Spark's commit comes later than the rows
+        (StartPosition(1, {A: 2, B: 4}), None, {A: 2, B: 4}),
+        (StartPosition(1, {A: 2, B: 4}), {A: 3, B: 4}, {A: 3, B: 4}),
+        (StartPosition(1, None), None, {A: 0, B: 0}),
+        (StartPosition(1, {A: 2, B: 4}), {A: 5}, None),  # B is set aside
+        (StartPosition(1, {A: 2, B: 4}), {A: 5, B: 4}, None),
+    ],
+)
+def test_a_generation_that_is_read_for_again_goes_on_with_that(
+    start: StartPosition, committed: Offsets | None, expected: Offsets | None
+) -> None:
+    assert filled_from(progress(next_offsets={A: 5, B: 4}), start, committed) == expected
+    assert filled_from(None, start, committed) is None
+
+
+def test_the_destination_says_where_it_is_read_on() -> None:
+    stored = progress(next_offsets={A: 5})
+    assert read_on_at(stored, None, [A, B]) == {A: 5, B: 0}
+    assert read_on_at(stored, {A: 3, B: 2}, [A, B]) == {A: 3, B: 0}
+    assert read_on_at(stored, {}, [A]) == {A: 5}
 
 
 @pytest.mark.parametrize(
@@ -50,14 +165,14 @@ def test_a_generation_that_lacks_a_part_of_the_log_or_mixes_rows_is_refused(
 
 def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
     records = MemoryRecords(MemoryStore())
-    assert known_consistency(records, 1, ()) is None
+    assert known_consistency(records, 1, None, asides=(), pipeline="shop") is None
     save_consistency(records, 1, Consistency())
-    being_filled = known_consistency(records, 1, ())
+    being_filled = known_consistency(records, 1, None, asides=(), pipeline="shop")
     assert being_filled is not None
     assert "parts of transactions" in being_filled.text
     assert being_filled.to_json() == {"lsn": None, "since_lsn": None, "commit_time_ms": None, "but_tables": []}
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
-    known = known_consistency(records, 1, [TableName("public", "orders")])
+    known = known_consistency(records, 1, progress(), asides=[TableName("public", "orders")], pipeline="shop")
     assert known is not None
     assert known.text == "its tables are together as of 0/20, as they have been since 0/10, but for public.orders"
     assert known.to_json() == {
@@ -66,3 +181,12 @@ def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
         "commit_time_ms": 5,
         "but_tables": ["public.orders"],
     }
+
+
+def test_a_table_that_has_left_or_joins_is_named_as_one_that_is_not_together_with_the_others() -> None:
+    records = MemoryRecords(MemoryStore())
+    save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
+    moved = progress(left_at_ms={"shop.public.gone": 5}, joining=("shop.public.new-2dcomer", "shop.public.orders"))
+    known = known_consistency(records, 1, moved, asides=[TableName("public", "orders")], pipeline="shop")
+    assert known is not None
+    assert known.text.endswith(', but for public.gone, public."new-comer", public.orders')

@@ -23,15 +23,17 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
+from jobs.consistency import Consistency, save_consistency
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.lease import GenerationLease, is_running
+from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
 from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
-from jobs.query.start_position import StartPosition
+from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
 from jobs.report import SinkWaiting
 from sinks.contract import Progress
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
@@ -505,3 +507,47 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     assert progress.joining == ((aside,) if lacks else ()), "it isn't true of one that was out"
     assert progress.next_offsets[aside, 0] == 3
     assert progress.left_at_ms == {aside: 4}
+
+
+class _WithCheckpoints(SinkJob):
+    """A job whose first checkpoint is somewhere, and whose later ones are new."""
+
+    def __init__(self, committed: Offsets) -> None:
+        plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+        super().__init__(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
+        self._committed = committed
+
+    def _checkpoint(self, start: StartPosition) -> Any:
+        committed = None if start.run else self._committed
+        topics = None if committed is None else {topic for topic, _ in committed}
+        return SimpleNamespace(location=f"g1{start.directory}", committed=lambda: committed, topics=lambda: topics)
+
+
+def test_a_sink_that_was_consistent_goes_on_where_it_is_and_not_where_it_was_plain_last() -> None:
+    """Its plain checkpoint stayed where it was, and the log may have lost what comes next there."""
+    a, gone = ("p.public.a", 0), ("p.public.gone", 0)
+    opened, job = open_memory(prepared_store(1)), _WithCheckpoints({a: 3})
+    log = LogFacts({}, [a], {a[0]: TopicFacts("id", 1, 1)}, {a[0]: table().name})
+    stored = Progress({a: 9, gone: 4}, 100, 7, 1_000, {})
+    assert job._start(opened, log, stored)[0] == StartPosition(), "it was plain all the time"
+    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.claim()))
+    for number in (1, 2):  # the first one is killed before it takes the record back
+        start, checkpoint, committed = job._start(opened, log, stored)
+        assert (start.number, start.offsets, start.topics, committed) == (number, {a: 9}, frozenset([a[0]]), None)
+        assert checkpoint.location == f"g1{start.directory}"
+    assert load_start_position(opened.records, 1).offsets == {a: 9, gone: 4}, "that one goes on there one day"
+    save_consistency(opened.records, 1, None)
+    assert job._start(opened, log, stored)[0] == start
+
+
+def test_a_sink_that_is_to_become_consistent_while_it_is_read_for_again_goes_on_with_that() -> None:
+    a = ("p.public.a", 0)
+    opened, job = open_memory(prepared_store(1)), _WithCheckpoints({a: 3})
+    stored = Progress({a: 9}, 100, 7, 1_000, {})
+    assert job._filled_from(opened, stored) is None
+    begin_at_start_position(opened.records, 1, {a: 5})
+    assert job._filled_from(opened, stored) == {a: 5}
+    save_consistency(opened.records, 1, Consistency(fence=opened.sink.fence(), reads_from={a: 4}))
+    assert job._filled_from(opened, stored) == {a: 4}
+    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.fence()))
+    assert job._filled_from(opened, stored) is None, "that is over"

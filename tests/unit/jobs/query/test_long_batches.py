@@ -24,6 +24,7 @@ from jobs.executor.long_batch import (
     _follow,
     is_applied,
     is_quiet,
+    take_told,
 )
 from jobs.executor.result import Result
 from jobs.generations.batch_gate import BatchGate
@@ -190,6 +191,33 @@ def test_a_task_that_reaches_nothing_of_what_is_published_is_ended(monkeypatch: 
         with DriverLine(driver.path) as line:
             line.tell(Told())  # it lives, and that is all
             wait_until_over(line)
+
+
+def test_a_task_that_reads_much_before_it_applies_anything_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of a consistent sink may take long to read, and would be read again from its beginning for ever."""
+    now = 0.0
+    monkeypatch.setattr("jobs.query.long_batches.time", SimpleNamespace(monotonic=lambda: now))
+    with listening() as driver:
+        driver.is_behind = True
+        with DriverLine(driver.path) as line:
+            for _ in range(9):
+                now += 10.0
+                driver.told.has_got_on = False
+                line.tell(Told(has_got_on=True))
+                until(lambda: driver.told.has_got_on)
+                assert not line.is_over()
+            now += 10.0
+            line.tell(Told())
+            now += 10.0
+            wait_until_over(line)
+
+
+def test_what_is_not_applied_yet_is_counted_with_what_is() -> None:
+    result = Result(rows=3, next_offsets={P0: 1})
+    assert take_told(result, {P0: 1}, has_got_on=True) == Told(has_got_on=True)
+    result.rows, result.next_offsets = 5, {P0: 6}
+    assert take_told(result, {P0: 1}) == Told(rows=5, next_offsets={P0: 6})
+    assert result.rows == 0
 
 
 def test_a_standstill_is_to_be_behind_and_to_reach_nothing() -> None:

@@ -19,7 +19,7 @@ from jobs.executor.result import RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
-from jobs.query.query import SinkQuery, told_topics
+from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
@@ -63,9 +63,38 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
     query._told(Told())
     assert query._state.heard_at == 0
     assert query._state.is_overdue(1_000, told_at_s=0)
+    query._told(Told(has_got_on=True))
+    assert query._state.heard_at > 0, "a step may be of very much"
+    query._state.heard_at = 0
     query._keeper = cast("Any", type("UpToDate", (), {"is_behind": False})())
     query._told(Told())
     assert query._state.heard_at > 0
+
+
+@pytest.mark.parametrize("is_consistent", [True, False])
+def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) -> None:
+    stored: list[Any] = []
+
+    class Keeper:
+        is_behind = False
+
+        def batch_applied(self, ends: object, *, rejected: int, written: object) -> Any:
+            stored.append((ends, rejected, written))
+            return SimpleNamespace(rejected=0, watermark_lsn=0)
+
+    class Listening(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._keeper = QueryState(), cast("Any", Keeper())
+            self._task = cast(
+                "Any", SimpleNamespace(sink="dwh", generation=1, steps=object() if is_consistent else None)
+            )
+            self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
+            self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
+            self._is_told_stored = True
+
+    reached = {("a", 0): 5}
+    assert Listening()._told(Told(next_offsets=reached))
+    assert stored == [(reached, 0, reached if is_consistent else {})]
 
 
 def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:
@@ -300,3 +329,10 @@ def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_make
     with pytest.raises(Exception, match=r"^$"):
         query._batch(cast("Any", None), 1)
     assert str(query._state.failure) == "a bug"
+
+
+def test_only_a_sink_that_nobody_copies_for_needs_capture_to_be_started() -> None:
+    assert "start capture" in (lacks_record("sink 'dwh'", awaits_copy=False).hint or "")
+    copied = lacks_record("sink 'dwh'", awaits_copy=True)
+    assert "is being copied" in copied.message
+    assert "start capture" not in (copied.hint or "")

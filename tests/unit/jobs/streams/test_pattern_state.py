@@ -1,6 +1,8 @@
 """What is kept of keys for a pattern, in the state that PySpark has for tests."""
 
 from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +15,28 @@ from jobs.streams.pattern_state import INPUT, PatternState
 PATTERN = Pattern((Stage(0, without=1 << 2), Stage(1)), 5_000)
 
 
+def test_what_tasks_import_for_the_state_is_there() -> None:
+    """PySpark imports it in a task alone, and its protobuf is a package that it doesn't ask for."""
+    for name in ("stateful_processor_api_client", "value_state_client", "list_state_client"):
+        import_module(f"pyspark.sql.streaming.{name}")
+    import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
+
+
 class States:
     """Keys of a pattern, batch by batch as Spark does them."""
 
     def __init__(self, pattern: Pattern) -> None:
         self._tester = TwsTester(PatternState(pattern), timeMode="EventTime", eventTimeExtractor=lambda row: row.at_us)
         self._tester._eventTimeExtractor = None  # what is late is dropped before, by the watermark before
+        timers: Any = self._tester.handle._timers
+        delete = timers.deleteTimer
+
+        def delete_known(key: object, at_ms: int) -> None:
+            """As Spark does, which logs the key's values where there is no such timer."""
+            assert at_ms in timers.listTimers(key), "a timer is deleted twice"
+            delete(key, at_ms)
+
+        timers.deleteTimer = delete_known
 
     def batch(self, events: Mapping[str, list[Event]], watermark_ms: int) -> list[tuple[str, list[str]]]:
         """The matches of a batch, whose watermark this is."""

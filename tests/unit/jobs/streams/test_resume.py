@@ -73,6 +73,16 @@ def test_another_query_is_refused_with_the_settings_that_differ() -> None:
         check_definition("q", BEGUN, {"sql": "select 1", "key": ["a"], "streams.clicks": {}})
 
 
+def test_columns_of_a_stream_in_another_order_are_another_query() -> None:
+    """Spark keeps values by their places: one of `a` would come out as `b`."""
+    columns = {"a": "int8", "b": "int8"}
+    begun = Begun.parse(Begun({"streams.clicks": {"columns": columns}}, {}, {}).text())
+    check_definition("q", begun, {"streams.clicks": {"columns": columns}})
+    other = {"streams.clicks": {"columns": dict(reversed(columns.items()))}}
+    with pytest.raises(ConfigurationError, match=r"begun with other settings: streams\.clicks"):
+        check_definition("q", begun, other)
+
+
 def test_a_topic_that_was_recreated_is_refused() -> None:
     check_topics("q", BEGUN, {"web.searches": "A"})
     with pytest.raises(PositionMismatch, match=r"topic web\.searches, .* was removed and created again"):

@@ -1,6 +1,9 @@
 """lockstep.doctor.streams"""
 
-from lockstep.doctor.streams import unread_streams
+import pytest
+
+from jobs.settings import SparkSettings
+from lockstep.doctor.streams import state_findings, unread_streams
 
 
 def test_a_stream_that_no_query_reads_is_told_of() -> None:
@@ -12,3 +15,25 @@ def test_a_stream_that_no_query_reads_is_told_of() -> None:
 
 def test_where_a_query_is_wrong_nobody_knows_what_it_reads() -> None:
     assert unread_streams(["searches", "clicks"], ["sessions", "joined"], {"sessions": ["searches"]}) == []
+
+
+CLUSTER = "spark://master:7077"
+
+
+@pytest.mark.parametrize(
+    ("master", "directory", "queries", "count"),
+    [
+        (CLUSTER, "/var/lib/lockstep", ["sessions"], 1),
+        (CLUSTER, "file:///var/lib/lockstep", ["sessions"], 1),
+        (CLUSTER, "s3a://bucket/checkpoints", ["sessions"], 0),
+        (CLUSTER, "/var/lib/lockstep", [], 0),
+        ("local[2]", "/var/lib/lockstep", ["sessions"], 0),
+    ],
+)
+def test_a_cluster_whose_machines_would_each_keep_a_state_is_told_of(
+    master: str, directory: str, queries: list[str], count: int
+) -> None:
+    spark = SparkSettings(master=master, checkpoint_directory=directory)
+    findings = state_findings(spark, queries)
+    assert len(findings) == count
+    assert all("spark.checkpoint_directory" in finding.fix for finding in findings)
