@@ -21,12 +21,14 @@ class StandingSearches:
 
     ``matching`` counts the documents that match each search, as was told on the topic of matches.
     ``silent_s`` is since when nobody has shown that he tells of them, in seconds, as far back as was looked.
+    ``waiting`` says what is in the way of who would tell, "" where that isn't known.
     """
 
     count: int
     matching: int
     set_aside: Mapping[str, str]
     silent_s: float
+    waiting: str = ""
 
     @property
     def is_silent(self) -> bool:
@@ -74,10 +76,12 @@ class SearchesWatch:
         searches = self._stored.load()
         if searches:
             status = self._stored.load_status()
-            if self._sign is None or self._sign[0] != status.at_ms:
+            # Who begins again and again, and fails each time, gives signs of life as well.
+            if self._sign is None or (self._sign[0] != status.at_ms and not status.waiting):
                 self._sign = status.at_ms, now
             set_aside = {name: reason for name, reason in status.refused.items() if name in searches}
-            self._known = StandingSearches(len(searches), sum(status.matching.values()), set_aside, now - self._sign[1])
+            silent_s, matching = now - self._sign[1], sum(status.matching.values())
+            self._known = StandingSearches(len(searches), matching, set_aside, silent_s, status.waiting)
         else:
             self._known = self._sign = None
         self._looked_at = now

@@ -20,7 +20,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import drop_slot, find_slot, temporary_slot_name
+from cdc.postgres.slot import drop_slot, find_slot, source_time_ms, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.membership import Membership
 from cdc.row_rate import RowRate
@@ -133,7 +133,7 @@ class InitialSnapshot:
                 if missing:
                     raise not_published(pipeline, sql, missing)
                 require_keys(pipeline, shapes.values())
-                now_ms = time.time_ns() // 1_000_000
+                now_ms = source_time_ms(sql)
                 first: FirstSnapshot | None = None
                 if state.phase is SnapshotPhase.CREATING:
                     point = slot.consistent_point

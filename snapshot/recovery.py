@@ -19,7 +19,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import VERSION_EPOCHS
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot
+from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot, source_time_ms
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.stream.source_checks import system_differences
 from snapshot.table_reader import SnapshotReader
@@ -96,7 +96,7 @@ def create_slot_again(
     with ReplicationConnection(pipeline.source) as connection:
         say(f"creating replication slot {state.slot}")
         slot = connection.create_slot(state.slot, temporary=False, while_waiting=while_waiting)
-        state = state.handed_over(slot.consistent_point, now_ms=time.time_ns() // 1_000_000)
+        state = state.handed_over(slot.consistent_point, now_ms=source_time_ms(sql))
         records: Sequence[SchemaRecord] = ()
         if state.unfamiliar:
             with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:

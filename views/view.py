@@ -8,8 +8,9 @@ What was acknowledged is kept beside it until the sink's progress is known to ha
 job writes it again (``adopt``): it can't tell a sink that was put back from one that wasn't told.
 
 The view has a time as well: the greatest commit time that it was told, in whole minutes. Rows that are too old by it
-don't count. A step keeps none of these; those that were there before are taken away in portions (``expire``), before
-the output is written.
+don't count. A step keeps none of these, and takes those away that were there before: in one go with what comes, since
+no moment of the source has both. Where they are too many for that, the rest goes in portions (``expire``), before the
+output is written.
 
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
 all of them are in. Then the whole result is.
@@ -19,6 +20,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -61,7 +63,7 @@ So it is where rows are taken away that are too old.
 """
 
 _EXPIRED_AT_ONCE: Final = 20_000
-"""How many rows of tables are taken away in one transaction at most."""
+"""How many rows of tables are taken away in one transaction at most, as they are too old."""
 
 _POSITION, _PENDING, _REFUSED, _VOID = b"\x00position", b"p", b"r", b"v"
 _AS_STORED: Final = b"q"
@@ -208,16 +210,20 @@ class View:
         ``events`` are all changes of the query's tables between the position and ``lsn``, in any order; of one key the
         one with the greatest tag counts. Events of other tables are left out. ``offsets`` are where the log goes on,
         of those partitions that have moved. ``transactions`` is how many these are, for the counters. ``time_ms`` is
-        when the newest of them was committed, in milliseconds since 1970. Returns what this step did. The rows for the
-        sink are pending then, once ``expire`` has nothing left to do.
+        when the newest of them was committed, in milliseconds since 1970. Rows of tables that are too old by it go with
+        the step, as many as memory has. Returns what this step did. The rows for the sink are pending then, once
+        ``expire`` has nothing left to do.
 
         Raises EvaluationError, FanOutExceeded or the state's errors; nothing of the step was kept then.
         """
 
-        def work(state: Step) -> Counters:
-            return self._step(state, events, ViewPosition(epoch, lsn, offsets, time_ms=time_ms), transactions)
-
-        return self._state.update(work)
+        until = ViewPosition(epoch, lsn, offsets, time_ms=time_ms)
+        work = partial(self._step, events=events, until=until, transactions=transactions)
+        if self.has_aged(time_ms):
+            limit = min(self._changes_max, _BUILD_CHANGES_MAX)
+            with suppress(FanOutExceeded):  # they go in portions then, and the events alone have the view's limit
+                return self._state.update(partial(work, expired_most=self._expire_size, limit=limit))
+        return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
 
     # --- rows that are too old ---
 
@@ -431,7 +437,15 @@ class View:
 
         self._state.update(work)
 
-    def _step(self, state: Step, events: Sequence[RowEvent], until: ViewPosition, transactions: int) -> Counters:
+    def _step(
+        self,
+        state: Step,
+        events: Sequence[RowEvent],
+        until: ViewPosition,
+        transactions: int,
+        expired_most: int,
+        limit: int,
+    ) -> Counters:
         position = stored_position(state)
         epoch, lsn = until.epoch, until.lsn
         if position.is_building:
@@ -443,8 +457,8 @@ class View:
                 hint="the log begins before the view's state: build the view anew",
             )
         time_ms = max(position.time_ms, whole_minutes(until.time_ms))
-        step_work = Work(state, self._changes_max, time_ms=time_ms)
-        changes, changed_in = self._dataflow.changed(events, step_work)
+        step_work = Work(state, limit, time_ms=time_ms)
+        changes, changed_in = self._dataflow.changed(events, step_work, expired_most=expired_most)
         kept = self._keep_pending(state, changes)
         done = Counters(1, changed_in, kept.changed, step_work.changed, transactions, kept.grown)
         total = added(position.counters, done)

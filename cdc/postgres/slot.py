@@ -179,6 +179,14 @@ def wal_end(connection: psycopg.Connection[Any]) -> Lsn:
     return parse_lsn(row[0])
 
 
+def source_time_ms(connection: psycopg.Connection[Any]) -> int:
+    """The server's clock now, in milliseconds since 1970. Commits have their times by it, and ours may differ."""
+    row = connection.execute("select (extract(epoch from clock_timestamp()) * 1000)::bigint").fetchone()
+    assert row is not None
+    time_ms: int = row[0]
+    return time_ms
+
+
 def current_snapshot(connection: psycopg.Connection[Any]) -> SourceSnapshot:
     """What a statement of now sees."""
     row = connection.execute("select pg_current_snapshot()::text").fetchone()

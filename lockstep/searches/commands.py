@@ -143,7 +143,7 @@ def listed(config: Config, sinks: Sequence[str]) -> Iterator[ListedSearch]:
             stored = StoredSearches(indexes.bookkeeping)
             status = stored.load_status()
             for name, search in sorted(stored.load().items()):
-                yield ListedSearch(sink, search, status.matching.get(name), _problem(status, name))
+                yield ListedSearch(sink, search, status.matching.get(name), problem_of(status, name))
 
 
 def searches_table(searches: Sequence[ListedSearch]) -> Table:
@@ -245,7 +245,10 @@ class _Watched:
             self._follower = None
 
 
-def _problem(status: SearchStatus, name: str) -> str | None:
+def problem_of(status: SearchStatus, name: str) -> str | None:
+    """Why nobody is told of this search; None where somebody is."""
+    if status.waiting:
+        return f"nobody is told of it now: {status.waiting}"
     if not _is_watched(status):
         since = "" if not status.at_ms else f" since {time_text(status.at_ms)}"
         return f"nobody is told of it{since}: `lockstep searches watch` tells"

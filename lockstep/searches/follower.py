@@ -19,8 +19,8 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -41,6 +41,7 @@ from jobs.generations.record import Generation, load_record
 from lockstep.config import Config
 from lockstep.generations import settings_of_generation
 from lockstep.searches.matches import Told, changes, tag_of_absence
+from lockstep.searches.signs import Signs
 from lockstep.searches.topic import Match, MatchTopic
 from sinks.contract import Progress, TopicPartition
 from sinks.opensearch.coordination import OpenSearchCoordination
@@ -55,7 +56,7 @@ from sinks.opensearch.percolator import (
     queries_index,
     remove_left_over,
 )
-from sinks.opensearch.searches import Claim, Search, SearchStatus, StoredSearches
+from sinks.opensearch.searches import Claim, Search, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.wrappers.column_names import load_names
 from sinks.wrappers.renaming import Renaming
@@ -67,7 +68,6 @@ _DOCUMENTS: Final = 500
 
 _RECORDS_IN_TRANSACTION: Final = 5000
 _COMPARE_EVERY_S: Final = 600.0
-_STATUS_EVERY_S: Final = 10.0
 _REFUSED_AGAIN_S: Final = 10.0
 """How often a search is tried again that can't be stored, as where its table isn't in the sink yet."""
 
@@ -119,11 +119,8 @@ class Follower:
         """Those that documents are asked about."""
         self._aside: dict[str, _SetAside] = {}
         self._compare_at = self._again_at = 0.0
-        self._status_at = 0.0
         try:
-            # Before the other one is fenced: it has to find out that it doesn't go on.
-            self._claim = self._stored.claim(uuid4().hex[:12], above=newest_number(self._any))
-            self._status = self._stored.load_status()
+            # Before anything is claimed: one that can't tell takes nobody's place who does.
             self._topic = MatchTopic(config.kafka, config.pipeline.name, name)
             self._closing.callback(self._topic.close)
             self._log = LogReader(config.kafka.client())
@@ -132,9 +129,14 @@ class Follower:
             """What was told: [table, identity] -> [key, {search: [matches, tag]}], both JSON."""
             self._closing.callback(self._documents.close)
             self._matching: dict[str, int] = {}
-            for match in self._topic.told():
-                self._go_on()
-                self._remember(match)
+            # Before the other one is fenced: it has to find out that it doesn't go on.
+            self._claim = self._stored.claim(uuid4().hex[:12], above=newest_number(self._any))
+            self._signs = Signs(self._stored, self._claim, sink=name, monotonic=monotonic)
+            with self._noting_what_is_in_the_way():
+                self._topic.start()
+                for match in self._topic.told():
+                    self._check_stopping()
+                    self._remember(match)
         except BaseException:
             self.close()
             raise
@@ -150,24 +152,45 @@ class Follower:
 
     def check_claim(self) -> None:
         """Raise Fenced where another process tells of this sink by now."""
-        newest = self._stored.newest_claim()
-        if newest is not None and newest > self._claim:
-            raise Fenced(
-                f"another process tells of the searches of sink {self._name!r} by now",
-                hint="let one process watch them: `lockstep run`, or `lockstep searches watch`",
-            )
+        self._signs.check_claim()
 
     def step(self) -> bool:
-        """Tell what is to be told now. Returns whether there was anything to look at."""
+        """Tell what is to be told now. Returns whether there was anything to look at.
+
+        Raises what is in the way, after it is stored for those who ask, where that can be.
+        """
+        with self._noting_what_is_in_the_way():
+            looked = self._step()
+            self._signs.done(
+                {name: self._matching.get(name, 0) for name in self._searches},
+                {name: aside.reason for name, aside in self._aside.items()},
+            )
+        return looked
+
+    def _step(self) -> bool:
         searches = self._stored.load()
         if not searches and not self._searches and not any(self._matching.values()):
-            self._tell_status()
             return False
         looked = self._settle(searches)
         if self._live is not None:
             looked |= self._follow(self._live)
-        self._tell_status()
         return looked
+
+    @contextmanager
+    def _noting_what_is_in_the_way(self) -> Iterator[None]:
+        try:
+            yield
+        except (Stopped, Fenced):
+            raise
+        except LockstepError as error:
+            with suppress(LockstepError):
+                self._signs.waiting(error.message)
+            raise
+        except Exception as error:
+            with suppress(LockstepError):
+                # Its own words may have values of rows.
+                self._signs.waiting(f"{type(error).__name__}, a fault of Lockstep's own: its log has it")
+            raise
 
     # Which searches, over which generation
 
@@ -198,6 +221,8 @@ class Follower:
         taken = [search for search in new if self._is_to_be_tried(search, is_again=is_again, is_due=is_due)]
         taken = [search for search in taken if self._take(live, search)]
         compared = list(self._searches.values()) if is_due else taken
+        if compared:
+            self._topic.check()
         for search in compared:
             if search.name in self._searches:  # it may be set aside while another one is compared
                 self._compare(live, search)
@@ -269,8 +294,14 @@ class Follower:
         """The documents that were told to match this search."""
         if not self._matching.get(name):
             return []
-        told_of = ((entry, self._told_of_entry(entry)[1].get(name)) for entry in self._documents)
-        return [entry for entry, told in told_of if told is not None and told.matches]
+        found = []
+        for number, entry in enumerate(self._documents):
+            if not number % _DOCUMENTS:
+                self._go_on()
+            told = self._told_of_entry(entry)[1].get(name)
+            if told is not None and told.matches:
+                found.append(entry)
+        return found
 
     def _progress_of(self, number: int) -> Progress | None:
         indexes = self._any if self._live is None or self._live.number != number else self._live.indexes
@@ -426,25 +457,12 @@ class Follower:
 
     def _go_on(self) -> None:
         """Called all the time in long steps: shows that somebody is at work. Raises Stopped where it is told to."""
+        self._check_stopping()
+        self._signs.going_on()
+
+    def _check_stopping(self) -> None:
         if self._stopping():
             raise Stopped(f"the searches of sink {self._name!r} wait: this process was told to stop")
-        if self._monotonic() >= self._status_at:
-            self._save_status(self._status)
-
-    def _tell_status(self) -> None:
-        matching = {name: self._matching.get(name, 0) for name in self._searches}
-        now = replace(
-            self._status, matching=matching, refused={name: aside.reason for name, aside in self._aside.items()}
-        )
-        if now != self._status or self._monotonic() >= self._status_at:
-            self._save_status(now)
-
-    def _save_status(self, status: SearchStatus) -> None:
-        """Raises Fenced where another process tells of this sink by now."""
-        self.check_claim()
-        self._status = replace(status, at_ms=time.time_ns() // 1_000_000)
-        self._status_at = self._monotonic() + _STATUS_EVERY_S
-        self._stored.save_status(self._status, self._claim)
 
 
 class _LiveGeneration:

@@ -20,7 +20,7 @@ from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
 from lockstep.searches.matches import Told
@@ -83,9 +83,10 @@ class Match:
 
 
 class MatchTopic:
-    """Tells of one sink's matches. Whoever told of them before is fenced.
+    """Tells of one sink's matches, after ``start``.
 
-    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_topic``.
+    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_topic``. So does
+    ``check``.
 
     Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
     is to be closed then, and opened anew.
@@ -95,12 +96,13 @@ class MatchTopic:
         self._sink = sink
         self._client = kafka.client()
         self._topic = control_topic(pipeline, MATCHES)
-        cluster = TopicAdmin(self._client)
-        plan = match_topic_plan(pipeline, kafka.topics)
-        if missing := cluster.missing([plan]):
-            cluster.create(missing)
-        else:
-            check_topic(cluster, plan, kafka.bootstrap_servers)
+        self._servers = kafka.bootstrap_servers
+        self._cluster = TopicAdmin(self._client)
+        self._plan = match_topic_plan(pipeline, kafka.topics)
+        if missing := self._cluster.missing([self._plan]):
+            self._cluster.create(missing)
+        self._id = self._current_id()
+        self.check()
         self._publisher = TransactionalPublisher(
             self._client,
             prefix=pipeline,
@@ -109,11 +111,22 @@ class MatchTopic:
             max_message_bytes=kafka.topics.max_message_bytes,
             while_waiting=lambda: None,
         )
-        try:
-            self._publisher.start()
-        except BaseException:
-            self.close()
-            raise
+
+    def start(self) -> None:
+        """Fence whoever told of these matches before."""
+        self._publisher.start()
+
+    def check(self) -> None:
+        """Whether the topic is still the one that this began with: what is told is remembered nowhere else.
+
+        Raises Unavailable for another one, so that whoever begins anew tells of all that matches on it.
+        """
+        if self._current_id() != self._id:
+            raise Unavailable(f"topic {self._topic} was deleted and made anew: what was told has to be told again")
+        check_topic(self._cluster, self._plan, self._servers)
+
+    def _current_id(self) -> str:
+        return self._cluster.topic_ids([self._topic])[self._topic]
 
     def told(self) -> Iterator[Match]:
         """All that was told of this sink's documents and is there still, in order. A later one replaces an earlier."""

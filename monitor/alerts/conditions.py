@@ -448,7 +448,8 @@ def _searches(report: LagReport) -> Iterator[Condition]:
                 "searches-silent",
                 name,
                 Severity.CRITICAL,
-                f"nobody tells of the {searches.count:,} standing searches of {name}",
+                f"nobody tells of the {searches.count:,} standing searches of {name}"
+                + (f": {searches.waiting}" if searches.waiting else ""),
                 f"`lockstep run` does with searches = true in [sinks.{name}], or `lockstep searches watch {name}`",
                 passes=True,
             )

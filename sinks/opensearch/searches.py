@@ -47,12 +47,13 @@ class SearchStatus:
     """What whoever watches has told of searches last, and when, in milliseconds since 1970; 0: nobody ever has.
 
     ``matching`` counts the documents that match each now, ``refused`` says why one can't be told of. A search in
-    neither hasn't been begun with.
+    neither hasn't been begun with. ``waiting`` says why none can be told of now, "" where nothing is in the way.
     """
 
     at_ms: int = 0
     matching: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    waiting: str = ""
 
 
 class StoredSearches:
@@ -123,7 +124,7 @@ class StoredSearches:
         if held is not None and _status(held.source)[1] > claim:
             return
         fields = {"at_ms": status.at_ms, "matching": dict(status.matching), "refused": dict(status.refused)}
-        told = {**fields, "claim": [claim.number, claim.run]}
+        told = {**fields, "waiting": status.waiting, "claim": [claim.number, claim.run]}
         self._bookkeeping.replace(_STATUS, held, {"text": orjson.dumps(told).decode()})
 
     def _replace(self, held: Any, searches: Mapping[str, Search]) -> None:
@@ -149,4 +150,6 @@ def _claim(source: Any) -> Claim:
 def _status(source: Any) -> tuple[SearchStatus, Claim]:
     """The status, and who has told it."""
     fields = orjson.loads(source["text"])
-    return SearchStatus(fields["at_ms"], fields["matching"], fields["refused"]), Claim(*fields["claim"])
+    # Those of earlier versions didn't say what was in the way.
+    status = SearchStatus(fields["at_ms"], fields["matching"], fields["refused"], fields.get("waiting", ""))
+    return status, Claim(*fields["claim"])

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.tag import Tag
-from cdc.postgres.slot import find_slot, is_captured
+from cdc.postgres.slot import find_slot, is_captured, source_time_ms
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.capture import recover as recovery
 from lockstep.capture.recover import Recovery, recover
@@ -472,10 +473,15 @@ def test_who_stands_by_waits_for_a_recovery(
     """Else it would take over while the new slot waits for transactions, and the recovery would end with an error."""
     seen: list[bool] = []
     create = recovery.create_slot_again
+    began_ms = source_time_ms(database.connection)
 
     def looking(*arguments: Any, **options: Any) -> CaptureState:
         seen.append(is_captured(database.connection, captured.config.slot))
-        return create(*arguments, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time_ns", lambda: 0)
+            state = create(*arguments, **options)
+        assert state.commit_time_ms >= began_ms, "a commit's time is by the source's clock"
+        return state
 
     monkeypatch.setattr(recovery, "create_slot_again", looking)
     _recover(captured)

@@ -64,8 +64,11 @@ class Dataflow:
             case _:
                 assert_never(node)
 
-    def changed(self, events: Sequence[RowEvent], work: Work) -> tuple[Changes, int]:
-        """The changes of the result's rows that events make, and how many rows of tables have changed."""
+    def changed(self, events: Sequence[RowEvent], work: Work, *, expired_most: int = 0) -> tuple[Changes, int]:
+        """The changes of the result's rows that events make, and how many rows of tables have changed.
+
+        At most ``expired_most`` rows of tables that are too old by now go with them.
+        """
         by_table: dict[TableName, list[RowEvent]] = {}
         for event in events:
             by_table.setdefault(event.table, []).append(event)
@@ -74,6 +77,9 @@ class Dataflow:
             for table, changed in by_table.items()
             if table in self._mirrors
         }
+        # A row that an event has changed isn't too old: the mirror doesn't take such a one.
+        for table, expired in self._expired(work, expired_most).items():
+            rows[table] = [*rows.get(table, ()), *expired]
         return self._brought_in(rows, work)
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
@@ -82,11 +88,14 @@ class Dataflow:
 
     def aged(self, work: Work, most: int) -> tuple[Changes, int]:
         """The same as ``changed`` for rows of tables that are too old by now, at most so many of them."""
+        return self._brought_in(self._expired(work, most), work)
+
+    def _expired(self, work: Work, most: int) -> dict[TableName, list[RowChange]]:
         rows: dict[TableName, list[RowChange]] = {}
         for mirror in self._ageing:
             rows[mirror.table] = mirror.aged(work, most)
             most -= len(rows[mirror.table])
-        return self._brought_in(rows, work)
+        return rows
 
     def _brought_in(self, rows: Mapping[TableName, Sequence[RowChange]], work: Work) -> tuple[Changes, int]:
         total: Changes = {}

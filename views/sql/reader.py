@@ -12,7 +12,7 @@ from cdc.model.append_only import OWN_COLUMNS
 from cdc.model.table import Table, TableName
 from views.expressions import Expression, SortKey, refs
 from views.failures import Refusal, Refused
-from views.plan import Node, Top, ViewPlan, pruned, renumbered, reordered
+from views.plan import Node, Scan, Top, ViewPlan, nodes, pruned, renumbered, reordered
 from views.retention import KINDS, Retained
 from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
@@ -62,7 +62,10 @@ def read_view(
     try:
         relation = reader.read(tree)
         if not refusals:
-            return replace(_view(relation, tuple(key), top, of_retain), retained=retained)
+            view = replace(_view(relation, tuple(key), top, of_retain), retained=retained)
+            refusals += _unread(view)
+        if not refusals:
+            return view
     except Refuse as refused:
         refusals.append(refused.refusal)
     raise Refused(list(dict.fromkeys([*refusals, *of_retain])))
@@ -92,6 +95,18 @@ def _retained(
         else:
             retained[rows.table] = Retained(rows.table, rows.column, rows.hours, kind)
     return tuple(retained.values()), refusals
+
+
+def _unread(view: ViewPlan) -> list[Refusal]:
+    """What was said of tables that the query names, and of which the plan has no rows."""
+    scanned = {node.table for node in nodes(view.root) if isinstance(node, Scan)}
+    remedy = f"name one of {', '.join(map(str, sorted(scanned)))}, or remove it"
+    reason = "the query reads this table in a part of `with` alone that nothing uses"
+    return [
+        Refusal(f"retain of {each.table} by {each.column!r}", reason, remedy)
+        for each in view.retained
+        if each.table not in scanned
+    ]
 
 
 def _view(relation: Relation, key: tuple[str, ...], top: TopRows | None, refusals: list[Refusal]) -> ViewPlan:

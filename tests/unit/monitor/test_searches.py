@@ -40,6 +40,20 @@ def test_who_tells_is_silent_once_his_sign_of_life_stays_as_it_is_whatever_his_c
     assert found == [(float(silent_s), silent_s > 60) for silent_s in times]
 
 
+def test_signs_of_life_of_one_who_cannot_tell_do_not_count() -> None:
+    store, now = Store(), [0.0]
+    store.searches = {"red": SEARCH}
+    watch = SearchesWatch(store, monotonic_s=lambda: now[0])
+    found = []
+    for at_ms, waiting in ((1, ""), (2, "no broker"), (3, "no broker"), (3, "no broker"), (4, "")):
+        store.status = SearchStatus(at_ms, waiting=waiting)
+        now[0] += 35
+        looked = watch.look()
+        assert looked is not None
+        found.append((looked.is_silent, looked.waiting))
+    assert found == [(False, ""), (False, "no broker"), (True, "no broker"), (True, "no broker"), (False, "")]
+
+
 def test_it_looks_now_and_then() -> None:
     store, now = Store(), [0.0]
     store.searches = {"red": SEARCH}

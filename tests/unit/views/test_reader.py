@@ -358,6 +358,18 @@ def test_every_wrong_retention_is_told_beside_what_is_wrong_with_the_query() -> 
     assert all(refusal.remedy for refusal in refused.value.refusals)
 
 
+def test_retention_of_a_table_in_an_unused_part_of_with_is_refused() -> None:
+    retain = [RetainedRows(TableName("public", "odd"), "z", 24)]
+    with pytest.raises(Refused) as refused:
+        read_view("with unused as (select id from odd) select id from b", ODD, key=["id"], retain=retain)
+    (refusal,) = refused.value.refusals
+    assert (refusal.clause, refusal.reason, refusal.remedy) == (
+        "retain of public.odd by 'z'",
+        "the query reads this table in a part of `with` alone that nothing uses",
+        "name one of public.b, or remove it",
+    )
+
+
 def test_what_is_wrong_with_retention_and_with_the_key_is_told_at_once() -> None:
     retain = [RetainedRows(TableName("public", "a"), "d", 24)]
     with pytest.raises(Refused) as refused:

@@ -119,6 +119,42 @@ def test_days_and_moments_are_compared_in_utc(name: str, values: list[str], coun
     assert [change.key["id"] for change in output.changes if change.row is not None] == counts
 
 
+# --- together with what comes ---
+
+NOT_THREE = Question(
+    "select g, 1000 / (3 - n) as x"
+    " from (select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)) as q",
+    ("g",),
+)
+
+
+def test_rows_that_come_never_stand_beside_rows_that_are_too_old_by_then() -> None:
+    """Two rows and one make three, by which the query can't divide. PostgreSQL never sees the three."""
+    view = kept(NOT_THREE)
+    view.step([a(1, g=1, d="2026-03-01T12:00:00"), a(2, g=1, d="2026-03-01T12:00:00")])
+    view.step([a(3, g=1, d="2026-03-02T12:00:00")], time_ms=NOON_MS)
+    assert list(view.rows.values()) == [{"g": 1, "x": 500}]
+
+
+def test_rows_that_are_too_old_go_beside_a_row_that_an_event_takes_away() -> None:
+    state = MemoryState()
+    view = kept(COUNTS, state)
+    old = [a(number, g=1, d="2026-03-01T12:00:00") for number in (1, 2, 3)]
+    view.step([*old, a(4, g=1, d="2026-03-02T11:00:00")])
+    table, key, _ = a(1)
+    done = view.view.step(
+        events([(table, key, None), a(2, g=2, d="2026-03-02T11:00:00")], 16),
+        epoch=1,
+        lsn=16,
+        offsets={},
+        time_ms=NOON_MS,
+    )
+    assert done.changes_in == 3
+    assert not view.view.has_aged()
+    view.deliver()
+    assert (list(view.rows.values()), sizes(state)) == ([{"g": 1, "n": 1}, {"g": 2, "n": 1}], (2, 2))
+
+
 # --- portions ---
 
 
@@ -148,9 +184,10 @@ def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatc
     assert view.rows == {}
 
 
-def test_what_goes_between_two_writes_is_written_with_a_tag_of_its_own() -> None:
+def test_what_goes_between_two_writes_is_written_with_a_tag_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
     view = kept(COUNTS)
-    view.step([a(1, g=1, d="2026-03-01T12:00:00")])
+    view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in (1, 2)])
     assert view.view.position().tag == Tag(1, 8, 0)
     view.view.step([], epoch=1, lsn=8, offsets={}, time_ms=NOON_MS)
     assert view.view.has_aged()

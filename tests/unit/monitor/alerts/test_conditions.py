@@ -89,6 +89,17 @@ def test_what_a_report_opens(changes: dict[str, Any], expected: tuple[str, Sever
     assert _found(_report(published, _applied(_sink()), **changes)) == dict([expected] if expected else [])
 
 
+def test_an_alert_of_silence_says_what_is_in_the_way_where_that_is_known() -> None:
+    def text(waiting: str) -> str:
+        report = _report(searches={"search": StandingSearches(3, 0, {}, 61.0, waiting)})
+        findings = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS)
+        (found,) = (condition for condition in findings.open if condition.name == "searches-silent")
+        return found.sentence
+
+    assert text("") == "nobody tells of the 3 standing searches of search"
+    assert text("no broker answers") == "nobody tells of the 3 standing searches of search: no broker answers"
+
+
 def test_nobody_reads_the_slot_during_the_first_copy() -> None:
     copying = _report(Stage(RECEIVED, None, None, None, None, state=StageState.BUILDING), slot_active=False)
     assert _found(copying) == {}

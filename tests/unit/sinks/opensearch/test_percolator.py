@@ -43,6 +43,15 @@ def there(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
+def test_what_earlier_versions_left_is_removed_and_no_index_of_a_table(there: set[str]) -> None:
+    prefix = f"{indexes().prefix}.lockstep_searches"
+    of_tables = {indexes().index(TableName("lockstep_searches", name)) for name in ("orders", "orders.g1", "x_g1")}
+    there |= of_tables | {f"{prefix}.public.orders.g1", f"{prefix}.chosen.g12"}
+    assert newest_number(indexes()) == 0
+    remove_left_over(indexes(), Claim(1, "aa"))
+    assert there == of_tables
+
+
 def test_what_is_left_over_of_lesser_claims_and_of_our_other_generations_is_removed(there: set[str]) -> None:
     ours = queries_index(indexes(2), ORDERS, OURS)
     later = queries_index(indexes(1), ORDERS, LATER)
