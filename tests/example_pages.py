@@ -95,7 +95,14 @@ class ExamplePage:
         assert said == [], "".join(said)
 
 
-_OF_ANOTHER_FORM: Final = ("README.md", "page-views.md", "profile-search.md", "search-clicks.md", "sessions.md")
+_OF_ANOTHER_FORM: Final = (
+    "README.md",
+    "abandoned-carts.md",
+    "page-views.md",
+    "profile-search.md",
+    "search-clicks.md",
+    "sessions.md",
+)
 """The second one has several views, over a table without a key: ``tests/live/test_page_views.py`` runs it. The
 third one has none: ``tests/live/test_search_example.py`` runs it. The last two have streams:
 ``tests/live/test_stream_examples.py`` does."""
