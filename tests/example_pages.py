@@ -103,8 +103,8 @@ _OF_ANOTHER_FORM: Final = (
     "search-clicks.md",
     "sessions.md",
 )
-"""The second one has several views, over a table without a key: ``tests/live/test_page_views.py`` runs it. The
-third one has none: ``tests/live/test_search_example.py`` runs it. The last two have streams:
+"""Page views has several views, over a table without a key: ``tests/live/test_page_views.py`` runs it. The profile
+search has none: ``tests/live/test_search_example.py`` runs it. The others have streams:
 ``tests/live/test_stream_examples.py`` does."""
 
 
