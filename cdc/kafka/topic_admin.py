@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -144,6 +145,18 @@ def _is_of_broker(error: Unavailable) -> bool:
     """Whether a broker has answered, and with this. librdkafka's own errors are below zero, those of a broker above."""
     cause = error.__cause__
     return isinstance(cause, KafkaException) and cause.args[0].code() >= 0
+
+
+def _settle(futures: Mapping[Any, Any], while_waiting: Callable[[], None] | None) -> None:
+    """Wait until a request has all its answers.
+
+    A thread of the client tells them one after the other. Whoever goes on with the first one, which may be an error,
+    and ends the process with it, would end Python under that thread: it aborts then, and the exit code is another one.
+    """
+    deadline = time.monotonic() + _REQUEST_TIMEOUT_S
+    while wait(futures.values(), _WAIT_SLICE_S).not_done and time.monotonic() < deadline:
+        if while_waiting is not None:
+            while_waiting()
 
 
 def _right(operation: AclOperation) -> str:
@@ -314,6 +327,7 @@ class TopicAdmin:
 
     def _partition_counts(self, topics: Sequence[str], must_see: bool, timeout_s: float) -> dict[str, int]:
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        _settle(futures, None)
         counts = {}
         for topic, future in futures.items():
             try:
@@ -351,6 +365,7 @@ class TopicAdmin:
         futures = self._admin.describe_topics(
             TopicCollection(list(topics)), include_authorized_operations=True, request_timeout=timeout_s
         )
+        _settle(futures, None)
         lacking = {}
         for topic, future in futures.items():
             try:
@@ -407,6 +422,7 @@ class TopicAdmin:
         """
         resources = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in self._broker_ids()]
         futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+        _settle(futures, None)
         return any(_SINCE_4_1 in self._result(future) for future in futures.values())
 
     def brokers(self) -> int:
@@ -423,6 +439,7 @@ class TopicAdmin:
             portion = topics[start : start + _CONFIGS_AT_ONCE]
             resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in portion]
             futures = self._admin.describe_configs(resources, request_timeout=_REQUEST_TIMEOUT_S)
+            _settle(futures, None)
             for resource, future in futures.items():
                 configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
         return configs
@@ -489,6 +506,7 @@ class TopicAdmin:
             request_timeout=_REQUEST_TIMEOUT_S,
             validate_only=is_trial,
         )
+        _settle(futures, None)
         refused: dict[str, LockstepError] = {}
         for topic, future in futures.items():
             try:
@@ -554,6 +572,7 @@ class TopicAdmin:
         self, topics: Sequence[str], while_waiting: Callable[[], None] | None, timeout_s: float
     ) -> dict[str, TopicIdentity]:
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
+        _settle(futures, while_waiting)
         descriptions = {topic: self._result(future, while_waiting) for topic, future in futures.items()}
         return {
             topic: TopicIdentity(str(described.topic_id), len(described.partitions))
@@ -578,6 +597,7 @@ class TopicAdmin:
     def require(self, topics: Sequence[str]) -> None:
         """Raises LockstepError for the first of these topics that doesn't exist or that we may not read."""
         futures = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=_REQUEST_TIMEOUT_S)
+        _settle(futures, None)
         for topic, future in futures.items():
             try:
                 self._result(future)
@@ -642,6 +662,7 @@ class TopicAdmin:
                     isolation_level=isolation,
                     request_timeout=attempt_s,
                 )
+                _settle(futures, while_waiting)
                 offsets: dict[tuple[str, int], int] = {
                     (at.topic, at.partition): self._result(future, while_waiting).offset
                     for at, future in futures.items()
@@ -673,6 +694,7 @@ class TopicAdmin:
             return
         wanted = TopicCollection(list(dict.fromkeys(topics)))
         futures = self._admin.describe_topics(wanted, request_timeout=timeout_s)
+        _settle(futures, while_waiting)
         for future in futures.values():
             try:
                 self._result(future, while_waiting)
