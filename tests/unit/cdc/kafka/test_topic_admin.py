@@ -1,5 +1,6 @@
 """What is asked of brokers that are changing places: nobody waits long without being told."""
 
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -193,6 +194,21 @@ def test_partitions_are_asked_for_of_these_topics_alone(monkeypatch: pytest.Monk
         admin.exists("hidden")
     assert "Describe" in (error.value.hint or "")
     assert asked == [["a", "gone", "hidden"], ["a", "gone"], ["hidden"]]
+
+
+def test_whoever_is_refused_waits_for_the_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the client is telling them, and the process may end with the first one."""
+    refused: Future[Any] = Future()
+    refused.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+    later: Future[Any] = Future()
+    client = SimpleNamespace(describe_topics=lambda *_, **__: {"hidden": refused, "b": later}, poll=lambda _: 0)
+    monkeypatch.setattr("cdc.kafka.topic_admin.AdminClient", lambda _: client)
+    teller = threading.Timer(0.1, lambda: later.set_result(SimpleNamespace(partitions=[0])))
+    teller.start()
+    with pytest.raises(LockstepError, match="hidden"):
+        TopicAdmin({"bootstrap.servers": "any"}).partition_counts(["hidden", "b"], must_see=True)
+    assert later.done()
+    teller.join()
 
 
 def test_settings_of_many_topics_are_asked_for_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
