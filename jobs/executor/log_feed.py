@@ -1,20 +1,29 @@
-"""Reads tables' topics and their progress records into a ``ViewLog``, for a task that takes whole transactions."""
+"""What tasks share that take whole transactions: they read tables' topics and progress records into a ``ViewLog``."""
 
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from typing import Final
+
+import pyarrow as pa
 
 from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import ForeignRecord
 from cdc.protocol.control_records import ProgressRecord
-from jobs.executor.log_reader import Client, Polled, Range, reader_for
+from jobs.executor.log_reader import Client, Polled, Range, load_ranges, reader_for
 from jobs.executor.long_batch import FETCH_WAIT_MS
+from jobs.executor.result import Failure, Result, to_arrow
 from jobs.executor.view_log import ViewLog
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
+
+MARKERS_S: Final = 0.5
+"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
+
+RECORD_S: Final = 5.0
+"""How long a batch that is to end waits for the progress record of what it has read."""
 
 _STALLED_S: Final = 10.0
 """Who hasn't read for so long is behind: what comes next may be compacted."""
@@ -88,6 +97,24 @@ class LogFeed:
 
     def _ends(self) -> Offsets:
         return self.cluster.end_offsets(partitions_of(self._topics, self.cluster.partition_counts(self._topics)))
+
+
+def delivered(
+    batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None], *, close: Callable[[], None]
+) -> Iterator[pa.RecordBatch]:
+    """One task's work, which is told how far ``batches`` say that the sink is, and what became of it.
+
+    Nothing is raised. After a failure ``close`` is called: the next attempt opens everything anew.
+    """
+    result = Result()
+    # A worker whose input isn't read to its end is thrown away.
+    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
+    try:
+        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
+    except Exception as error:
+        close()
+        result.failures.append(Failure.of(error))
+    yield to_arrow(result)
 
 
 def _record(value: bytes | None) -> ProgressRecord | None:

@@ -10,29 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import chain
-from typing import Final
 
 import pyarrow as pa
 
 from jobs.consistency import Consistency, load_consistency, save_consistency
 from jobs.executor.deliver import apply_portion, portions
-from jobs.executor.log_feed import LogFeed
-from jobs.executor.log_reader import load_ranges
+from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, opened_for
-from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.result import Result
 from jobs.executor.task_input import Task
 from jobs.executor.view_log import NEVER, Cut, ViewLog
 from jobs.executor.waiting_records import WaitingRecords
 from jobs.offsets import Offsets
 from sinks.contract import Batch
 from sinks.stored_progress import check_written
-
-_MARKERS_S: Final = 0.5
-"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
-
-_RECORD_S: Final = 5.0
-"""How long a batch that is to end waits for the progress record of what it has read."""
 
 
 def deliver_steps(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -56,16 +48,11 @@ def deliver_steps_long(task: Task, batch: LongBatch, batches: Iterable[pa.Record
 def _delivered(
     task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
-    result = Result()
-    # A worker whose input isn't read to its end is thrown away.
-    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
-    try:
-        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
+    def freezing(reached: Offsets, result: Result) -> None:
+        work(reached, result)
         freeze_opened()
-    except Exception as error:
-        close_sink(task)  # and with it a step that isn't complete
-        result.failures.append(Failure.of(error))
-    yield to_arrow(result)
+
+    yield from delivered(batches, freezing, close=lambda: close_sink(task))  # with it goes a step that isn't complete
 
 
 class _Steps:
@@ -132,7 +119,7 @@ class _Steps:
         if cut is not None:
             self._last_cut = cut
             self._step(cut)
-        elif self._last_cut is not None and not self._waits and now_s - self._moved_s > _MARKERS_S:
+        elif self._last_cut is not None and not self._waits and now_s - self._moved_s > MARKERS_S:
             # Behind the last events are the markers of their transactions.
             self._step(self._last_cut)
 
@@ -192,7 +179,7 @@ class _Steps:
 
     def _moves(self, next_offsets: Offsets) -> bool:
         """Whether to store a position before which nothing was new. Not at once: each transaction has a marker."""
-        waits = self._line is not None and time.monotonic() - self._moved_s <= _MARKERS_S
+        waits = self._line is not None and time.monotonic() - self._moved_s <= MARKERS_S
         return not waits and self._position != next_offsets
 
     @property
@@ -231,6 +218,6 @@ class _Steps:
             self._at_end_s = now_s
         if self._consistency.is_reached and not self._waits:
             return True
-        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.lacks_record = now_s - self._at_end_s > RECORD_S
         self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record

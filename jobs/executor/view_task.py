@@ -20,11 +20,10 @@ from cdc.model.errors import PositionMismatch
 from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from jobs.executor.decode import decode
-from jobs.executor.log_feed import LogFeed
-from jobs.executor.log_reader import load_ranges
+from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections, to_arrow
+from jobs.executor.result import VALUES_BYTES_MAX, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
@@ -43,12 +42,6 @@ _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
 
 _FED_ROWS: Final = 5_000
-_MARKERS_S: Final = 0.5
-"""How long the position waits to go past the markers of transactions, behind which nothing has come."""
-
-_RECORD_S: Final = 5.0
-"""How long a batch that is to end waits for the progress record of what it has read."""
-
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
@@ -96,17 +89,12 @@ def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordB
 def _delivered(
     task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
-    result = Result()
-    # A worker whose input isn't read to its end is thrown away.
-    texts = [text for rows in batches for text in rows.column("ranges").to_pylist()]
-    try:
-        work({part.at: part.end for text in texts for part in load_ranges(text)}, result)
-    except Exception as error:
-        close_sink(task)  # the next attempt starts with a new connection
+    def close() -> None:
+        close_sink(task)
         if task.view is not None and task.view.result_topic is not None:
             close_view_topic(task.view.result_topic)
-        result.failures.append(Failure.of(error))
-    yield to_arrow(result)
+
+    yield from delivered(batches, work, close=close)
 
 
 def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
@@ -377,7 +365,7 @@ class _Run:
             self._at_end_s = now_s
         if self._inbox is None and not self._log.waits:
             return True
-        self._result.lacks_record = now_s - self._at_end_s > _RECORD_S
+        self._result.lacks_record = now_s - self._at_end_s > RECORD_S
         self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
         return self._result.lacks_record
 
@@ -395,7 +383,7 @@ class _Run:
         if cut is not None:
             self._last_cut = cut
             self._step(cut)
-        elif self._last_cut is not None and not log.waits and now - self._moved_s > _MARKERS_S:
+        elif self._last_cut is not None and not log.waits and now - self._moved_s > MARKERS_S:
             # Behind the last events are the markers of their transactions.
             self._step(self._last_cut)
 
@@ -440,7 +428,7 @@ class _Run:
 
     def _moves(self, next_offsets: Offsets) -> bool:
         """Whether to keep a position before which nothing was new. Not at once: each transaction has a marker."""
-        waits = self._line is not None and time.monotonic() - self._moved_s <= _MARKERS_S
+        waits = self._line is not None and time.monotonic() - self._moved_s <= MARKERS_S
         return not waits and self._position.offsets != next_offsets
 
     def _build(self, cut: Cut, taken: Taken) -> None:

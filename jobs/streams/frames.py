@@ -31,14 +31,13 @@ from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN,
 LATE: Final = "late"
 MALFORMED: Final = "malformed"
 
-_PRIVATE: Final = PRIVATE
-_EVENT: Final = _PRIVATE + "event"
-_CORRUPT: Final = _PRIVATE + "corrupt"
-_PROBLEM: Final = _PRIVATE + "problem"
-_TIME: Final = _PRIVATE + "time"
-POSITION: Final = (_PRIVATE + "topic", _PRIVATE + "partition", _PRIVATE + "offset")
+_EVENT: Final = PRIVATE + "event"
+_CORRUPT: Final = PRIVATE + "corrupt"
+_PROBLEM: Final = PRIVATE + "problem"
+_TIME: Final = PRIVATE + "time"
+POSITION: Final = (PRIVATE + "topic", PRIVATE + "partition", PRIVATE + "offset")
 """The columns of an event with the place of its record."""
-_KIND: Final = _PRIVATE + "kind"
+_KIND: Final = PRIVATE + "kind"
 
 _SIDE_FACTS_BYTES: Final = 2048
 """As many bytes at most has a record of the side topic besides what it keeps: names, times, a position, a reason."""
@@ -75,7 +74,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
         text, f"{members}, `{_CORRUPT}` string", {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     )
     frame = records.select(
-        *[f.col(name).alias(_PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        *[f.col(name).alias(PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
         f.col("timestamp").alias(RECEIVED),
         event.alias(_EVENT),
     )
@@ -92,7 +91,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     missing = {
         name: f"it has no {name}" for name in dict.fromkeys((stream.time, *(filter(None, [stream.sent])), *stream.id))
     }
-    problem = f.when(f.col(_PRIVATE + "value").isNull(), f.lit("the record has no value"))
+    problem = f.when(f.col(PRIVATE + "value").isNull(), f.lit("the record has no value"))
     problem = problem.when(
         row.isNull() | row.getField(_CORRUPT).isNotNull(), f.lit("it isn't a JSON object whose members fit the columns")
     )
@@ -106,7 +105,7 @@ def parsed(records: DataFrame, stream: StreamSettings) -> DataFrame:
     )
     columns = [value.alias(name) for name, value in (own | added).items()]
     return frame.select(
-        *[f.col(_PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
+        *[f.col(PRIVATE + name) for name in ("key", "value", "topic", "partition", "offset")],
         *columns,
         f.col(RECEIVED),
         time.alias(_TIME),
@@ -127,7 +126,7 @@ def events(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> D
 def events_with_position(records: DataFrame, stream: StreamSettings, *, is_ordered: bool) -> DataFrame:
     """The same, with the place of each event's record."""
     frame = parsed(records, stream)
-    names = [name for name in frame.columns if not name.startswith(_PRIVATE)]
+    names = [name for name in frame.columns if not name.startswith(PRIVATE)]
     frame = frame.where(f.col(_PROBLEM).isNull()).withWatermark(stream.time, stream.late)
     same = list(stream.id or POSITION)
     if stream.id and is_ordered:
@@ -179,7 +178,7 @@ def side_frame(
 
 def _kept(name: str, room: int) -> list[Column]:
     """A record's ``name``, as text or else in base64, with its length in bytes where this is cut to ``room`` bytes."""
-    whole = f.col(_PRIVATE + name)
+    whole = f.col(PRIVATE + name)
     text = f.try_validate_utf8(whole.cast("string"))
     length = f.octet_length(whole)
     part = _fitting(text, room)

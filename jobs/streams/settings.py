@@ -137,7 +137,7 @@ class StreamSettings(Settings):
             for name, kind in self.columns.items()
             if spark_type(kind) is None
         ]
-        problems += _name_problems(self.columns, self._added)
+        problems += _column_problems(self.columns, self._added)
         for setting, name in (("time", self.time), ("sent", self.sent)):
             if name is not None and self.columns.get(name) != "timestamptz":
                 problems.append(f"{setting}: {name!r} is no column of type timestamptz")
@@ -276,7 +276,7 @@ class StreamQuerySettings(Settings):
         return self.key if self.pattern is None else (*self.pattern.per, BEGAN)
 
 
-def _name_problems(columns: Collection[str], added: Collection[str]) -> list[str]:
+def _column_problems(columns: Collection[str], added: Collection[str]) -> list[str]:
     """What is wrong with the names of a stream's columns, to which these are added. Case counts, as in JSON."""
     problems = [
         f"columns.{name}: a column's name has up to 63 letters, digits and _ @ $ : -; Spark takes others for something"

@@ -17,7 +17,7 @@ import orjson
 
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan, partitions_of
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
@@ -157,7 +157,8 @@ class MatchTopic:
 def check_topic(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) -> None:
     """Raise LockstepError, with the command to run, where the topic of matches isn't as it has to be.
 
-    What is told is remembered nowhere else: it may neither be deleted by its age, nor be in several orders.
+    What is told is remembered nowhere else: it may neither be deleted by its age, nor be in several orders. Raises
+    Unavailable where the brokers don't list it.
     """
     policy = cluster.configs([plan.name])[plan.name].get("cleanup.policy")
     if policy != plan.config["cleanup.policy"]:
@@ -166,7 +167,7 @@ def check_topic(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) ->
             hint=f"run kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics"
             f" --entity-name {plan.name} --add-config cleanup.policy=compact",
         )
-    partitions = cluster.partition_counts([plan.name])[plan.name]
+    partitions = len(partitions_of([plan.name], cluster.partition_counts([plan.name])))
     if partitions != plan.partitions:
         raise LockstepError(
             f"topic {plan.name} has {partitions} partitions: what is told of searches has one order",

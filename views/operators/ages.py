@@ -3,11 +3,12 @@
 An entry's key ends with that of the row among the table's own. A row without a time has no entry.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Final
 
-from views.operators.changes import prefix_of
+from views.operators.changes import RowChange, Work, prefix_of
 from views.retention import Retained
 from views.state.contract import Entry, Reading, Step
 from views.values import Row
@@ -53,3 +54,30 @@ class Ages:
 
     def _encoded(self, value: int) -> bytes:
         return (value + _SIGN).to_bytes(_TIME_BYTES, "big")
+
+
+class AgeingRows(ABC):
+    """The rows of a table, of which those go that are too old. ``_prefix`` is that of their keys in the state."""
+
+    _prefix: bytes
+    _ages: Ages | None
+
+    def has_aged(self, state: Reading, time_ms: int) -> bool:
+        """Whether it has rows that are too old at this time of the view."""
+        return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
+
+    def aged(self, work: Work, most: int) -> list[RowChange]:
+        """Remove rows that are too old by now, at most so many, the oldest first."""
+        if self._ages is None:
+            return []
+        changes: list[RowChange] = []
+        for own in self._ages.due(work.state, work.time_ms, most):
+            stored = work.state.get(self._prefix + own)
+            assert stored is not None, "a row's time is there, and the row isn't"
+            changes.append((self._removed(self._prefix + own, stored, work), None))
+        work.count(len(changes))
+        return changes
+
+    @abstractmethod
+    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+        """Remove what is stored under a key, and its entry by time. Returns the row that it was."""

@@ -7,10 +7,9 @@ from typing import Final
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
 from cdc.model.event import RowEvent
 from cdc.model.table import Table
-from views.operators.ages import Ages
+from views.operators.ages import AgeingRows, Ages
 from views.operators.changes import MIRROR, RowChange, Work, pack_row, prefix_of, unpack_row
 from views.retention import Retained
-from views.state.contract import Reading
 from views.values import Row, from_event, type_of
 
 EMPTIED: Final = b"e"
@@ -22,7 +21,7 @@ _BEFORE, _AFTER = b"\x01", b"\x00"
 _AT_ONCE: Final = 10_000
 
 
-class EventRows:
+class EventRows(AgeingRows):
     """One table's rows, of which nothing is ever changed: the columns that the query reads, by the event's identity.
 
     The newest truncate is kept as well: an event from before it that comes late is no row. With ``retained`` neither is
@@ -74,22 +73,6 @@ class EventRows:
         work.count(len(kept))
         return changes
 
-    def has_aged(self, state: Reading, time_ms: int) -> bool:
-        """Whether it has rows that are too old at this time of the view."""
-        return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
-
-    def aged(self, work: Work, most: int) -> list[RowChange]:
-        """Remove rows that are too old by now, at most so many, the oldest first."""
-        if self._ages is None:
-            return []
-        changes: list[RowChange] = []
-        for own in self._ages.due(work.state, work.time_ms, most):
-            stored = work.state.get(self._prefix + own)
-            assert stored is not None, "a row's time is there, and the row isn't"
-            changes.append((self._removed(self._prefix + own, stored, work), None))
-        work.count(len(changes))
-        return changes
-
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
         """Remove the rows from before a truncate of this tag."""
         changes: list[RowChange] = []
@@ -102,7 +85,6 @@ class EventRows:
         return changes
 
     def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
-        """Remove what is stored under a key. Returns the row that it was."""
         row = self._row(key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode(), unpack_row(stored))
         if self._ages is not None:
             self._ages.forget(row, key[len(self._prefix) :], work.state)

@@ -10,17 +10,16 @@ from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
 from views.failures import EvaluationError
-from views.operators.ages import Ages
+from views.operators.ages import AgeingRows, Ages
 from views.operators.changes import MIRROR, Changes, RowChange, Work, add, prefix_of
 from views.operators.event_rows import EventRows
 from views.ordering import row_encoder
 from views.plan import Scan
 from views.retention import Retained
-from views.state.contract import Reading
 from views.values import Row, from_event, type_of
 
 
-class Mirror:
+class Mirror(AgeingRows):
     """One table's rows: the columns that the query reads, each row with its tag.
 
     With ``retained`` a row that is too old isn't there, as if it were deleted.
@@ -75,25 +74,13 @@ class Mirror:
         work.count(len(changes))
         return changes
 
-    def has_aged(self, state: Reading, time_ms: int) -> bool:
-        """Whether it has rows that are too old at this time of the view."""
-        return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
-
-    def aged(self, work: Work, most: int) -> list[RowChange]:
-        """Remove rows that are too old by now, at most so many, the oldest first."""
-        if self._ages is None:
-            return []
-        changes: list[RowChange] = []
-        for own in self._ages.due(work.state, work.time_ms, most):
-            stored = work.state.get(self._prefix + own)
-            assert stored is not None, "a row's time is there, and the row isn't"
-            _, *values = orjson.loads(stored)
-            old = tuple(values)
-            self._ages.forget(old, own, work.state)
-            work.state.delete(self._prefix + own)
-            changes.append((old, None))
-        work.count(len(changes))
-        return changes
+    def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
+        _, *values = orjson.loads(stored)
+        old = tuple(values)
+        if self._ages is not None:
+            self._ages.forget(old, key[len(self._prefix) :], work.state)
+        work.state.delete(key)
+        return old
 
     def _values(self, event: RowEvent) -> Row:
         assert event.row is not None

@@ -15,9 +15,10 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
 from jobs.consistency import Consistency, load_consistency
 from jobs.executor import step_task
+from jobs.executor.log_feed import RECORD_S
 from jobs.executor.long_batch import ALIVE_S, Told
 from jobs.executor.result import Result
-from jobs.executor.step_task import _RECORD_S, _Steps
+from jobs.executor.step_task import _Steps
 from jobs.executor.task_input import StepsInput, Task
 from jobs.offsets import Offsets
 from sinks.contract import Batch, OpenedSink, Outcome
@@ -319,5 +320,5 @@ def test_who_applies_once_is_told_whether_a_copy_or_a_record_is_lacking(
     steps.run._take(0.0)
     assert not steps.run._is_over(0.0)
     assert not steps.result.lacks_record
-    assert steps.run._is_over(_RECORD_S + 1)
+    assert steps.run._is_over(RECORD_S + 1)
     assert (steps.result.lacks_record, steps.result.awaits_copy) == (True, uncopied == ("b",))
