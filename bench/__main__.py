@@ -30,6 +30,7 @@ from bench import (
     report,
     view_state,
     visible,
+    watched,
 )
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
@@ -55,6 +56,7 @@ PHASES: Mapping[str, Phase] = {
     "many": many.measure,
     "views": view_state.measure,
     "cost": cost.measure,
+    "watched": watched.measure,
 }
 
 

@@ -33,7 +33,7 @@ _GAP_S = 0.2
 _TIMEOUT_S = 60.0
 _FIRST_TIMEOUT_S = 180.0
 _CHECK_S = 0.5
-_ROWS = 500
+ROWS = 500
 _PROBE_ROWS = 100
 _TRAFFIC_ROWS = 4
 """Of each of the other transactions."""
@@ -201,7 +201,7 @@ def _searchable(pipeline: Pipeline) -> Store:
     return _opensearch(pipeline, question="search", targets_ms={"p50": 400, "p99": 1_000}, every_s=0.050, shows=finds)
 
 
-class _Traffic(threading.Thread):
+class Traffic(threading.Thread):
     """Other people's transactions: updates of random rows at a steady rate."""
 
     def __init__(self, pipeline: Pipeline, rate: int) -> None:
@@ -219,7 +219,7 @@ class _Traffic(threading.Thread):
             with self._pipeline.sql() as connection:
                 began = time.monotonic()
                 while not self._finished.is_set():
-                    connection.execute(statement, (self._random.sample(range(_ROWS), _TRAFFIC_ROWS),))
+                    connection.execute(statement, (self._random.sample(range(ROWS), _TRAFFIC_ROWS),))
                     self.transactions += 1
                     self._finished.wait(max(0.0, began + self.transactions / self._rate - time.monotonic()))
         except psycopg.Error as error:
@@ -307,7 +307,7 @@ class _Probes:
     def _next(self) -> tuple[int, int]:
         time.sleep(self._chance.random() * _GAP_S)
         self._mark += 1
-        return _ROWS + self._mark % _PROBE_ROWS, self._mark
+        return ROWS + self._mark % _PROBE_ROWS, self._mark
 
     def _together(
         self, stores: Sequence[Store], ask: Callable[[Store], float], asking: _Asking, children: Sequence[Child]
@@ -327,7 +327,7 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
     """All sinks in one driver, then the cache alone. Returns figures and details."""
     rig.up()
     with rig.pipeline("sinks", sinks=STORES) as pipeline, pipeline.sql() as connection:
-        pipeline.load(connection, first=0, rows=_ROWS, per_transaction=_ROWS)
+        pipeline.load(connection, first=0, rows=ROWS, per_transaction=ROWS)
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         probes = _Probes(pipeline, connection)
@@ -371,7 +371,7 @@ class _Part:
             f"apply is running; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s"
             f" of {_TRAFFIC_ROWS} rows"
         )
-        with _Traffic(self.pipeline, sizes.sink_rate) as traffic:
+        with Traffic(self.pipeline, sizes.sink_rate) as traffic:
             warm_until = time.monotonic() + sizes.sink_warm_s
             while time.monotonic() < warm_until:
                 probes.committed(stores, self.children)
