@@ -181,6 +181,7 @@ class SinkQuery:
         self._is_told_stored = True
         self._lease = lease
         lease.guard(self._gate)
+        lease.tells(keeper.read_so_far)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
         self._compiles = True
@@ -428,6 +429,8 @@ class SinkQuery:
             # A long batch tells where it is, past the markers of transactions; no row has stored that.
             written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
         else:
+            # Its tasks tell nothing before their end: what they are to read counts as read.
+            self._keeper.read_to(ends)
             records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
             result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
@@ -509,6 +512,8 @@ class SinkQuery:
             self._state.heard_at = time.monotonic()
         if told.view is not None:
             self._figures.told(told.view)
+        if told.read:
+            self._keeper.read_to(told.read)
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
