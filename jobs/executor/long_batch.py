@@ -246,7 +246,7 @@ def deliver_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]
             _follow(task, batch, wanted_ranges, line, result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
-        result.failures.append(Failure.of(error))
+        result.failures += Failure.all_of(error)
         for _ in remaining:  # a worker whose input isn't read to its end is thrown away
             pass
     yield to_arrow(result)

@@ -20,11 +20,12 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
+from jobs.dead_letters.limit import TooManyOpen
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import LongBatch, Told, deliver_long
-from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
+from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, TablesRefused, check_rejections, from_arrow
 from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
 from jobs.executor.view_task import deliver_view, deliver_view_long
@@ -578,7 +579,10 @@ class SinkQuery:
         while True:
             work = self._writer(topics, is_long=is_long)(records())
             result = from_arrow(work.toArrow())
-            errors = [failure.error() for failure in result.failures]
+            errors = [failure.error() for failure in result.failures if failure.table is None]
+            of_tables = {each.table: each.error() for each in result.failures if each.table is not None}
+            if of_tables:
+                errors.append(TablesRefused(of_tables))
             # What needs somebody comes before what ends by itself.
             errors.sort(key=lambda error: isinstance(error, Unavailable))
             if not errors:
@@ -602,13 +606,20 @@ class SinkQuery:
         if not (result.rejected or result.resolved):
             return
         self._lease.check()
-        check_rejections(self._task.sink, result.rejected)
-        self._rejections = self._dead_letters.keep(
-            result.rejected,
-            result.resolved,
-            rejected_at_ms=_now_ms(),
-            max_open=self._plan.settings.max_open_rejections,
-        )
+        tables = None if self._task.reads_whole_transactions else self._task.tables
+        check_rejections(self._task.sink, result.rejected, tables)
+        try:
+            self._rejections = self._dead_letters.keep(
+                result.rejected,
+                result.resolved,
+                rejected_at_ms=_now_ms(),
+                max_open=self._plan.settings.max_open_rejections,
+            )
+        except TooManyOpen as error:
+            table = None if tables is None else tables.get(error.topic)
+            if table is None:
+                raise
+            raise TablesRefused({table: error}) from None
         self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:
