@@ -8,7 +8,7 @@ from lockstep.attendant import state_directories
 from lockstep.config import Config
 from monitor.alerts.conditions import CAPTURE, OF_CAPTURE, OF_GENERATIONS, OF_LIVE, OF_STREAM_QUERIES, SERVERS
 from monitor.alerts.facts import certificates_of
-from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
+from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE
 
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
@@ -22,7 +22,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
         **dict.fromkeys((*OF_LIVE, *OF_GENERATIONS), sinks),
         **dict.fromkeys(OF_STREAM_QUERIES, tuple(config.stream_queries)),
         "unreachable": (SERVERS,),
-        "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"{stage}{sink}" for stage in (READ, APPLIED, VISIBLE) for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.stores)),
         "disk-filling": tuple(map(str, state_directories(config))),
     }

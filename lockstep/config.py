@@ -582,6 +582,8 @@ _WORDS: Final = {
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
     "bool_type": "must be true or false, without quotes",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

@@ -83,6 +83,12 @@ class StreamQueryStatus:
         return self.waits_for is not None and self.job is not None and self.job.state is JobState.RUNNING
 
     @property
+    def in_hand(self) -> int | None:
+        """How many records the job has read whose results it hasn't written, None where nobody knows."""
+        read = None if self.job is None or self.problem is not None else self.job.read
+        return None if read is None else max(0, read.records - sum(self.figures.offsets.values()))
+
+    @property
     def since_ms(self) -> int | None:
         """Since when nothing moves, where that is known, in milliseconds since 1970."""
         return None if self.job is None or self.problem is not None else self.job.since_ms
@@ -120,6 +126,7 @@ class StreamQueryStatus:
             "since_ms": self.since_ms,
             "reason": self.reason or None,
             "hint": self.hint or None,
+            "in_hand": self.in_hand,
             "side_topic": self.side_topic,
             **figures,
         }

@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictBool, model_validator
+from pydantic import Field, SecretStr, StrictBool, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.secret import read_secret_file, secret_from_command
+from cdc.settings import Settings
 
 # How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
 _OURS_REFUSED: Final = (
@@ -95,14 +96,12 @@ def same_server(parts: SplitResult, *, default_port: int) -> str:
     return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
 
 
-class Tls(BaseModel):
+class Tls(Settings):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 
     ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
     this client shows of itself.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca_file: Path | None = None
     certificate_file: Path | None = None
@@ -114,10 +113,8 @@ class Tls(BaseModel):
         return encrypted or self == Tls()
 
 
-class Login(BaseModel):
+class Login(Settings):
     """User and password, the password itself or a file that holds it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     user: str | None = None
     password: SecretStr | None = None

@@ -394,11 +394,23 @@ class WholeSteps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Refreshes:
+    """Where queries find what was applied only after a refresh. ``counts``: how often each part was refreshed.
+
+    ``waiting`` are the parts in which something was written that no query finds yet.
+    """
+
+    counts: Mapping[str, int]
+    waiting: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedSink:
     """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone.
 
     ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
-    ``whole`` is None where the destination can't take several batches as one step.
+    ``whole`` is None where the destination can't take several batches as one step. ``refreshes`` returns None where
+    queries find at once what was applied. It raises as ``Sink`` does.
     """
 
     sink: Sink
@@ -406,3 +418,4 @@ class OpenedSink:
     records: CoordinationRecords
     blocked_by: Callable[[], str | None] = lambda: None
     whole: WholeSteps | None = None
+    refreshes: Callable[[], Refreshes | None] = lambda: None

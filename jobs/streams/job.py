@@ -32,6 +32,7 @@ from jobs.executor.stream_results import apply_results
 from jobs.executor.task_input import Task
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import (
     Phase,
     Record,
@@ -181,6 +182,8 @@ class _Run:
         self._gate = threading.Lock()
         self._is_closed = False
         self._query: StreamingQuery | None = None
+        self._read: ReadSoFar | None = None
+        lease.tells(lambda: self._read)
         self._late_of: tuple[int, int] = (-1, 0)
         """A batch, and how many late events it has set aside."""
 
@@ -201,6 +204,7 @@ class _Run:
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
         self._check_checkpoint()
+        self._read = ReadSoFar(sum(self._figures.offsets.values()))
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
         self._is_live = self._opened.generations.live() == self._generation
@@ -392,6 +396,7 @@ class _Run:
         # Offsets were planned in a topic that may have been recreated since: they would mean other records now.
         begun = self._begun_with
         check_topics(self._plan.name, begun, self._cluster.topic_ids(sorted(begun.topic_ids)))
+        self._read = ReadSoFar(sum(this.ends.values()))
         starts = begun.start if before is None else before.ends
         counts = self._set_aside(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
         work = ArrowMap(partial(apply_results, self._task, self._table, batch_id), RESULT_SCHEMA)

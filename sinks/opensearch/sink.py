@@ -4,6 +4,7 @@ The tag is the document's external version (``cdc.model.tag``): the server refus
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cdc.model.event import Events, JsonValue
@@ -18,6 +19,7 @@ from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
 from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up
 from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.visibility import refreshes
 from sinks.page_size import PageSize
 
 
@@ -28,7 +30,10 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
     """
     indexes = OpenSearchIndexes(name, settings, generation)
     return OpenedSink(
-        OpenSearchSink(indexes), OpenSearchGenerations(indexes), OpenSearchCoordination(indexes.bookkeeping)
+        OpenSearchSink(indexes),
+        OpenSearchGenerations(indexes),
+        OpenSearchCoordination(indexes.bookkeeping),
+        refreshes=partial(refreshes, indexes),
     )
 
 

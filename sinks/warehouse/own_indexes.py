@@ -4,9 +4,10 @@ import hashlib
 from collections.abc import Collection
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from cdc.model.table import quote_identifier
+from cdc.settings import Settings
 from sinks.warehouse.names import NAME_BYTES_MAX, listed
 
 NAME_PREFIX: Final = "lockstep_index_"
@@ -18,12 +19,10 @@ _UNIQUE: Final = (
 )
 
 
-class OwnIndex(BaseModel):
+class OwnIndex(Settings):
     """An index on ``columns``, by their names in the warehouse, or on an ``expression`` as ``create index`` has it
     between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     expression: str = ""
