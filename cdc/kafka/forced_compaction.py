@@ -109,6 +109,11 @@ class TopicRecord:
         times = [each.at_ms for each in self.passes if each.through.get(partition, -1) > offset]
         return min(times, default=None)
 
+    def marked_since_ms(self, partition: int, offset: int) -> int | None:
+        """When the first mark behind a record was left, None where there is none."""
+        times = [mark.at_ms for mark in self.marks if mark.at.get(partition, -1) > offset]
+        return min(times, default=None)
+
     def ripe_marks(self, partitions: Collection[int], *, before_ms: int) -> dict[int, int]:
         """The newest mark in each of these partitions from before a time, as far as there is one."""
         ripe = [mark.at for mark in self.marks if mark.at_ms < before_ms]
