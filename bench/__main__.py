@@ -28,7 +28,7 @@ from bench import (
     peer,
     replay,
     report,
-    view_state,
+    view_sink,
     visible,
 )
 from bench.figures import Figure, median_run
@@ -53,7 +53,7 @@ PHASES: Mapping[str, Phase] = {
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
-    "views": view_state.measure,
+    "views": view_sink.measure,
     "cost": cost.measure,
 }
 

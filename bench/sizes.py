@@ -42,6 +42,12 @@ class Sizes:
     cost_tables: tuple[int, ...]
     view_entries: tuple[int, ...]
     """Of the states of a view, from small to large: rows that its operators keep."""
+    view_events: int
+    """In the log from which a timeline is built; a multiple of ten."""
+    view_followers: int
+    """Of the user whose tweets are waited for in all timelines."""
+    view_tweets: int
+    """Of that user."""
 
 
 FULL = Sizes(
@@ -69,6 +75,9 @@ FULL = Sizes(
     cost_partitions=(1, 2, 4, 8),
     cost_tables=(10, 100, 2_000),
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
+    view_events=1_000_000,
+    view_followers=10_000,
+    view_tweets=20,
 )
 
 QUICK = Sizes(
@@ -96,4 +105,7 @@ QUICK = Sizes(
     cost_partitions=(1, 4),
     cost_tables=(10, 50),
     view_entries=(10_000, 100_000),
+    view_events=50_000,
+    view_followers=10_000,
+    view_tweets=5,
 )
