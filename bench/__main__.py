@@ -28,7 +28,7 @@ from bench import (
     peer,
     replay,
     report,
-    view_state,
+    view_sink,
     visible,
     watched,
 )
@@ -54,7 +54,7 @@ PHASES: Mapping[str, Phase] = {
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
-    "views": view_state.measure,
+    "views": view_sink.measure,
     "cost": cost.measure,
     "watched": watched.measure,
 }

@@ -46,6 +46,12 @@ class Sizes:
     """How long the page's processor time is measured, idle and under traffic."""
     watched_rounds: int
     """Of waits that come together."""
+    view_events: int
+    """In the log from which a timeline is built; a multiple of ten."""
+    view_followers: int
+    """Of the user whose tweets are waited for in all timelines."""
+    view_tweets: int
+    """Of that user."""
 
 
 FULL = Sizes(
@@ -75,6 +81,9 @@ FULL = Sizes(
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
     watched_s=30.0,
     watched_rounds=20,
+    view_events=1_000_000,
+    view_followers=10_000,
+    view_tweets=20,
 )
 
 QUICK = Sizes(
@@ -104,4 +113,7 @@ QUICK = Sizes(
     view_entries=(10_000, 100_000),
     watched_s=10.0,
     watched_rounds=4,
+    view_events=50_000,
+    view_followers=10_000,
+    view_tweets=5,
 )

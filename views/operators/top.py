@@ -4,14 +4,16 @@ So a change costs a few looks, however many rows a part has and however large N 
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from views.evaluation import compiled_all
-from views.operators.changes import Changes, Work, add, pack_row, prefix_of, retractions_first, unpack_row
+from views.operators.building import Building, Item
+from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
-from views.state.contract import Step
+from views.portions import Code
+from views.state.contract import Entry, Step
 from views.values import Row
 
 ROWS, REACH = b"t", b"w"
@@ -31,6 +33,12 @@ class TopOperator:
             [Direction(key.expression.type, key.descending, key.nulls_first) for key in node.order]
         )
         self._limit = node.limit
+        code = Code(columns)
+        per = code.key([(made, Direction(made.type)) for made in node.per])
+        order = code.key(
+            [(key.expression, Direction(key.expression.type, key.descending, key.nulls_first)) for key in node.order]
+        )
+        self._items = code.of_rows(f"({per}, {order}, {code.name(pack_row)}(r))", self._item)
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
@@ -45,6 +53,34 @@ class TopOperator:
         work.state.put_all(reaches)
         work.count(len(made))
         return made
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        sorter = building.sorter()
+        for rows in sources[0]:
+            sorter.add(self._items(rows))
+        part, last, count = b"", b"", 0
+        for items in building.arranged(self._rows_prefix, sorter.sorted()):
+            made: list[Row] = []
+            reaches: list[Entry] = []
+            for of, at, row in items:
+                if of != part or not count:
+                    if count:
+                        reaches.append(self._reach(part, count, last))
+                    part, count = of, 0
+                if count < self._limit:
+                    count, last = count + 1, at
+                    made.append(unpack_row(row))
+            building.keep(reaches)
+            building.changed += len(made)
+            yield made
+        if count:
+            building.keep([self._reach(part, count, last)])
+
+    def _item(self, row: Row) -> Item:
+        return self._encode_per(self._per(row)), self._encode_order(self._order(row)), pack_row(row)
+
+    def _reach(self, part: bytes, count: int, last: bytes) -> Entry:
+        return self._reach_prefix + part, _COUNT.pack(count) + self._rows_prefix + part + last
 
     def _part_changed(
         self,

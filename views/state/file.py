@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -320,10 +320,14 @@ class _Transaction:
             self._transaction.put(_cut(key), _LENGTH.pack(len(key)) + key + value)
 
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
-        # Tuned: neighbours in the tree follow each other, and one call takes them all.
+        # Tuned: neighbours in the tree follow each other.
+        self.put_in_order(sorted(entries.items()))
+
+    def put_in_order(self, entries: Sequence[Entry]) -> None:
+        # Tuned: one call takes them all.
         stored = [
             (_DATA + key, value) if len(key) <= _PLAIN_MAX else (_cut(key), _LENGTH.pack(len(key)) + key + value)
-            for key, value in sorted(entries.items())
+            for key, value in entries
         ]
         cursor = self._transaction.cursor()
         with contextlib.closing(cursor):
