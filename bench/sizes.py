@@ -42,6 +42,10 @@ class Sizes:
     cost_tables: tuple[int, ...]
     view_entries: tuple[int, ...]
     """Of the states of a view, from small to large: rows that its operators keep."""
+    timeline_users: int
+    """Of the timeline that is kept beside Flink's; each has 15 events in the backlog."""
+    timeline_s: float
+    """How long its changes are measured, at the rate of the sinks."""
 
 
 FULL = Sizes(
@@ -69,6 +73,8 @@ FULL = Sizes(
     cost_partitions=(1, 2, 4, 8),
     cost_tables=(10, 100, 2_000),
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
+    timeline_users=10_000,
+    timeline_s=30.0,
 )
 
 QUICK = Sizes(
@@ -96,4 +102,6 @@ QUICK = Sizes(
     cost_partitions=(1, 4),
     cost_tables=(10, 50),
     view_entries=(10_000, 100_000),
+    timeline_users=1_000,
+    timeline_s=10.0,
 )
