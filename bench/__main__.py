@@ -21,6 +21,7 @@ from bench import (
     debezium,
     drain,
     first_copy,
+    flink,
     large,
     latency,
     machine,
@@ -55,6 +56,7 @@ PHASES: Mapping[str, Phase] = {
     "bootstrap": bootstrap.measure,
     "many": many.measure,
     "views": view_sink.measure,
+    "flink": flink.measure,
     "cost": cost.measure,
     "watched": watched.measure,
 }

@@ -52,6 +52,10 @@ class Sizes:
     """Of the user whose tweets are waited for in all timelines."""
     view_tweets: int
     """Of that user."""
+    timeline_users: int
+    """Of the timeline that is kept beside Flink's; each has 15 events in the backlog."""
+    timeline_s: float
+    """How long its changes are measured, at the rate of the sinks."""
 
 
 FULL = Sizes(
@@ -84,6 +88,8 @@ FULL = Sizes(
     view_events=1_000_000,
     view_followers=10_000,
     view_tweets=20,
+    timeline_users=10_000,
+    timeline_s=30.0,
 )
 
 QUICK = Sizes(
@@ -116,4 +122,6 @@ QUICK = Sizes(
     view_events=50_000,
     view_followers=10_000,
     view_tweets=5,
+    timeline_users=1_000,
+    timeline_s=10.0,
 )
