@@ -31,7 +31,7 @@ from lockstep.state import read_pipeline_state
 from lockstep.views.kept import views_now
 from monitor.alerts.settings import WebhookSettings
 from monitor.collector import LagCollector
-from sinks.access import RenewedLogin
+from sinks.access import Login
 
 _HIDDEN: Final = "***"
 
@@ -196,7 +196,7 @@ def _secrets(value: Any) -> Iterator[str]:
             with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
                 if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
-                if isinstance(value, RenewedLogin) and value.password_command is not None:
+                if isinstance(value, Login) and value.password_command is not None:
                     yield from filter(None, [value.read_password()])
                 if isinstance(value, WebhookSettings):
                     address = value.address()

@@ -14,7 +14,7 @@ from sqlalchemy import URL
 from cdc.model.errors import Unavailable
 from cdc.postgres.connection import connect
 from cdc.postgres.settings import SourceSettings
-from sinks.access import RenewedLogin
+from sinks.access import Login
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
@@ -96,7 +96,7 @@ def test_a_warehouse_sink_goes_on_with_the_password_of_its_time(vault: Vault, en
         query={"passfile": "/dev/null"},
     )
     settings = WarehouseSettings(
-        url=SecretStr(url.render_as_string(hide_password=False)), login=RenewedLogin(password_command=vault.command)
+        url=SecretStr(url.render_as_string(hide_password=False)), login=Login(password_command=vault.command)
     )
     sink = WarehouseSink(WarehouseTables(f"t{uuid.uuid4().hex[:12]}", settings, 1))
 
