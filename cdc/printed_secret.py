@@ -117,7 +117,7 @@ class SecretCommand(Generic[_Value]):
         self.command = tuple(command)
         self.setting = setting
         self._parse = parse
-        self._lifetime_s = lifetime_s
+        self.lifetime_s = lifetime_s
         self._key = (self.command, parse)
 
     def read(self) -> Printed[_Value]:
@@ -143,8 +143,8 @@ class SecretCommand(Generic[_Value]):
             raise Unavailable(f"the command of {self.setting} printed what is no text in UTF-8", hint=hint) from None
         except ValueError as error:  # its sentence is ours, and has nothing of what was printed
             raise Unavailable(f"the command of {self.setting} printed {error}", hint=hint) from None
-        if printed.ends_at_s is None and self._lifetime_s is not None:
-            printed = Printed(printed.value, now_s + self._lifetime_s)
+        if printed.ends_at_s is None and self.lifetime_s is not None:
+            printed = Printed(printed.value, now_s + self.lifetime_s)
         if printed.ends_at_s is not None:
             left_s = printed.ends_at_s - now_s
             if left_s <= 0:
