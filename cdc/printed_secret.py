@@ -1,5 +1,7 @@
 """A secret that a command prints: how the command is run, and for how long what it has printed is used again."""
 
+import base64
+import binascii
 import json
 import os
 import re
@@ -200,7 +202,10 @@ def _output(command: Sequence[str], *, setting: str) -> bytes:
 def password_command(
     command: Sequence[str], *, setting: str, lifetime_s: float | None = None
 ) -> SecretCommand[SecretStr]:
-    """A command that prints a password or a token: as the only line, or as ``{"token": ..., "expires_at": ...}``."""
+    """A command that prints a password or a token: as the only line, or as ``{"token": ..., "expires_at": ...}``.
+
+    A JSON Web Token says by itself when it ends.
+    """
     return SecretCommand(command, setting=setting, parse=_password, lifetime_s=lifetime_s)
 
 
@@ -211,10 +216,23 @@ def _password(text: str) -> Printed[SecretStr]:
         token = document.get("token")
         if not isinstance(token, str) or not token:
             raise ValueError('JSON without a text "token"')
-        return Printed(SecretStr(token), moment_s(document, "expires_at"))
+        return Printed(SecretStr(token), moment_s(document, "expires_at") or _claimed_end_s(token))
     if not text or not text.isprintable():
         raise ValueError("nothing" if not text else "more than one line of text")
-    return Printed(SecretStr(text), None)
+    return Printed(SecretStr(text), _claimed_end_s(text))
+
+
+def _claimed_end_s(token: str) -> float | None:
+    """When a JSON Web Token ends, by its claim ``exp`` (RFC 7519); None: it doesn't say, or is none."""
+    parts = token.split(".")
+    if len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, binascii.Error):
+        return None
+    end = claims.get("exp") if isinstance(claims, dict) else None
+    return float(end) if isinstance(end, int | float) and not isinstance(end, bool) else None
 
 
 def json_object(text: str) -> Mapping[str, Any] | None:

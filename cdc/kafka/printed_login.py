@@ -3,8 +3,6 @@
 The command is a setting of ours among librdkafka's, so that it travels with them to whoever makes a client.
 """
 
-import base64
-import binascii
 import json
 import time
 import weakref
@@ -90,9 +88,8 @@ class PrintedLogin:
         except LockstepError as error:
             self._failed = error  # the client only says that something was raised
             raise
-        token = printed.value.get_secret_value()
-        ends_at_s = printed.ends_at_s or _claimed_end_s(token) or time.time() + _TOKEN_S
-        return token, ends_at_s, self._user, {}
+        ends_at_s = printed.ends_at_s or time.time() + _TOKEN_S
+        return printed.value.get_secret_value(), ends_at_s, self._user, {}
 
     def _hear(self, error: KafkaError, heard: Callable[[KafkaError], object] | None) -> None:
         """A broker has refused the login, or something else has happened."""
@@ -117,16 +114,3 @@ class PrintedLogin:
             client.set_sasl_credentials(self._user, self._command.read().value.get_secret_value())
         except LockstepError as error:
             self._failed = error
-
-
-def _claimed_end_s(token: str) -> float | None:
-    """When a JSON Web Token ends, by its claim ``exp`` (RFC 7519); None: it doesn't say, or is none."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
-    try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, binascii.Error):
-        return None
-    end = claims.get("exp") if isinstance(claims, dict) else None
-    return float(end) if isinstance(end, int | float) and not isinstance(end, bool) else None

@@ -59,7 +59,7 @@ _OIDC: Final = frozenset(
 )
 """How librdkafka gets a token by itself, from a server of OpenID Connect. No secret is among them."""
 
-_OAUTHBEARER: Final = "OAUTHBEARER"
+OAUTHBEARER: Final = "OAUTHBEARER"
 
 
 _JAVAS_TOO: Final = frozenset(
@@ -150,11 +150,11 @@ class KafkaSettings(Settings):
         if self.password_lifetime_s is not None and self.password_command is None:
             problems.append("password_lifetime_s is of what password_command prints")
         oidc = sorted(_OIDC & self.librdkafka.keys())
-        if self.sasl_mechanism != _OAUTHBEARER and oidc:
-            problems.append(f"librdkafka has {', '.join(oidc)}, which only sasl_mechanism {_OAUTHBEARER!r} uses")
-        if self.sasl_mechanism == _OAUTHBEARER and (self.password_command is None) == (not self._is_oidc):
+        if self.sasl_mechanism != OAUTHBEARER and oidc:
+            problems.append(f"librdkafka has {', '.join(oidc)}, which only sasl_mechanism {OAUTHBEARER!r} uses")
+        if self.sasl_mechanism == OAUTHBEARER and (self.password_command is None) == (not self._is_oidc):
             problems.append(
-                f"sasl_mechanism {_OAUTHBEARER!r} needs one of both: password_command, which prints the token, or"
+                f"sasl_mechanism {OAUTHBEARER!r} needs one of both: password_command, which prints the token, or"
                 ' librdkafka = { "sasl.oauthbearer.method" = "oidc" } and where the token is had'
             )
         endpoint = str(self.librdkafka.get("sasl.oauthbearer.token.endpoint.url", ""))
