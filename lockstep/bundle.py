@@ -31,7 +31,8 @@ from lockstep.state import read_pipeline_state
 from lockstep.views.kept import views_now
 from monitor.alerts.settings import WebhookSettings
 from monitor.collector import LagCollector
-from sinks.access import RenewedLogin
+from sinks.access import Login
+from sinks.opensearch.sigv4 import SigV4
 
 _HIDDEN: Final = "***"
 
@@ -157,7 +158,7 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
-        case tuple() if path[-1] == "command" and value:
+        case tuple() if path[-1].endswith("command") and value:
             # A program may get a token as an argument.
             return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
         case str() if path[-1] == "otlp_endpoint":
@@ -196,8 +197,11 @@ def _secrets(value: Any) -> Iterator[str]:
             with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
                 if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
-                if isinstance(value, RenewedLogin) and value.password_command is not None:
+                if isinstance(value, Login) and value.password_command is not None:
                     yield from filter(None, [value.read_password()])
+                if isinstance(value, SigV4):
+                    keys = value.read_keys()
+                    yield from _secrets([keys.secret, keys.session_token])
                 if isinstance(value, WebhookSettings):
                     address = value.address()
                     values = [os.environ.get(variable) for variable in value.headers.values()]

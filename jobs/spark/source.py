@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.settings import OAUTHBEARER, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
@@ -145,6 +145,12 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
+    if kafka.sasl_mechanism == OAUTHBEARER:
+        raise ConfigurationError(
+            "Spark's own client of Kafka has no OAUTHBEARER here, and it reads for sinks with computed or where and for"
+            " stream queries",
+            hint="give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without these",
+        )
     password = kafka.password()
     if kafka.sasl_mechanism is None or kafka.username is None or password is None:
         raise ConfigurationError(

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.printed_secret import not_taken
+from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
 from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
@@ -30,7 +32,7 @@ class RedisConnection:
 
         Raises LockstepError when what is stored here is of another format.
         """
-        from redis.exceptions import RedisError
+        from redis.exceptions import AuthenticationError, RedisError
 
         try:
             if self._client is None:
@@ -41,7 +43,11 @@ class RedisConnection:
                 self._format_is_checked = True
             yield self._client
         except RedisError as error:
-            raise translated(error, f"redis at {self._settings.server}") from error
+            ours = translated(error, f"redis at {self._settings.server}")
+            command = self._settings.login.command
+            if isinstance(error, AuthenticationError) and command is not None:
+                ours = not_taken(command, ours)
+            raise ours from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -58,7 +64,7 @@ class RedisConnection:
         options: dict[str, Any] = {}
         if settings.login.user is not None:
             options["username"] = settings.login.user
-        password = settings.login.read_password()
+        password = None if settings.login.command is not None else settings.login.read_password()
         if password is not None:
             options["password"] = password
         if url.startswith("rediss:"):
@@ -80,6 +86,9 @@ class RedisConnection:
                 retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
                 **options,
             )
+            if settings.login.command is not None:
+                each = client.connection_pool.connection_kwargs
+                each["credential_provider"] = _PrintedPassword(settings.login, each.pop("username", None))
             client.connection_pool.make_connection()  # does no I/O, and takes what the address asks for or doesn't
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -87,6 +96,19 @@ class RedisConnection:
                 hint="remove it: login, tls and timeout_s of the sink say what is needed",
             ) from error
         return client
+
+
+class _PrintedPassword:
+    """The password of each connection, as redis-py asks for it: a command prints it."""
+
+    def __init__(self, login: Login, user: str | None) -> None:
+        self._login = login
+        self._user = user
+
+    def get_credentials(self) -> tuple[str, ...]:
+        """Raises as ``Login.read_password``."""
+        password = self._login.read_password() or ""
+        return (password,) if self._user is None else (self._user, password)
 
 
 def check_mode(client: Client, server: str) -> None:

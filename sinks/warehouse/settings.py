@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Table, TableName
-from sinks.access import RenewedLogin, Tls, same_host
+from sinks.access import Login, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
@@ -123,7 +123,7 @@ class WarehouseSettings(TableSettings):
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
-    login: RenewedLogin = RenewedLogin()
+    login: Login = Login()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
