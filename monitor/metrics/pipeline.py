@@ -64,6 +64,8 @@ def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) ->
             labels = status.name, "" if status.generation is None else str(status.generation)
             for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
                 gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
+            if status.problem is None:
+                gauges.set("lockstep_stream_query_undelivered_rows", status.posted.waiting, *labels)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:
