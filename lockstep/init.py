@@ -288,6 +288,9 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # sink = "warehouse"                       # the section whose store, address and login it takes
 # key = ["page", "hour"]                   # columns that tell the result's rows apart
 # sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
+# topic = true                             # the rows are on a topic as well (streams rebuild)
+# Each row is posted to an HTTP endpoint too. A secret address is in $$LOCKSTEP_STREAM_QUERY_<NAME>_WEBHOOK_URL.
+# webhook = { url = "https://hooks.example.com/rows", headers = { Authorization = "ROWS_TOKEN" } }    # and url_file
 
 # A pattern instead of SQL: events that follow each other within a time. It has no key of its own to name.
 # [stream_queries.given_up]

@@ -125,10 +125,11 @@ class Result:
     """What became of the records of a task, or of a whole batch.
 
     ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
-    milliseconds since 1970.
+    milliseconds since 1970. ``set_aside`` counts rows of a stream query that its task has put on the side topic.
     """
 
     rows: int = 0
+    set_aside: int = 0
     applied: int = 0
     stale: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -150,6 +151,7 @@ class Result:
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition."""
         self.rows += other.rows
+        self.set_aside += other.set_aside
         self.applied += other.applied
         self.stale += other.stale
         self.next_offsets |= other.next_offsets
@@ -199,6 +201,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
     facts: list[dict[str, Any]] = [
         {
             "rows": result.rows,
+            "set_aside": result.set_aside,
             "applied": result.applied,
             "stale": result.stale,
             "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
@@ -248,6 +251,7 @@ def from_arrow(table: "pa.Table") -> Result:
             total.add(
                 Result(
                     rows=fact["rows"],
+                    set_aside=fact["set_aside"],
                     applied=fact["applied"],
                     stale=fact["stale"],
                     next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},
