@@ -132,8 +132,8 @@ class ViewErasing:
                 return Place(name, found, found)
             below = self._reached(opened)
             if below is None:
-                why = _BEHIND.format(view=view, number=generation.number)
-                return Place(name, found, (*found, _NOT_YET), why)
+                behind = _BEHIND.format(view=view, number=generation.number)
+                return Place(name, found, (*found, _NOT_YET), behind)
             deadline = time.monotonic() + self._timeout_s
             while True:
                 left = opened.sink.erase(table, None, below=below)

@@ -17,13 +17,13 @@ class RequestLogin(Protocol):
     def read(self) -> None:
         """Look what the secret is now, before a request. Raises LockstepError when there is none."""
 
-    def __call__(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
+    def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
         """The headers of a request."""
 
     def is_refused(self, status: int) -> bool:
         """Whether an answer says that another secret may be taken. It is read anew then."""
 
-    def refusal(self, refused: LockstepError, words: str) -> LockstepError:
+    def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
         """What to raise where the secret that was read anew isn't taken either; ``words`` are the server's."""
 
 

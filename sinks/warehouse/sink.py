@@ -136,7 +136,7 @@ class WarehouseSink:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
                 self._dialect.drop_columns(held, dropped, has_history=before.has_history)
-        return wanted, is_bulk
+        return wanted, bool(is_bulk)
 
     def claim(self) -> int:
         """Become the writer. Waits for the old writer's batch at most ``lock_timeout_s``, then raises Unavailable."""
