@@ -399,11 +399,10 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
 
 
 def _fails_over(sentinel: Any, name: str) -> bool:
-    """Begins when the Sentinel has asked the replica how it is."""
+    """Whether it has begun: the Sentinel first has to have asked the replica how it is."""
     try:
         sentinel.execute_command("SENTINEL", "FAILOVER", name)
-    except ResponseError as error:
-        assert "NOGOODSLAVE" in str(error)
+    except ResponseError:
         return False
     return True
 
