@@ -19,13 +19,13 @@ class RequestLogin(Protocol):
     def read(self) -> None:
         """Look what the secret is now, before a request. Raises LockstepError when there is none."""
 
-    def __call__(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
+    def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
         """The headers of a request."""
 
     def is_refused(self, status: int) -> bool:
         """Whether an answer says that another secret may be taken. It is read anew then."""
 
-    def refusal(self, refused: LockstepError, words: str) -> LockstepError:
+    def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
         """What to raise where the secret that was read anew isn't taken either; ``words`` are the server's."""
 
 
@@ -95,7 +95,7 @@ class Signing:
             self._printed.read()
             self._keys = self._printed.value
 
-    def __call__(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
+    def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
         assert self._keys is not None, "they are read before the request"
         return signed_headers(
             method,
@@ -113,7 +113,7 @@ class Signing:
         self._printed.forget()
         return True
 
-    def refusal(self, refused: LockstepError, words: str) -> LockstepError:
+    def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
         if self._printed is not None and "expired" in words:
             return not_taken(self._printed.command, refused)
         return LockstepError(

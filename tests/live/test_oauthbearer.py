@@ -14,9 +14,11 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from pyspark.sql import SparkSession
 
-from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Unavailable
+from cdc.printed_secret import password_command
+from jobs.spark.java_tokens import TokenServer
 from stack import ports as tcp
 from stack.kafka import Kafka
 from stack.process import Launch
@@ -167,3 +169,21 @@ def test_a_token_that_isnt_taken_is_told_and_waited_for(brokers: Brokers, tmp_pa
         TopicAdmin(client(*brokers.issuing(tmp_path / "runs", -10)))
     with pytest.raises(Unavailable, match=r"the command of kafka\.password_command failed with exit code 1"):
         TopicAdmin(client("false"))
+
+
+def test_the_client_gets_its_token_from_a_server_of_openid_connect(
+    brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = TokenServer(password_command(brokers.issuing(tmp_path / "runs", 600), setting="issuer"))
+    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, issuer.secret)
+    kafka = KafkaSettings(
+        bootstrap_servers=brokers.address,
+        security_protocol="sasl_plaintext",
+        sasl_mechanism="OAUTHBEARER",
+        username="lockstep",
+        librdkafka={"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": issuer.url},
+    )
+    assert TopicAdmin(kafka.client()).partition_counts(["t"]) == {}
+    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, "another")
+    with pytest.raises(Unavailable, match="Kafka lets nobody in: Failed to acquire SASL OAUTHBEARER token"):
+        TopicAdmin(kafka.client()).partition_counts(["t"])
