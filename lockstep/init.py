@@ -222,6 +222,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # [sinks.cache]
 # type = "redis"
 # url = "rediss://127.0.0.1:6379/0"        # redis:// without TLS
+# sentinels = []                           # host:26379 of each; url then has the primary's name, as redis://shop/0
 # prefix = "shop"                          # first part of every key; else the sink's name
 # names = { "public.items" = "items" }     # of a table in the keys (rebuild)
 # keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)

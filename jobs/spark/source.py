@@ -13,6 +13,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
+from jobs.spark.java_tokens import quoted, token_options
 
 _ANSWER_S: Final = 10
 """How long one client waits for an answer."""
@@ -146,11 +147,7 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
     if kafka.sasl_mechanism == OAUTHBEARER:
-        raise ConfigurationError(
-            "Spark's own client of Kafka has no OAUTHBEARER here, and it reads for sinks with computed or where and for"
-            " stream queries",
-            hint="give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without these",
-        )
+        return token_options(kafka)
     password = kafka.password()
     if kafka.sasl_mechanism is None or kafka.username is None or password is None:
         raise ConfigurationError(
@@ -164,12 +161,8 @@ def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def jaas_config(mechanism: str, username: str, password: str) -> str:
-    """Java's notation for a login; quotes and backslashes inside the quotes are escaped."""
-    return f"{_LOGIN_MODULES[mechanism]} required username={_quoted(username)} password={_quoted(password)};"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Java's notation for a login; see ``quoted``."""
+    return f"{_LOGIN_MODULES[mechanism]} required username={quoted(username)} password={quoted(password)};"
 
 
 def _tls_options(kafka: KafkaSettings) -> dict[str, str]:

@@ -70,7 +70,9 @@ def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> 
             return _plain(subject, settings.urls, scheme="http", better="let each address begin with https")
         case RedisSettings():
             url = settings.url.get_secret_value()
-            return _plain(subject, [url], scheme="redis", better="let the address begin with rediss")
+            scheme = url.partition(":")[0]
+            urls = [f"{scheme}://{address}" for address in settings.sentinels] or [url]
+            return _plain(subject, urls, scheme="redis", better="let the address begin with rediss")
         case DeltaSettings():
             addresses = settings.storage_options.values()
             return _plain(subject, addresses, scheme="http", better="let the endpoint begin with https")

@@ -1,14 +1,16 @@
 """How each request logs in where that changes: by what a command prints, or by a signature of its own."""
 
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import urllib3
 
 from cdc.model.errors import LockstepError
-from cdc.printed_secret import not_taken
+from cdc.printed_secret import Printed, SecretCommand, not_taken
 from sinks.access import Login
 from sinks.opensearch.sigv4 import AwsKeys, SigV4, signed_headers
+
+_Value = TypeVar("_Value")
 
 
 class RequestLogin(Protocol):
@@ -27,33 +29,55 @@ class RequestLogin(Protocol):
         """What to raise where the secret that was read anew isn't taken either; ``words`` are the server's."""
 
 
+class _Kept(Generic[_Value]):
+    """What a command has printed, for as long as it may be good: until it ends, or is refused where it has no end."""
+
+    def __init__(self, command: SecretCommand[_Value]) -> None:
+        self.command = command
+        self._printed: Printed[_Value] | None = None
+        self._is_refused = False
+
+    @property
+    def value(self) -> _Value:
+        assert self._printed is not None, "it is read before the request"
+        return self._printed.value
+
+    def read(self) -> None:
+        """Raises as ``SecretCommand.read``."""
+        if self._printed is None or self._is_refused or self._printed.ends_at_s is not None:
+            self._is_refused = False
+            self._printed = self.command.read()
+
+    def forget(self) -> None:
+        self.command.refused()
+        self._is_refused = True  # what there is stays: another thread may be about to send it
+
+
 class PrintedLogin:
     """A user with the password that a command prints; without a user a bearer's token."""
 
     def __init__(self, login: Login) -> None:
-        self._login = login
-        self._headers: dict[str, str] = {}
+        assert login.command is not None, "else it stays the same"
+        self._user = login.user
+        self._password = _Kept(login.command)
 
     def read(self) -> None:
-        secret = self._login.read_password() or ""
-        if self._login.user is None:
-            self._headers = {"authorization": f"Bearer {secret}"}
-        else:
-            self._headers = urllib3.make_headers(basic_auth=f"{self._login.user}:{secret}")
+        self._password.read()
 
     def __call__(self, _method: str, _url: str, _body: bytes | None) -> dict[str, str]:
-        return self._headers
+        secret = self._password.value.get_secret_value()
+        if self._user is None:
+            return {"authorization": f"Bearer {secret}"}
+        return urllib3.make_headers(basic_auth=f"{self._user}:{secret}")
 
     def is_refused(self, status: int) -> bool:
-        command = self._login.command
-        if status != 401 or command is None:
+        if status != 401:
             return False
-        command.refused()
+        self._password.forget()
         return True
 
     def refusal(self, refused: LockstepError, _words: str) -> LockstepError:
-        command = self._login.command
-        return refused if command is None else not_taken(command, refused)
+        return not_taken(self._password.command, refused)
 
 
 class Signing:
@@ -61,12 +85,17 @@ class Signing:
 
     def __init__(self, settings: SigV4) -> None:
         self._settings = settings
+        self._printed = None if settings.command is None else _Kept(settings.command)
         self._keys: AwsKeys | None = None
 
     def read(self) -> None:
-        self._keys = self._settings.read_keys()
+        if self._printed is None:
+            self._keys = self._settings.read_keys()
+        else:
+            self._printed.read()
+            self._keys = self._printed.value
 
-    def __call__(self, method: str, url: str, body: bytes | None) -> dict[str, str]:
+    def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
         assert self._keys is not None, "they are read before the request"
         return signed_headers(
             method,
@@ -79,16 +108,14 @@ class Signing:
         )
 
     def is_refused(self, status: int) -> bool:
-        command = self._settings.command
-        if status not in (401, 403) or command is None:
+        if status not in (401, 403) or self._printed is None:
             return False
-        command.refused()
+        self._printed.forget()
         return True
 
-    def refusal(self, refused: LockstepError, words: str) -> LockstepError:
-        command = self._settings.command
-        if command is not None and "expired" in words:
-            return not_taken(command, refused)
+    def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
+        if self._printed is not None and "expired" in words:
+            return not_taken(self._printed.command, refused)
         return LockstepError(
             refused.message,
             hint="check region, service and keys of sigv4 of this sink, this machine's clock, and what the keys may do;"

@@ -1,8 +1,8 @@
 """A connection to a Redis or Valkey server, with its errors as ours and the stored format checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.printed_secret import not_taken
@@ -78,14 +78,13 @@ class RedisConnection:
             ):
                 if file is not None:
                     options[option] = str(file)
+        options |= {
+            "socket_timeout": settings.timeout_s,
+            "socket_connect_timeout": settings.timeout_s,
+            "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+        }
         try:
-            client = Redis.from_url(
-                url,
-                socket_timeout=settings.timeout_s,
-                socket_connect_timeout=settings.timeout_s,
-                retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
-                **options,
-            )
+            client = _through_sentinels(settings, options) if settings.sentinels else Redis.from_url(url, **options)
             if settings.login.command is not None:
                 each = client.connection_pool.connection_kwargs
                 each["credential_provider"] = _PrintedPassword(settings.login, each.pop("username", None))
@@ -96,6 +95,25 @@ class RedisConnection:
                 hint="remove it: login, tls and timeout_s of the sink say what is needed",
             ) from error
         return client
+
+
+def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> Client:
+    """A client whose connections lead to the primary of their moment. The Sentinels have no login here."""
+    from redis.connection import parse_url
+    from redis.sentinel import Sentinel
+
+    url = settings.url.get_secret_value()
+    of_address = {name: value for name, value in parse_url(url).items() if name not in _OF_ONE_SERVER}
+    if url.startswith("rediss:"):
+        of_address["ssl"] = True
+    shared = {name: value for name, value in options.items() if name not in ("username", "password")}
+    of_sentinels = shared | ({"ssl": True} if "ssl" in of_address else {})
+    sentinels = Sentinel(settings.sentinel_addresses, sentinel_kwargs=of_sentinels)
+    return sentinels.master_for(settings.primary, **{**options, **of_address})
+
+
+_OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
+"""What a client's library reads from an address that the Sentinels say instead."""
 
 
 class _PrintedPassword:
@@ -123,8 +141,8 @@ def check_mode(client: Client, server: str) -> None:
     if mode == "sentinel":
         raise LockstepError(
             f"redis at {server} is a Sentinel, which tells where the primary is and holds no rows",
-            hint="let url of this sink be the primary's address, or a name that moves with it; then run"
-            " `lockstep doctor`",
+            hint="let url of this sink be the primary's address, or its name, and sentinels the addresses of the"
+            " Sentinels; then run `lockstep doctor`",
         )
     if mode == "cluster":
         raise is_cluster()

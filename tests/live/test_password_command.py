@@ -177,9 +177,9 @@ def test_a_redis_sink_goes_on_with_the_password_of_its_time(endpoints: Endpoints
             server.execute_command("ACL", "DELUSER", name)
 
 
-@pytest.mark.parametrize("user", ["lockstep", None])
+@pytest.mark.parametrize(("user", "printed"), [("lockstep", str), (None, document)])
 def test_an_opensearch_sink_goes_on_with_the_token_of_its_time(
-    endpoints: Endpoints, tmp_path: Path, user: str | None
+    endpoints: Endpoints, tmp_path: Path, user: str | None, printed: Callable[[str], str]
 ) -> None:
     """Its requests are let in as the security plugin does: by a user's password, or by a bearer's token."""
     name, file, taken = f"t{uuid.uuid4().hex[:12]}", tmp_path / "token", {"first"}
@@ -189,7 +189,7 @@ def test_an_opensearch_sink_goes_on_with_the_token_of_its_time(
         token = header.removeprefix("Bearer ") if user is None else b64decode(header[6:]).decode().partition(":")[2]
         return send_on(sent) if token in taken else (401, "text/plain", b"Unauthorized")
 
-    file.write_text(document("first"))
+    file.write_text(printed("first"))
     with before(endpoints.opensearch_url, change) as url:
         login = Login(user=user, password_command=printing(file))
         settings = OpenSearchSettings(urls=(url,), replicas=0, timeout_s=30, login=login)
@@ -197,7 +197,7 @@ def test_an_opensearch_sink_goes_on_with_the_token_of_its_time(
         try:
             sink.prepare([table()])
             taken.add("second")
-            file.write_text(document("second"))
+            file.write_text(printed("second"))
             assert sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1, "with the token of before"
             taken.remove("first")
             assert sink.apply(batch(upsert({"id": 1, "note": "b"}, 2))).applied == 1, "asked for again by itself"

@@ -6,7 +6,6 @@ from pydantic import ValidationError
 
 from cdc.kafka.client import new_client
 from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
-from cdc.model.errors import ConfigurationError
 from jobs.spark.source import kafka_options
 
 
@@ -96,14 +95,6 @@ def test_what_only_oauthbearer_uses_is_refused_elsewhere() -> None:
         settings(**{"sasl.oauthbearer.method": "oidc"})
     with pytest.raises(ValidationError, match="doesn't use password_command"):
         KafkaSettings(bootstrap_servers="kafka:9092", password_command=("a",))
-
-
-@pytest.mark.parametrize("command", [(), ("printf", "t")])
-def test_sparks_own_client_refuses_tokens_and_says_what_can_do_without_it(command: tuple[str, ...]) -> None:
-    given = {} if command else {"sasl.oauthbearer.method": "oidc"}
-    with pytest.raises(ConfigurationError, match="Spark's own client of Kafka has no OAUTHBEARER here") as caught:
-        kafka_options(oauthbearer(*command, **given))
-    assert "SCRAM-SHA-512" in (caught.value.hint or "")
 
 
 def test_sparks_own_client_has_the_password_that_a_command_prints() -> None:

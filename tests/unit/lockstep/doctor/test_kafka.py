@@ -93,9 +93,16 @@ def test_a_progress_record_of_others_is_found() -> None:
     assert "offset 7 of topic shop.__progress" in what
 
 
-@pytest.mark.parametrize(("mechanism", "subjects"), [("OAUTHBEARER", ["sink expensive"]), ("PLAIN", [])])
-def test_what_sparks_own_client_would_read_is_told_where_it_cant_log_in(
-    tmp_path: Path, mechanism: str, subjects: list[str]
+@pytest.mark.parametrize(
+    ("mechanism", "master", "subjects"),
+    [
+        ("OAUTHBEARER", "spark://master:7077", ["sink expensive"]),
+        ("OAUTHBEARER", "local[2]", []),
+        ("PLAIN", "spark://master:7077", []),
+    ],
+)
+def test_what_javas_client_would_read_on_other_machines_is_told_where_it_cant_log_in(
+    tmp_path: Path, mechanism: str, master: str, subjects: list[str]
 ) -> None:
     (tmp_path / "lockstep.toml").write_text(f"""
 [pipeline]
@@ -109,6 +116,8 @@ security_protocol = "sasl_ssl"
 sasl_mechanism = "{mechanism}"
 username = "u"
 password_command = ["a"]
+[spark]
+master = "{master}"
 [sinks.cache]
 type = "redis"
 [sinks.expensive]
