@@ -37,6 +37,7 @@ class JoinOperator:
     def _left_changed(self, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
         kept: dict[bytes, bytes] = {}
+        gone: list[bytes] = []
         partners: dict[bytes, list[Row]] = {}
         left, right, keeps_left, nulls = self._left, self._right, self._keeps_left, self._nulls
         for row, weight in retractions_first(changes):
@@ -53,9 +54,15 @@ class JoinOperator:
                 made[row + partner] = weight
             if keeps_left and not found:
                 made[row + nulls] = weight
-            left.keep(work.state, key, row, weight, kept)
+            if weight > 0:
+                kept[left.own_key(key, row)] = pack_row(row)
+            else:
+                gone.append(left.own_key(key, row))
             if len(made) > work.changes_max:
                 work.count(len(made))
+        for own in gone:
+            if own not in kept:
+                work.state.delete(own)
         work.state.put_all(kept)
         return made
 
@@ -172,8 +179,11 @@ class _Side:
 
     def keep(self, state: Step, key: bytes, row: Row, weight: int, kept: dict[bytes, bytes]) -> None:
         """A row that goes is deleted at once; one that came is among ``kept``, to be put before anybody looks."""
-        own = self.prefix + key + self._encode_key(self._key(row))
         if weight > 0:
-            kept[own] = pack_row(row)
+            kept[self.own_key(key, row)] = pack_row(row)
         else:
-            state.delete(own)
+            state.delete(self.own_key(key, row))
+
+    def own_key(self, key: bytes, row: Row) -> bytes:
+        """Where a row is kept."""
+        return self.prefix + key + self._encode_key(self._key(row))

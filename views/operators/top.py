@@ -19,6 +19,9 @@ from views.values import Row
 ROWS, REACH = b"t", b"w"
 _COUNT: Final = struct.Struct(">I")
 
+_Placed = tuple[bytes, Row, int]
+"""A row by its place in the order, and its weight."""
+
 
 class TopOperator:
     """Rows that are among the first N of their part."""
@@ -97,8 +100,10 @@ class TopOperator:
         stored = state.get(reach_key)
         count, last = (0, b"") if stored is None else (_COUNT.unpack_from(stored)[0], stored[_COUNT.size :])
         own: dict[bytes, bytes] = {}
-        for row, weight in rows:
-            key = part + self._encode_order(self._order(row))
+        placed = [(part + self._encode_order(self._order(row)), row, weight) for row, weight in rows]
+        if rows[0][1] < 0:
+            placed = self._replaced(placed, last, state, made)
+        for key, row, weight in placed:
             if weight < 0:
                 count, last = self._went(state, part, key, row, count, last, made)
             elif count < self._limit:
@@ -115,6 +120,17 @@ class TopOperator:
             reaches[reach_key] = _COUNT.pack(count) + last
         elif stored is not None:
             state.delete(reach_key)
+
+    def _replaced(self, placed: list[_Placed], last: bytes, state: Step, made: Changes) -> list[_Placed]:
+        """Put rows that others were in the place of until now: nothing moves. Returns all other changes."""
+        gone = {key: row for key, row, weight in placed if weight < 0}
+        came = {key: row for key, row, weight in placed if weight > 0 and key in gone}
+        for key, row in came.items():
+            state.put(key, pack_row(row))
+            if key <= last:
+                add(made, gone[key], -1)
+                add(made, row, 1)
+        return [change for change in placed if change[0] not in came] if came else placed
 
     def _came(self, state: Step, part: bytes, key: bytes, row: Row, last: bytes, made: Changes) -> bytes:
         """A row more where the first N are there already. Returns the key of the last one of them now."""

@@ -342,6 +342,20 @@ class _Transaction:
         cursor = self._transaction.cursor()
         with contextlib.closing(cursor):
             if cursor.set_range(_DATA + start[:_PLAIN_MAX]):
+                # Tuned: hardly any key is cut, and as long as none comes they are in order.
+                begins, skipped, last = _DATA + prefix, _DATA + start if is_after else b"", None
+                for raw_key, value in cursor.iternext():
+                    if len(raw_key) == _CUT_LENGTH:
+                        break
+                    if not raw_key.startswith(begins):
+                        return
+                    if raw_key != skipped:
+                        last = raw_key[1:]
+                        yield last, value
+                else:
+                    return
+                is_after, start = (is_after, start) if last is None else (True, last)
+                cursor.set_range(_DATA + start[:_PLAIN_MAX])
                 for key, value in _in_order(iter(cursor.iternext())):
                     if not key.startswith(prefix):
                         if key > prefix:
