@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
-from jobs.executor.result import Failure
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Phase, list_generations
 from jobs.generations.status import JobState, JobStatus, job_statuses
@@ -173,9 +172,9 @@ class _Store:
         answer: list[StreamQueryStatus] | LockstepError | None
         try:
             answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
-        except Exception as bug:
+        except Exception as error:
             # Of one store: the others are told all the same, and this one is asked again.
-            answer = Failure.of(bug).error()
+            answer = bug(error)
             if answer.message != self._said:
                 logger.exception("stream query %s can't be looked at, which is tried again", self._plan.name)
                 self._said = answer.message

@@ -1,6 +1,5 @@
 """What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
 
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from cdc.model.errors import (
     PositionMismatch,
     Unavailable,
     UnsupportedChange,
+    bug,
 )
 from cdc.model.event import Position
 from cdc.model.table import TableName
@@ -69,13 +69,8 @@ class Failure:
             return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
-        # A bug. Where it happened is told, but not its text, which may quote a row.
-        frames = [
-            f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        return cls(
-            type(error).__name__, f"{type(error).__name__} in {' > '.join(frames[-4:])}", "this is a bug of Lockstep's"
-        )
+        told = bug(error)
+        return cls(type(error).__name__, told.message, told.hint)
 
     @classmethod
     def all_of(cls, error: Exception) -> "list[Failure]":
