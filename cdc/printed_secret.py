@@ -69,6 +69,7 @@ _hanging: Final = _Hanging()
 @dataclass(frozen=True, slots=True)
 class _Kept:
     printed: Printed[Any]
+    at_s: float
     renewed_at_s: float
 
 
@@ -91,11 +92,13 @@ class _KeptSecrets:
 
     def keep(self, key: object, printed: Printed[Any], *, renewed_at_s: float) -> None:
         with self._lock:
-            self._kept[key] = _Kept(printed, renewed_at_s)
+            self._kept[key] = _Kept(printed, time.time(), renewed_at_s)
 
-    def forget(self, key: object) -> None:
+    def forget(self, key: object, *, older_than_s: float) -> None:
         with self._lock:
-            self._kept.pop(key, None)
+            kept = self._kept.get(key)
+            if kept is not None and abs(time.time() - kept.at_s) >= older_than_s:
+                del self._kept[key]
 
 
 _kept: Final = _KeptSecrets()
@@ -131,9 +134,9 @@ class SecretCommand(Generic[_Value]):
             kept: Printed[_Value] | None = _kept.get(self._key)
             return self._run() if kept is None else kept
 
-    def refused(self) -> None:
-        """A server doesn't take what was printed: the next ``read`` runs the command."""
-        _kept.forget(self._key)
+    def refused(self, *, older_than_s: float = 0.0) -> None:
+        """A server doesn't take what was printed, so long ago: the next ``read`` runs the command."""
+        _kept.forget(self._key, older_than_s=older_than_s)
 
     def _run(self) -> Printed[_Value]:
         hint = f"run the command of {self.setting} by hand, as the user that Lockstep runs as"

@@ -23,7 +23,7 @@ _TOKEN_S: Final = 300.0
 """For how long a token is taken for good that doesn't say so, and of which no setting says so either."""
 
 _AGAIN_S: Final = 5.0
-"""After a refusal the command isn't run again before: a broker refuses each attempt, and there are several a second."""
+"""What a command has printed is older when a refusal makes it run again: brokers refuse several attempts a second."""
 
 _REFUSED: Final = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
@@ -95,9 +95,9 @@ class PrintedLogin:
         """A broker has refused the login, or something else has happened."""
         now_s = time.monotonic()
         if error.code() in _REFUSED:
+            self._command.refused(older_than_s=_AGAIN_S)
             if now_s - self._heard_at_s >= _AGAIN_S:
                 self._heard_at_s = now_s
-                self._command.refused()
                 self._renew()
             failed, self._failed = self._failed, None
             if failed is not None:

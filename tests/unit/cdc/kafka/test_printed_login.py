@@ -112,6 +112,21 @@ def test_a_broker_that_refuses_each_attempt_doesnt_make_the_command_run_each_tim
     assert client.credentials == []
 
 
+def test_the_next_client_has_another_token_than_the_refused_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon clients are given up, one after the other."""
+    settings = kafka(tmp_path / "token", password_lifetime_s=1000)
+    (tmp_path / "token").write_text("first")
+    refused = made(settings)
+    (tmp_path / "token").write_text("second")
+    refused.settings["error_cb"](_REFUSED)
+    assert made(settings).token()[0] == "first", "it may be taken in a moment"
+    monkeypatch.setattr(printed_login, "_AGAIN_S", 0.0)
+    refused.settings["error_cb"](_REFUSED)
+    assert made(settings).token()[0] == "second"
+
+
 def test_the_clients_of_the_library_can_be_made_with_it(tmp_path: Path) -> None:
     (tmp_path / "word").write_text("first")
     assert isinstance(new_client(Producer, kafka(tmp_path / "word", "PLAIN").client()), Producer)
