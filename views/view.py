@@ -66,7 +66,7 @@ _BUILD_CHANGES_MAX: Final = 200_000
 So it is where rows are taken away that are too old.
 """
 
-_ROW_BY_ROW_MAX: Final = 20_000
+_ROW_BY_ROW_MAX: Final = 1_000
 """So many rows of tables are brought in as those of steps are while a state is built."""
 
 _EXPIRED_AT_ONCE: Final = 20_000
