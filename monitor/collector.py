@@ -493,7 +493,12 @@ class LagCollector:
         """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
         if progress is None or not generation.is_live:
             return None
-        refreshes = self._opened(name, generation.number).refreshes()
+        try:
+            refreshes = self._opened(name, generation.number).refreshes()
+        except Unavailable:
+            raise
+        except LockstepError:  # a role that may apply, and not ask this
+            refreshes = None
         if refreshes is None:
             return None
         return self._visible.setdefault((name, generation.number), VisibleRows()).look(progress, refreshes)
