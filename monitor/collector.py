@@ -493,15 +493,17 @@ class LagCollector:
         """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
         if progress is None or not generation.is_live:
             return None
+        rows = self._visible.setdefault((name, generation.number), VisibleRows())
+        idle = rows.idle(progress)
+        if idle is not None:
+            return idle
         try:
             refreshes = self._opened(name, generation.number).refreshes()
         except Unavailable:
             raise
         except LockstepError:  # a role that may apply, and not ask this
             refreshes = None
-        if refreshes is None:
-            return None
-        return self._visible.setdefault((name, generation.number), VisibleRows()).look(progress, refreshes)
+        return None if refreshes is None else rows.look(progress, refreshes)
 
     def _consistency(
         self, name: str, number: int, progress: Progress | None, job: JobStatus | None
