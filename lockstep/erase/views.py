@@ -134,6 +134,7 @@ class ViewErasing:
             if below is None:
                 why = _BEHIND.format(view=view, number=generation.number)
                 return Place(name, found, (*found, _NOT_YET), why)
+            found = tuple(opened.sink.leftovers(table, None))  # what the deletion has left too
             deadline = time.monotonic() + self._timeout_s
             while True:
                 left = opened.sink.erase(table, None, below=below)
