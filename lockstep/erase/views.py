@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -67,11 +67,15 @@ class ViewErasing:
         self._check = check
         self._say = say
 
-    def reading(self) -> Iterator[tuple[str, Sequence[Generation] | LockstepError]]:
+    @cached_property
+    def reading(self) -> list[tuple[str, Sequence[Generation] | LockstepError]]:
         """The views that read the table, each with those of its generations that do, or why nobody knows.
 
-        A generation may have been built with another query than today's.
+        A generation may have been built with another query than today's. Their stores are asked once.
         """
+        return list(self._reading())
+
+    def _reading(self) -> Iterator[tuple[str, Sequence[Generation] | LockstepError]]:
         for name, settings in self._config.sinks.items():
             if settings.view is None:
                 continue
@@ -88,7 +92,7 @@ class ViewErasing:
 
     def places(self, *, only_look: bool) -> Iterator[Place]:
         """Of each view that reads the table: its generations, and their topics."""
-        for view, generations in self.reading():
+        for view, generations in self.reading:
             if isinstance(generations, LockstepError):
                 yield Place(f"view {view}", unasked=generations.message)
                 continue
@@ -116,9 +120,7 @@ class ViewErasing:
         """The names that dead letters have instead of the topic of these views' rows."""
         pipeline = self._config.pipeline.name
         return {
-            table_topic(pipeline, view.table)
-            for name, view in self._config.views.items()
-            if name in {read for read, _ in self.reading()}
+            table_topic(pipeline, view.table) for name, view in self._config.views.items() if name in dict(self.reading)
         }
 
     def _in_sink(self, name: str, view: str, generation: Generation, *, only_look: bool) -> Place:

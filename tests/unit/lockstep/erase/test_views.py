@@ -84,7 +84,7 @@ def test_a_generation_that_was_built_with_another_query_counts_and_one_that_nobo
         return found.message if isinstance(found, LockstepError) else [each.number for each in found]
 
     erasing = _erasing(config, table_name)
-    assert [(name, told(found)) for name, found in erasing.reading()] == expected
+    assert [(name, told(found)) for name, found in erasing.reading] == expected
     if built_over is None:
         assert [place.is_proven for place in erasing.places(only_look=False)] == [False]
 
