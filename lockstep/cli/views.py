@@ -112,7 +112,7 @@ def check(
         raise typer.BadParameter("--top-per, --top-order and --top-n belong together")
     text = sql if sql is not None else text_of(file or Path("-"))
     top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
-    question = Question(text, _names(key), top, retained_rows([_retain(each) for each in retain or ()]))
+    question = Question(text, _names(key), top, tuple(retained_rows([_retain(each) for each in retain or ()])))
     application = "lockstep views check"
     if dsn is not None:
         with closing(connect_to(source_of(dsn), application=application)) as connection:

@@ -142,18 +142,22 @@ class ViewErasing:
                 left = opened.sink.erase(table, None, below=below)
                 is_known = all(leftover.until_ms is not None for leftover in left)
                 if is_known or time.monotonic() > deadline:
-                    why = None if is_known else "run the command again later, with a longer --timeout"
-                    return Place(name, found, tuple(left), why)
+                    later = None if is_known else "run the command again later, with a longer --timeout"
+                    return Place(name, found, tuple(left), later)
                 self._wait()
 
     def _reached(self, opened: OpenedSink) -> str | None:
-        """The tag below which the result is without the row; None where that isn't so in time."""
+        """The tag below which the result is without the row; None where that isn't so in time.
+
+        A step of a view writes with tags of the LSN that it ends at, which is the watermark then. No other one has
+        them.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()
             below = None if progress is None else applied_below(progress)
-            if below is not None and below > self._row.gone_at:
-                return below
+            if progress is not None and below is not None and below > self._row.gone_at:
+                return str(Tag(progress.epoch, progress.watermark_lsn + 1, 0))
             if time.monotonic() > deadline:
                 return None
             self._wait()

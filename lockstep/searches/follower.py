@@ -364,8 +364,10 @@ class Follower:
         for search in searches:
             if search.name in self._searches:
                 self._aside.pop(search.name, None)
-                looked = {"sink": self._name, "search": search.name, "looked_at": counts[search.name]}
-                logger.info(LogMessage("search compared", looked))
+                count = counts[search.name]
+                logger.info(
+                    LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count})
+                )
 
     def _found_and_not_told(self, live: "_LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
         """The documents that the index finds and that weren't told to match. All that it finds are ``seen``."""

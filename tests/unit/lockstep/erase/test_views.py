@@ -97,7 +97,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         config, store = _config(tmp_path), MemoryStore()
         opened = open_memory(store)
         opened.sink.prepare([_RESULT])
-        opened.sink.apply(batch(upsert({"id": 1}, 1, of=_RESULT), delete({"id": 2}, str(Tag(1, 400, 1)), of=_RESULT)))
+        opened.sink.apply(batch(upsert({"id": 1}, 1, of=_RESULT), delete({"id": 2}, str(Tag(1, 501, 1)), of=_RESULT)))
         reached: Progress = replace(progress(at_lsn), epoch=1, **more)
         opened.generations.save_progress(reached)
         record = Record("shop", definition(config.sinks["open"]), phase)
