@@ -349,7 +349,7 @@ class _Transaction:
                         break
                     if not raw_key.startswith(begins):
                         return
-                    if raw_key != skipped:
+                    if raw_key > skipped:
                         last = raw_key[1:]
                         yield last, value
                 else:
