@@ -115,7 +115,8 @@ _KEYS = st.one_of(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-# The bound is cut, and a key that is whole begins as it does.
+# The prefix or the bound is cut, and a key that is whole begins as it does.
+@example(keys=[b"k" * 447, b"k" * 449], gone=[], prefix=b"k" * 448, bound=b"")
 @example(keys=[b"k" * 447], gone=[], prefix=b"", bound=b"k" * 448)
 @given(keys=st.lists(_KEYS, max_size=12), gone=st.lists(_KEYS, max_size=4), prefix=_KEYS, bound=_KEYS)
 def test_scans_are_those_of_a_sorted_list(
