@@ -3,13 +3,17 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
 from cdc.capture.settings import CaptureSettings, SnapshotSettings
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_names import table_topic
 from cdc.model.table import TableName
 from cdc.postgres.settings import SourceSettings
+
+_PROGRESS_AWAITED_MS: Final = 20
+_PROGRESS_MS: Final = 100
+"""A record costs the brokers about as much as a small transaction: nobody waits for it without views."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,8 @@ class Pipeline:
     kafka: KafkaSettings
     capture: CaptureSettings
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    has_whole_transactions: bool = False
+    """Whether views or consistent sinks wait for its progress records."""
     _topics: Mapping[TableName, str] | None = field(default=None, init=False, repr=False, compare=False)
     """Kept once somebody has asked: it is asked for again and again, also for each of thousands of tables."""
 
@@ -28,6 +34,13 @@ class Pipeline:
     def slot(self) -> str:
         """The replication slot: the configured one, else ``lockstep_<name>``."""
         return self.source.slot or f"lockstep_{self.name}"
+
+    @property
+    def progress_every_s(self) -> float:
+        """Seconds between two progress records at low load."""
+        configured_ms = self.capture.progress_interval_ms
+        default_ms = _PROGRESS_AWAITED_MS if self.has_whole_transactions else _PROGRESS_MS
+        return (default_ms if configured_ms is None else configured_ms) / 1000
 
     @property
     def publication(self) -> str:

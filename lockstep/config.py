@@ -202,7 +202,10 @@ class Config(Settings):
 
     def as_pipeline(self) -> Pipeline:
         """The part that capture needs."""
-        return Pipeline(self.pipeline.name, self.source, self.kafka, self.capture, self.snapshot)
+        waits = bool(self.views) or any(getattr(sink, "consistent", False) for sink in self.sinks.values())
+        return Pipeline(
+            self.pipeline.name, self.source, self.kafka, self.capture, self.snapshot, has_whole_transactions=waits
+        )
 
     @property
     def slot(self) -> str:

@@ -22,6 +22,11 @@ class CaptureSettings(Settings):
         description="time between the beginnings of two commits, when more isn't there; what comes after a pause is"
         " committed at once. Smaller, brokers do more work, since a transaction costs them much more than an event",
     )
+    progress_interval_ms: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        default=None,
+        description="time between two progress records at low load, for which views and consistent sinks wait; by"
+        " default 20 where the configuration has one of these, else 100. Smaller, brokers do more work",
+    )
     queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=32 * 1024 * 1024, description="bytes that wait for the broker; beyond it, reading stops"
     )

@@ -6,7 +6,7 @@ kept alive however long Kafka takes.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -25,9 +25,12 @@ _GIVE_UP_S = 120.0
 TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
-_PROGRESS_EVERY_S = 0.1
+PROGRESS_EVERY_S: Final = 0.1
 """How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of its
 transaction. Such a transaction takes twice as long as one that sends everything at once."""
+
+_FEW_EVENTS: Final = 500
+"""With more of them, a transaction counts as load."""
 
 _MARKERS_S = 0.003
 """Time for the brokers to write the last transaction's markers. They reject a transaction that begins earlier, and the
@@ -72,8 +75,14 @@ class TransactionalPublisher:
         max_message_bytes: int,
         while_waiting: Callable[[], None],
         new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
+        progress_every_s: float = PROGRESS_EVERY_S,
     ) -> None:
-        """``new_topic`` says how a topic that doesn't exist is created; None: it may not be."""
+        """``new_topic`` says how a topic that doesn't exist is created; None: it may not be.
+
+        ``progress_every_s`` is the time between two progress records, in seconds, where it isn't under load.
+        """
+        self._progress_every_s = progress_every_s
+        self._events = 0
         self._new_topic = new_topic
         self._prefix = prefix
         self._topic_of: dict[TableName, str] = {}
@@ -127,11 +136,13 @@ class TransactionalPublisher:
         start creates it as it has to be, and publishes again what was on it.
         """
         self._touch(topic)
+        self._events += 1
         self._add(topic, key, value, extra)
 
     def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
         """The same for keys and values of one topic."""
         self._touch(topic)
+        self._events += len(rows)
         produce = self._produce
         for key, value in rows:
             try:
@@ -255,7 +266,9 @@ class TransactionalPublisher:
         return self._owes_progress and self._progress_is_due()
 
     def _progress_is_due(self) -> bool:
-        return time.monotonic() - self._progress_at >= _PROGRESS_EVERY_S
+        is_loaded = self._events > _FEW_EVENTS
+        every_s = max(self._progress_every_s, PROGRESS_EVERY_S) if is_loaded else self._progress_every_s
+        return time.monotonic() - self._progress_at >= every_s
 
     def serve(self) -> None:
         """Let the client do its housekeeping. Cheap; call it every few thousand events."""
@@ -272,6 +285,7 @@ class TransactionalPublisher:
             self._open = False
 
     def _begin(self) -> None:
+        self._events = 0
         pause_s = self._committed + _MARKERS_S - time.monotonic()
         if pause_s > 0:
             time.sleep(pause_s)

@@ -22,4 +22,5 @@ def capture_publisher(
         max_message_bytes=pipeline.kafka.topics.max_message_bytes,
         while_waiting=while_waiting,
         new_topic=new_topic,
+        progress_every_s=pipeline.progress_every_s,
     )

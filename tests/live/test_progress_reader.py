@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -39,16 +40,21 @@ class Log:
         self.topics = [self.orders, self.customers]
         plans = [table_topic_plan(topic, settings.topics) for topic in self.topics]
         TopicAdmin(settings.client()).create([*control_topic_plans(self.prefix, settings.topics), *plans])
-        self.publisher = TransactionalPublisher(
-            settings.client(),
+        self.publisher = self.publishes_progress(every_s=0.1)
+        self.publisher.start()
+        self._lsn = 100
+
+    def publishes_progress(self, *, every_s: float) -> TransactionalPublisher:
+        """A publisher that isn't started yet, and isn't closed by this."""
+        return TransactionalPublisher(
+            self.settings.client(),
             prefix=self.prefix,
             transactional_id=self.prefix,
             queue_bytes=CaptureSettings().queue_bytes,
-            max_message_bytes=settings.topics.max_message_bytes,
+            max_message_bytes=self.settings.topics.max_message_bytes,
             while_waiting=lambda: None,
+            progress_every_s=every_s,
         )
-        self.publisher.start()
-        self._lsn = 100
 
     def publish(self, topic: str) -> int:
         """Commit one event of a topic with its progress record; returns the record's LSN once readers see it.
@@ -116,6 +122,25 @@ class FailsOnce:
             return answer
 
         return call
+
+
+@pytest.mark.parametrize(("every_s", "events", "has_records"), [(0.0, 1, True), (0.0, 501, False), (60.0, 1, False)])
+def test_a_record_comes_with_each_small_commit_where_somebody_waits(
+    log: Log, monkeypatch: pytest.MonkeyPatch, every_s: float, events: int, has_records: bool
+) -> None:
+    monkeypatch.setattr("cdc.kafka.publisher.PROGRESS_EVERY_S", 60.0)
+    with closing(log.publishes_progress(every_s=every_s)) as publisher:
+        publisher.start()
+        publisher.commit(state(), covering=[log.orders])
+        bounds = []
+        for _ in range(2):
+            publisher.send_rows(log.orders, [(b"{}", b"{}")] * (events - 1))
+            publisher.send(log.orders, b"{}", b"{}")
+            bounds.append(publisher.commit(state()))
+        assert [one is not None for one in bounds] == [has_records] * 2
+        assert publisher.owes_progress() is False
+        publisher.commit(state())  # of no events, as when the stream is idle
+        assert publisher.owes_progress() is False
 
 
 def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -> None:

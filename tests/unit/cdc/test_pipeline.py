@@ -1,6 +1,7 @@
 """cdc.pipeline: what one capture is, asked for again and again where there are thousands of tables."""
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -63,3 +64,15 @@ def test_patterns_are_parsed_once_and_not_for_each_table(monkeypatch: pytest.Mon
     assert len(pipeline.capturing(_FOUND).source.table_names) == len(_FOUND)
     assert all(pipeline.source.may_have(name) for name in _FOUND)
     assert counted.calls - before <= 3, "each of the three texts at most once"
+
+
+@pytest.mark.parametrize(
+    ("configured_ms", "is_awaited", "every_s"),
+    [(None, False, 0.1), (None, True, 0.02), (0, False, 0), (300, True, 0.3)],
+)
+def test_progress_comes_often_where_somebody_waits_for_it(
+    configured_ms: int | None, is_awaited: bool, every_s: float
+) -> None:
+    capture = CaptureSettings(progress_interval_ms=configured_ms)
+    pipeline = replace(_pipeline("many.*"), capture=capture, has_whole_transactions=is_awaited)
+    assert pipeline.progress_every_s == every_s

@@ -59,6 +59,14 @@ def test_sinks_whose_searches_are_told_of_say_so_and_views_have_none(write) -> N
         load(write(VALID + sink + VIEW + "searches = true\n"))
 
 
+def test_capture_knows_that_a_view_or_a_consistent_sink_waits_for_its_progress(write) -> None:
+    warehouse = '[sinks.lake]\ntype = "warehouse"\nurl = "postgresql+psycopg://w/w"\nschema = "s"\n'
+    assert not load(write(VALID)).as_pipeline().has_whole_transactions
+    assert load(write(VALID + VIEW.replace("search", "cache"))).as_pipeline().has_whole_transactions
+    assert not load(write(VALID + warehouse)).as_pipeline().has_whole_transactions
+    assert load(write(VALID + warehouse + "consistent = true\n")).as_pipeline().has_whole_transactions
+
+
 def test_relative_checkpoints_count_from_the_file(write, tmp_path: Path) -> None:
     config = load(write(VALID + '[spark]\ncheckpoint_directory = "somewhere"\n'))
     assert config.spark.checkpoint_directory == str(tmp_path / "somewhere")
