@@ -29,8 +29,9 @@ from bench import (
     peer,
     replay,
     report,
-    view_state,
+    view_sink,
     visible,
+    watched,
 )
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
@@ -54,9 +55,10 @@ PHASES: Mapping[str, Phase] = {
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
-    "views": view_state.measure,
+    "views": view_sink.measure,
     "flink": flink.measure,
     "cost": cost.measure,
+    "watched": watched.measure,
 }
 
 
