@@ -258,6 +258,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # else as deltalake finds it by itself
 # storage_options = { aws_region = "eu-central-1" }
 # partition_by = { "public.orders" = ["region"] }    # (rebuild)
+# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
+# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
 # optimize_every_commits = 100             # small files of a table are put together so often
 # target_file_mb = 16                      # up to this size
 # retention_hours = 24                     # replaced files are kept so long, for queries that began before
@@ -287,6 +289,9 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # sink = "warehouse"                       # the section whose store, address and login it takes
 # key = ["page", "hour"]                   # columns that tell the result's rows apart
 # sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
+# topic = true                             # the rows are on a topic as well (streams rebuild)
+# Each row is posted to an HTTP endpoint too. A secret address is in $$LOCKSTEP_STREAM_QUERY_<NAME>_WEBHOOK_URL.
+# webhook = { url = "https://hooks.example.com/rows", headers = { Authorization = "ROWS_TOKEN" } }    # and url_file
 
 # A pattern instead of SQL: events that follow each other within a time. It has no key of its own to name.
 # [stream_queries.given_up]

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictBool, model_validator
+from pydantic import Field, SecretStr, StrictBool, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret_file
+from cdc.settings import Settings
 
 # How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
 _OURS_REFUSED: Final = (
@@ -96,14 +97,12 @@ def same_server(parts: SplitResult, *, default_port: int) -> str:
     return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
 
 
-class Tls(BaseModel):
+class Tls(Settings):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 
     ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
     this client shows of itself.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca_file: Path | None = None
     certificate_file: Path | None = None
@@ -115,13 +114,11 @@ class Tls(BaseModel):
         return encrypted or self == Tls()
 
 
-class Login(BaseModel):
+class Login(Settings):
     """User and password: the password itself, a file that holds it, or a command that prints it.
 
     ``password_lifetime_s`` is for how long what the command has printed is used again, where it doesn't say so itself.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     user: str | None = None
     password: SecretStr | None = None

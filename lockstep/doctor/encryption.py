@@ -39,10 +39,14 @@ def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def encryption_findings(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """The same of Kafka and the sinks, by their settings."""
+    """The same of Kafka, the sinks, and the webhooks of stream queries, by their settings."""
     findings = _kafka(config.kafka)
     for name, settings in config.sinks.items():
         findings += _sink(name, settings, environment)
+    for name, query in config.stream_queries.items():
+        if query.webhook is not None and query.webhook.url is not None:
+            better = "let the webhook's address begin with https"
+            findings += _plain(f"stream query {name}", [query.webhook.url], scheme="http", better=better)
     return findings
 
 

@@ -14,9 +14,9 @@ from cdc.model.times import time_text
 from jobs.generations.asides import AsideState
 from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState
+from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
-from monitor.stream_queries import StreamQueryStatus
+from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
 from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -57,8 +57,10 @@ OF_GENERATIONS: Final = (
     "view-growing",
 )
 """Their subject is a generation of a sink."""
-OF_STREAM_QUERIES: Final = ("stream-query-stopped", "stream-query-unreachable")
-"""Their subject is a stream query, and of the first one a build of its result."""
+OF_STREAM_BUILDS: Final = ("stream-query-stopped", "stream-query-undelivered")
+"""Their subject is a build of a stream query's result."""
+OF_STREAM_QUERIES: Final = (*OF_STREAM_BUILDS, "stream-query-unreachable")
+"""Their subject is a stream query, or a build of its result."""
 
 NAMES: Final = (
     *OF_CAPTURE,
@@ -228,7 +230,7 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
         yield from ((name, None) for name in OF_STREAM_QUERIES)
     for status in facts.stream_queries or ():
         if status.problem is not None:
-            yield "stream-query-stopped", status.label
+            yield from ((name, status.label) for name in OF_STREAM_BUILDS)
 
 
 def _unmeasured(report: LagReport) -> set[str]:
@@ -336,15 +338,24 @@ def _is_before_the_stream(report: LagReport) -> bool:
     return any(stage.name == RECEIVED and (stage.state in states or stage.lsn is None) for stage in report.stages)
 
 
+def _seconds_behind(report: LagReport) -> dict[str, float]:
+    """How far readers of live generations are behind, by their labels: by what queries find, where that is known."""
+    behind: dict[str, float] = {}
+    for stage in report.stages:  # of one generation, what queries find comes last
+        sink = stage.generation
+        if sink is not None and sink.is_live and stage.seconds_behind is not None and not stage.name.startswith(READ):
+            behind[sink.label] = max(stage.seconds_behind, behind.get(sink.label, 0.0))
+    return behind
+
+
 def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
-    for stage in report.stages:
-        sink, behind_s = stage.sink, stage.seconds_behind
-        if sink is not None and sink.is_live and behind_s is not None and behind_s > settings.lag_s:
+    for label, behind_s in _seconds_behind(report).items():
+        if behind_s > settings.lag_s:
             yield Condition(
                 "lag",
-                sink.label,
+                label,
                 Severity.WARNING,
-                f"readers of {sink.label} may lack what was committed in the last {behind_s:.0f} s",
+                f"readers of {label} may lack what was committed in the last {behind_s:.0f} s",
                 "`lockstep lag` shows which stage holds it up",
                 passes=True,
             )
@@ -534,6 +545,16 @@ def _stream_queries(facts: Facts) -> Iterator[Condition]:
             passes=True,
         )
     for status in facts.stream_queries or ():
+        if status.problem is None and status.why_undelivered:
+            yield Condition(
+                "stream-query-undelivered",
+                status.label,
+                Severity.CRITICAL,
+                f"rows of stream query {status.label} don't get to its webhook: {status.why_undelivered}",
+                RECEIVER_STEP,
+                status.posted.since_ms,
+                passes=True,
+            )
         if status.problem is None and status.needs_somebody:
             yield Condition(
                 "stream-query-stopped",

@@ -89,7 +89,7 @@ class WarehouseSettings(TableSettings):
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
     With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
-    besides ours, in PostgreSQL. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
+    besides ours. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
     needs ``synced_at``, which says since when the row is deleted. ``keep_history_days`` is how far back a history goes,
     0 for all that it has.
 
@@ -172,9 +172,6 @@ class WarehouseSettings(TableSettings):
         if _FILE.fullmatch(self.url.get_secret_value()) is None:
             raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
         settings = (
-            "indexes",
-            "purge_deleted_after_days",
-            "keep_history_days",
             "login",
             "tls",
             "connect_timeout_s",
@@ -186,6 +183,14 @@ class WarehouseSettings(TableSettings):
         ]
         if given:
             raise ValueError(f"a DuckDB file has no {', '.join(given)}: remove {'them' if len(given) > 1 else 'it'}")
+        problems = [
+            f"indexes of {table}: {problem}"
+            for table, indexes in self.indexes.items()
+            for index in indexes
+            for problem in index.file_problems()
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
+from jobs.streams.posted import Posted
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
@@ -134,12 +135,22 @@ _STOPPED = JobStatus(JobState.STOPPED, 7, "its checkpoint is gone", "build it ag
         (_query(2, is_live=False, job=_STOPPED), "stream-query-stopped/recent g2"),
         (_query(job=JobStatus(JobState.SILENT, 7)), "stream-query-stopped/recent"),
         (_query(job=_STOPPED, problem=Unavailable("down")), "stream-query-unreachable/recent"),
+        (_query(posted=Posted(waiting=3)), None),
+        (_query(posted=Posted(waiting=3, reason="no answer")), "stream-query-undelivered/recent"),
     ],
 )
 def test_a_stream_query_that_is_not_run_is_an_alert(query: StreamQueryStatus, expected: str | None) -> None:
     facts = Facts(stream_queries=(query,))
     assert _found(_report(), facts) == ({expected: Severity.CRITICAL} if expected else {})
     assert (expected in _found(LockstepError("the source is gone"), facts)) is bool(expected)
+
+
+def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_does_not() -> None:
+    sink = _sink()
+    applied = _applied(sink, behind_s=1.0)
+    late = replace(applied, sink=None, of_sink=sink, seconds_behind=400.0)
+    assert _found(_report(applied, replace(late, name="visible: cache"))) == {"lag/cache": Severity.WARNING}
+    assert _found(_report(replace(late, name="read: cache"), applied)) == {}
 
 
 def test_of_a_stream_query_whose_store_is_silent_nothing_is_over() -> None:
