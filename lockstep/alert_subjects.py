@@ -6,7 +6,15 @@ from typing import Final
 
 from lockstep.attendant import state_directories
 from lockstep.config import Config
-from monitor.alerts.conditions import CAPTURE, OF_CAPTURE, OF_GENERATIONS, OF_LIVE, OF_STREAM_QUERIES, SERVERS
+from monitor.alerts.conditions import (
+    CAPTURE,
+    OF_CAPTURE,
+    OF_GENERATIONS,
+    OF_LIVE,
+    OF_STREAM_BUILDS,
+    OF_STREAM_QUERIES,
+    SERVERS,
+)
 from monitor.alerts.facts import certificates_of
 from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE
 
@@ -30,6 +38,6 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
 
 def is_subject(condition: str, subject: str, config: Config) -> bool:
     """Whether a condition can have this subject; one of a generation with its number, where it can."""
-    if condition in (*OF_GENERATIONS, "stream-query-stopped", "stalled"):
+    if condition in (*OF_GENERATIONS, *OF_STREAM_BUILDS, "stalled"):
         subject = _NUMBER.sub("", subject)
     return subject in subjects_of(config)[condition]

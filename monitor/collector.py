@@ -63,8 +63,9 @@ _LIST_EVERY_S = 2.0
 _ANSWER_TIMEOUT_S = 4.0
 """How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
 
-_JOBS_TIMEOUT_S = 10.0
-"""The same where a sink has said how far it is, and only its jobs are still looked at."""
+_JOBS_TIMEOUT_S = 8.0
+"""The same where a sink has said how far it is, and only its jobs are still looked at. Also what hangs then is named
+within ten seconds, the time between two looks included."""
 
 _HEARTBEAT_S = 4.0
 """Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""

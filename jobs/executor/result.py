@@ -1,6 +1,5 @@
 """What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
 
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from cdc.model.errors import (
     PositionMismatch,
     Unavailable,
     UnsupportedChange,
+    bug,
 )
 from cdc.model.event import Position
 from cdc.model.table import TableName
@@ -69,13 +69,8 @@ class Failure:
             return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
-        # A bug. Where it happened is told, but not its text, which may quote a row.
-        frames = [
-            f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        return cls(
-            type(error).__name__, f"{type(error).__name__} in {' > '.join(frames[-4:])}", "this is a bug of Lockstep's"
-        )
+        told = bug(error)
+        return cls(type(error).__name__, told.message, told.hint)
 
     @classmethod
     def all_of(cls, error: Exception) -> "list[Failure]":
@@ -125,10 +120,11 @@ class Result:
     """What became of the records of a task, or of a whole batch.
 
     ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
-    milliseconds since 1970.
+    milliseconds since 1970. ``set_aside`` counts rows of a stream query that its task has put on the side topic.
     """
 
     rows: int = 0
+    set_aside: int = 0
     applied: int = 0
     stale: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -150,6 +146,7 @@ class Result:
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition."""
         self.rows += other.rows
+        self.set_aside += other.set_aside
         self.applied += other.applied
         self.stale += other.stale
         self.next_offsets |= other.next_offsets
@@ -199,6 +196,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
     facts: list[dict[str, Any]] = [
         {
             "rows": result.rows,
+            "set_aside": result.set_aside,
             "applied": result.applied,
             "stale": result.stale,
             "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
@@ -248,6 +246,7 @@ def from_arrow(table: "pa.Table") -> Result:
             total.add(
                 Result(
                     rows=fact["rows"],
+                    set_aside=fact["set_aside"],
                     applied=fact["applied"],
                     stale=fact["stale"],
                     next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},

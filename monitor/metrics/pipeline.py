@@ -70,6 +70,8 @@ def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) ->
             gauges.set("lockstep_stream_query_in_hand_events", status.in_hand, *labels)
             for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
                 gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
+            if status.problem is None:
+                gauges.set("lockstep_stream_query_undelivered_rows", status.posted.waiting, *labels)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:

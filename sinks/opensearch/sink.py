@@ -97,11 +97,11 @@ class OpenSearchSink:
         for source in self._sources(index, table, documents, target):
             yield target.stored(source, table)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.leftovers(table, key)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.erase(table, key, below=below)
 

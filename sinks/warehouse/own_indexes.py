@@ -55,6 +55,20 @@ class OwnIndex(Settings):
         name = quote_identifier(self.name(relation))
         return f"create index if not exists {name} on {target} using {self.method} ({self.on}){where}"
 
+    def file_sql(self, relation: str, target: str) -> str:
+        """The same in DuckDB, which has one kind."""
+        return f"create index if not exists {quote_identifier(self.name(relation))} on {target} ({self.on})"
+
+    def file_problems(self) -> list[str]:
+        """What DuckDB has nothing of."""
+        problems = ["where: DuckDB has no indexes of some rows; leave it out"] if self.where else []
+        if self.expression:
+            # Rows are known to fit before they are written, so that none fails a whole batch.
+            problems.append("expression: a value that it fails for would stop a batch; name columns")
+        if self.method != "btree":
+            problems.append("method: DuckDB has one kind of index; leave it out")
+        return problems
+
     def unknown_columns(self, columns: Collection[str]) -> list[str]:
         """Those that a table of these columns lacks. What an expression uses isn't known."""
         return [name for name in self.columns if name not in columns]
