@@ -21,6 +21,7 @@ from bench import (
     debezium,
     drain,
     first_copy,
+    flink,
     large,
     latency,
     machine,
@@ -30,6 +31,7 @@ from bench import (
     report,
     view_sink,
     visible,
+    watched,
 )
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
@@ -54,7 +56,9 @@ PHASES: Mapping[str, Phase] = {
     "bootstrap": bootstrap.measure,
     "many": many.measure,
     "views": view_sink.measure,
+    "flink": flink.measure,
     "cost": cost.measure,
+    "watched": watched.measure,
 }
 
 

@@ -203,7 +203,7 @@ def _searchable(pipeline: Pipeline) -> Store:
     return _opensearch(pipeline, question="search", targets_ms={"p50": 400, "p99": 1_000}, every_s=0.050, shows=finds)
 
 
-class _Traffic(threading.Thread):
+class Traffic(threading.Thread):
     """Other people's transactions: updates of random rows at a steady rate."""
 
     def __init__(self, pipeline: Pipeline, rate: int) -> None:
@@ -373,7 +373,7 @@ class Part:
             f"apply is running; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s"
             f" of {_TRAFFIC_ROWS} rows"
         )
-        with _Traffic(self.pipeline, sizes.sink_rate) as traffic:
+        with Traffic(self.pipeline, sizes.sink_rate) as traffic:
             warm_until = time.monotonic() + sizes.sink_warm_s
             while time.monotonic() < warm_until:
                 probes.committed(stores, self.children)

@@ -353,6 +353,7 @@ class _Run:
         has_got_on = came > self._told_came
         now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
         now.view = self._figures()
+        now.read = self._feed.of_topics(self._log.next_offsets) if self._log.waits else {}
         self._line.tell(now)
         self._told, self._told_came, self._told_s = dict(told), came, now_s
         self._progress.tell(self._told)
@@ -399,6 +400,11 @@ class _Run:
             self._inbox.add(decode(records, self._task).events)
 
     def _step(self, cut: Cut) -> None:
+        read = self._feed.of_topics(self._log.next_offsets)
+        with nullcontext() if self._line is None else self._line.at_work_on(read):
+            self._take_in(cut)
+
+    def _take_in(self, cut: Cut) -> None:
         if (cut.epoch, cut.lsn) < (self._position.epoch, self._position.lsn):
             return
         taken = self._log.take(cut)
