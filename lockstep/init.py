@@ -294,6 +294,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # [stream_queries.given_up.pattern]
 # per = ["page"]                           # columns that the events have in common
 # within = "30 minutes"                    # how much later than the first event the last one may be
+# events_max = 100000                      # so many events of one key are kept at most, else its job stops
 # select = { first_id = "tried[0].id" }    # further columns, over the steps' names
 # [[stream_queries.given_up.pattern.steps]]
 # name = "tried"

@@ -59,6 +59,7 @@ from jobs.streams.frames import (
     side_frame,
     union,
 )
+from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
 from jobs.streams.posting import RowPoster
@@ -617,6 +618,13 @@ def stream_error(query: str, text: str) -> LockstepError:
     """A failed query's message -> what it means, as ``spark_error``: nobody can copy a stream again. Pure."""
     if any(word in text for word in _JOINED):
         return Unavailable(f"a topic of stream query {query!r} got another partition just now")
+    if (events_max := too_many_events(text)) is not None:
+        return LockstepError(
+            f"the pattern of stream query {query!r} would keep more than {events_max:,} events of one key",
+            hint="nothing was skipped: the batch is read again at the next start. Let steps take fewer events by"
+            " `where`, make `within` shorter, add a column to `per`, or raise"
+            f" stream_queries.{query}.pattern.events_max if a task's memory has room",
+        )
     error = spark_error(query, text)
     if not isinstance(error, PositionMismatch):
         return error

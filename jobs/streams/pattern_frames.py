@@ -63,7 +63,7 @@ def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
     if problems := problems + found:
         raise QueryRefused(*problems)
     rows = union([_rows(pattern, frame, settings[name], name, used[name]) for name, frame in events.items()])
-    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern)), OUTPUT)
+    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern), pattern.events_max), OUTPUT)
     return _selected(pattern, _named(pattern, events, used, matches))
 
 
