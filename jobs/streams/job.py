@@ -49,16 +49,7 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.source import kafka_options, starting_offsets
-from jobs.streams.frames import (
-    LATE,
-    MALFORMED,
-    UNCHECKED,
-    QueryRefused,
-    quoted,
-    result_texts,
-    side_frame,
-    union,
-)
+from jobs.streams.frames import LATE, MALFORMED, quoted, result_texts, side_frame, union
 from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
@@ -66,6 +57,7 @@ from jobs.streams.posting import RowPoster
 from jobs.streams.records import begun_name, figures_name, waiting_name
 from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
 from jobs.streams.settings import StreamSettings
+from jobs.streams.sql_plans import UNCHECKED, QueryRefused
 from sinks.contract import OpenedSink
 
 logger = logging.getLogger("lockstep.streams")

@@ -14,21 +14,10 @@ from pyspark.sql import functions as f
 
 from jobs.executor.pattern_matching import Pattern, Stage
 from jobs.spark.keyed_state import with_keyed_state
-from jobs.streams.frames import (
-    POSITION,
-    QueryRefused,
-    Sources,
-    elements,
-    events_with_position,
-    first_line,
-    kind_of,
-    nodes_of,
-    quoted,
-    undetermined,
-    union,
-)
+from jobs.streams.frames import POSITION, events_with_position, quoted, union
 from jobs.streams.pattern_state import INPUT, KEY, OUTPUT, PatternState
 from jobs.streams.settings import BEGAN, ENDED, PatternSettings, StreamSettings, duration_ms
+from jobs.streams.sql_plans import QueryRefused, Sources, elements, first_line, kind_of, nodes_of, undetermined
 
 _US_PER_MS: Final = 1_000
 

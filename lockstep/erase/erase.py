@@ -212,8 +212,8 @@ class _Erasing:
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
         if queries := ", ".join(self._config.stream_queries):
             sentences.append(
-                f"stream queries ({queries}): their results, their side topics, and the events that their checkpoints"
-                " keep, where events have values of the row."
+                f"stream queries ({queries}): their results, also on topics and at webhooks, their side topics, and the"
+                " events that their checkpoints keep, where events have values of the row."
             )
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
