@@ -17,7 +17,7 @@ from monitor.alerts.conditions import (
     SERVERS,
 )
 from monitor.alerts.facts import certificates_of
-from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
+from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE
 
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
@@ -32,7 +32,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
         **dict.fromkeys(OF_STREAM_QUERIES, tuple(config.stream_queries)),
         **dict.fromkeys(OF_RULES, tuple(config.alerts.rules)),
         "unreachable": (SERVERS,),
-        "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"{stage}{sink}" for stage in (READ, APPLIED, VISIBLE) for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.stores)),
         "disk-filling": tuple(map(str, state_directories(config))),
     }

@@ -25,13 +25,14 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.postgres.connection import connection_error
 from cdc.secret import address_holds_secret, is_secret_name, read_secret_file
 from cdc.webhook import WEBHOOK_VARIABLE_END, WebhookSettings
-from lockstep.config import Config, captured, resolved
+from lockstep.config import Config, captured, followed
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
 from lockstep.views.kept import views_now
 from monitor.collector import LagCollector
-from sinks.access import RenewedLogin
+from sinks.access import Login
+from sinks.opensearch.sigv4 import SigV4
 
 _HIDDEN: Final = "***"
 
@@ -132,7 +133,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _lag(config: Config) -> dict[str, Any]:
-    with LagCollector(config.as_pipeline(), config.sinks, resolve=resolved) as collector:
+    with LagCollector(config.as_pipeline(), config.sinks, resolve=followed) as collector:
         return collector.collect().to_json()
 
 
@@ -157,7 +158,7 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
-        case tuple() if path[-1] == "command" and value:
+        case tuple() if path[-1].endswith("command") and value:
             # A program may get a token as an argument.
             return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
         case str() if path[-1] == "otlp_endpoint":
@@ -196,8 +197,11 @@ def _secrets(value: Any) -> Iterator[str]:
             with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
                 if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
-                if isinstance(value, RenewedLogin) and value.password_command is not None:
+                if isinstance(value, Login) and value.password_command is not None:
                     yield from filter(None, [value.read_password()])
+                if isinstance(value, SigV4):
+                    keys = value.read_keys()
+                    yield from _secrets([keys.secret, keys.session_token])
                 if isinstance(value, WebhookSettings):
                     variables = [name for name in os.environ if name.endswith(WEBHOOK_VARIABLE_END)]
                     addresses = [value.address(variable) for variable in ("", *variables)]

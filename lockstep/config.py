@@ -434,6 +434,13 @@ def resolved(pipeline: Pipeline) -> Pipeline:
     return resolved_pipeline(pipeline)
 
 
+def followed(pipeline: Pipeline) -> Pipeline:
+    """A pipeline with the tables that are captured by now, also without some that are named. Raises as ``resolved``."""
+    from lockstep.captured_tables import followed_pipeline
+
+    return followed_pipeline(pipeline)
+
+
 def read(path: Path) -> Config:
     """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
     document = parse(path)
@@ -610,6 +617,8 @@ _WORDS: Final = {
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
     "bool_type": "must be true or false, without quotes",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

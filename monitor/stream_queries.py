@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
-from jobs.executor.result import Failure
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Phase, list_generations
 from jobs.generations.status import JobState, JobStatus, job_statuses
@@ -89,6 +88,12 @@ class StreamQueryStatus:
         return self.waits_for is not None and self.job is not None and self.job.state is JobState.RUNNING
 
     @property
+    def in_hand(self) -> int | None:
+        """How many records the job has read whose results it hasn't written, None where nobody knows."""
+        read = None if self.job is None or self.problem is not None else self.job.read
+        return None if read is None else max(0, read.records - sum(self.figures.offsets.values()))
+
+    @property
     def since_ms(self) -> int | None:
         """Since when nothing moves, where that is known, in milliseconds since 1970."""
         return None if self.job is None or self.problem is not None else self.job.since_ms
@@ -136,6 +141,7 @@ class StreamQueryStatus:
             "since_ms": self.since_ms,
             "reason": self.reason or None,
             "hint": self.hint or None,
+            "in_hand": self.in_hand,
             "side_topic": self.side_topic,
             "posted": self.posted.posted,
             "undelivered": self.posted.waiting,
@@ -166,9 +172,9 @@ class _Store:
         answer: list[StreamQueryStatus] | LockstepError | None
         try:
             answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
-        except Exception as bug:
+        except Exception as error:
             # Of one store: the others are told all the same, and this one is asked again.
-            answer = Failure.of(bug).error()
+            answer = bug(error)
             if answer.message != self._said:
                 logger.exception("stream query %s can't be looked at, which is tried again", self._plan.name)
                 self._said = answer.message

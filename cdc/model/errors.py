@@ -7,7 +7,8 @@
      +- MalformedMessage          bytes that aren't what the protocol says; the stream stops, nothing is guessed
      +- ForeignRecord             a record on a topic of ours that no version of Lockstep has written
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
-     +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
+     +- StoreRefuses              a destination takes nothing at all, as when its disk is full
+ +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
          +- Overtaken             another process has done more of the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
@@ -17,6 +18,7 @@
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
 
+import traceback
 from collections.abc import Sequence
 
 
@@ -63,6 +65,10 @@ class PositionMismatch(LockstepError):
     """The recorded position and the servers disagree. Resuming would skip changes, so nothing was resumed."""
 
 
+class StoreRefuses(LockstepError):
+    """A destination takes nothing at all, as when its disk is full or our login is wrong. No table is to blame."""
+
+
 class UnsupportedChange(LockstepError):
     """A change that can't be published exactly. The run stops before it; the hint holds the way out."""
 
@@ -90,3 +96,13 @@ class DataLost(Unavailable):
 
 class NotInParts(Unavailable):
     """A large transaction can't be had while it runs. The stream is read again, and PostgreSQL keeps it until then."""
+
+
+def bug(error: Exception) -> LockstepError:
+    """An error that nobody raised on purpose, as one to tell: where it happened, but not its text, which may quote a
+    row.
+    """
+    frames = [
+        f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    return LockstepError(f"{type(error).__name__} in {' > '.join(frames[-4:])}", hint="this is a bug of Lockstep's")

@@ -144,9 +144,7 @@ class LongBatches:
                 return
             *lines, rest = (rest + received).split(b"\n")
             told = Told()
-            for line in lines:
-                told.add_json(line)
-            not_stored += len(lines)
+            not_stored += sum([told.add_json(line) for line in lines])
             if lines and self._on_told(told):
                 connection.sendall(STORED * not_stored)
                 not_stored = 0

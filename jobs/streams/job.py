@@ -33,6 +33,7 @@ from jobs.executor.stream_topics import check_topic_ids
 from jobs.executor.task_input import StreamInput, Task
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import (
     Phase,
     Record,
@@ -176,6 +177,8 @@ class _Run:
         self._gate = threading.Lock()
         self._is_closed = False
         self._query: StreamingQuery | None = None
+        self._read: ReadSoFar | None = None
+        lease.tells(lambda: self._read)
         self._poster: RowPoster | None = None
         self._shown: list[int] = []
         self._is_live = False
@@ -204,6 +207,7 @@ class _Run:
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
         self._check_checkpoint()
+        self._read = ReadSoFar(sum(self._figures.offsets.values()))
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
         self._is_live = self._opened.generations.live() == self._generation
@@ -434,6 +438,7 @@ class _Run:
         # Offsets were planned in a topic that may have been recreated since: they would mean other records now.
         begun = self._begun_with
         self._check_topics()
+        self._read = ReadSoFar(sum(this.ends.values()))
         starts = begun.start if before is None else before.ends
         counts = self._set_aside(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
         work = ArrowMap(partial(apply_results, self._task, self._table, batch_id), RESULT_SCHEMA)

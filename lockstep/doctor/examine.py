@@ -20,7 +20,7 @@ from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config
 from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.java import java_findings
-from lockstep.doctor.kafka import check_kafka
+from lockstep.doctor.kafka import check_kafka, token_findings
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
@@ -106,6 +106,7 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded("histories", check_histories, config)
     if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
+    findings += token_findings(config)
     findings += encryption_findings(config)
     findings += _guarded("rows", _rows, config)
     return findings

@@ -180,7 +180,7 @@ def setting_rows(page: Path) -> Iterator[tuple[str, str | None]]:
         for row in table:
             heading = next(iter(row))
             if heading.startswith("setting"):
-                for name in re.findall(r"`([a-z_]+)`", row[heading]):
+                for name in re.findall(r"`([a-z_][a-z_0-9]*)`", row[heading]):
                     yield name, row.get("default")
 
 
