@@ -13,6 +13,7 @@ from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
 from monitor.alerts.conditions import Condition
 from monitor.alerts.facts import FactsCollector
+from monitor.alerts.rules import RuleCollector
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
@@ -54,10 +55,11 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
             config.as_pipeline(), config.stores, state_directories(config), with_standby=config.alerts.standby
         ) as facts,
         StreamQueryWatch(partial(stream_query_plans, config)) as queries,
+        RuleCollector(config.rules()) as rules,
         AlertWatch(
             config.pipeline.name,
             config.alerts,
-            facts=lambda: replace(facts.latest(), stream_queries=queries.latest()),
+            facts=lambda: replace(facts.latest(), stream_queries=queries.latest(), rules=rules.latest()),
             verify=config.verify,
         ) as alerts,
     ):

@@ -21,12 +21,12 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
+from jobs.streams.settings import StreamSettings, name_problems, result_name, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
-from monitor.alerts.settings import AlertSettings
+from monitor.alerts.settings import AlertSettings, RuleSettings, RuleTarget
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -153,6 +153,18 @@ class Config(Settings):
             )
         if unknown:
             raise ValueError(f"verify.sinks names sinks that aren't there: {', '.join(unknown)}")
+        return self
+
+    @model_validator(mode="after")
+    def _rules_have_rows_to_ask_for(self) -> "Config":
+        problems = []
+        for name, rule in self.alerts.rules.items():
+            try:
+                self._target(rule.of)
+            except ValueError as problem:
+                problems.append(f"alerts.rules.{name}.of: {problem}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")
@@ -283,6 +295,20 @@ class Config(Settings):
     def stores(self) -> dict[str, SinkSettings]:
         """Whatever is written to: the settings of the sinks, and of the sinks of stream queries' results."""
         return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
+
+    def rules(self) -> dict[str, tuple[RuleSettings, RuleTarget]]:
+        """The rules of alerts, each with where the rows are that it is about."""
+        return {name: (rule, self._target(rule.of)) for name, rule in self.alerts.rules.items()}
+
+    def _target(self, of: str) -> RuleTarget:
+        """Raises ValueError for what isn't a view or a stream query whose result is in a warehouse in PostgreSQL."""
+        settings = self.stores.get(of)
+        table = result_name(of) if of in self.stream_queries else TableName(VIEWS_SCHEMA, of)
+        if settings is None or (of not in self.stream_queries and of not in self.views):
+            raise ValueError(f"{of!r} is no view and no stream query")
+        if not isinstance(settings, WarehouseSettings) or settings.is_file:
+            raise ValueError(f"the result of {of!r} isn't in a warehouse in PostgreSQL, which alone can be asked")
+        return RuleTarget(of, settings, table)
 
     @property
     def views(self) -> dict[str, ViewSettings]:

@@ -178,6 +178,15 @@ checkpoint_directory = ".lockstep/checkpoints"
 # sender = "lockstep@example.com"
 # to = ["on-call@example.com"]
 
+# Rows of a view or a stream query in a warehouse in PostgreSQL, and when somebody is told of them: docs/alerts.md.
+# [alerts.rules.busy_page]
+# of = "clicks_per_hour"                   # the view or the stream query
+# where = "n > 1000000"                    # a condition on its columns, in PostgreSQL's SQL
+# more_than = 0                            # so many rows may fulfil it
+# severity = "warning"                     # or "critical"
+# says = "a page was clicked a million times in an hour"
+# step = "look whether it is one visitor"
+
 # [dashboard]
 # listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set
 # enabled = true                           # whether `lockstep run` starts it
@@ -300,6 +309,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # [stream_queries.given_up.pattern]
 # per = ["page"]                           # columns that the events have in common
 # within = "30 minutes"                    # how much later than the first event the last one may be
+# events_max = 100000                      # so many events of one key are kept at most, else its job stops
 # select = { first_id = "tried[0].id" }    # further columns, over the steps' names
 # [[stream_queries.given_up.pattern.steps]]
 # name = "tried"

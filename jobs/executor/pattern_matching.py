@@ -286,6 +286,11 @@ def _levels(live: Sequence[Ways]) -> list[list[Ways]]:
 
 def to_text(attempts: Attempts) -> str:
     """Attempts as JSON, with each event and each list of ways once."""
+    return to_text_and_count(attempts)[0]
+
+
+def to_text_and_count(attempts: Attempts) -> tuple[str, int]:
+    """The same, and how many events are in it."""
     places: dict[Event, int] = {}
     began = [places.setdefault(event, len(places)) for event in attempts.began]
     found = list[list[list[int]]]()
@@ -305,7 +310,7 @@ def to_text(attempts: Attempts) -> str:
         )  # fmt: skip
         below = {id(ways): place for place, ways in enumerate(level)}
     events = [[event.at_us, event.tie, event.steps, event.values] for event in places]
-    return orjson.dumps([events, began, attempts.since, found]).decode()
+    return orjson.dumps([events, began, attempts.since, found]).decode(), len(events)
 
 
 def from_text(text: str) -> Attempts:

@@ -50,22 +50,15 @@ from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.source import kafka_options, starting_offsets
-from jobs.streams.frames import (
-    LATE,
-    MALFORMED,
-    UNCHECKED,
-    QueryRefused,
-    quoted,
-    result_texts,
-    side_frame,
-    union,
-)
+from jobs.streams.frames import LATE, MALFORMED, quoted, result_texts, side_frame, union
+from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
 from jobs.streams.posting import RowPoster
 from jobs.streams.records import begun_name, figures_name, waiting_name
 from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
 from jobs.streams.settings import StreamSettings
+from jobs.streams.sql_plans import UNCHECKED, QueryRefused
 from sinks.contract import OpenedSink
 
 logger = logging.getLogger("lockstep.streams")
@@ -622,6 +615,13 @@ def stream_error(query: str, text: str) -> LockstepError:
     """A failed query's message -> what it means, as ``spark_error``: nobody can copy a stream again. Pure."""
     if any(word in text for word in _JOINED):
         return Unavailable(f"a topic of stream query {query!r} got another partition just now")
+    if (events_max := too_many_events(text)) is not None:
+        return LockstepError(
+            f"the pattern of stream query {query!r} would keep more than {events_max:,} events of one key",
+            hint="nothing was skipped: the batch is read again at the next start. Let steps take fewer events by"
+            " `where`, make `within` shorter, add a column to `per`, or raise"
+            f" stream_queries.{query}.pattern.events_max if a task's memory has room",
+        )
     error = spark_error(query, text)
     if not isinstance(error, PositionMismatch):
         return error

@@ -14,21 +14,10 @@ from pyspark.sql import functions as f
 
 from jobs.executor.pattern_matching import Pattern, Stage
 from jobs.spark.keyed_state import with_keyed_state
-from jobs.streams.frames import (
-    POSITION,
-    QueryRefused,
-    Sources,
-    elements,
-    events_with_position,
-    first_line,
-    kind_of,
-    nodes_of,
-    quoted,
-    undetermined,
-    union,
-)
+from jobs.streams.frames import POSITION, events_with_position, quoted, union
 from jobs.streams.pattern_state import INPUT, KEY, OUTPUT, PatternState
 from jobs.streams.settings import BEGAN, ENDED, PatternSettings, StreamSettings, duration_ms
+from jobs.streams.sql_plans import QueryRefused, Sources, elements, first_line, kind_of, nodes_of, undetermined
 
 _US_PER_MS: Final = 1_000
 
@@ -63,7 +52,7 @@ def planned_pattern(pattern: PatternSettings, sources: Sources) -> DataFrame:
     if problems := problems + found:
         raise QueryRefused(*problems)
     rows = union([_rows(pattern, frame, settings[name], name, used[name]) for name, frame in events.items()])
-    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern)), OUTPUT)
+    matches = with_keyed_state(rows, KEY, PatternState(stages_of(pattern), pattern.events_max), OUTPUT)
     return _selected(pattern, _named(pattern, events, used, matches))
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicPlan, stream_result_topic_plan, table_topic_plan
@@ -15,6 +15,10 @@ from sinks.registry import SinkSettings, definition, open_sink
 
 if TYPE_CHECKING:
     from jobs.executor.task_input import OpenSink  # which has PyArrow with it, and who only looks needs none
+
+
+_NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "pattern": {"events_max"}}
+"""Settings of a query on which no row depends."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class StreamQueryPlan:
     def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
         """What the result depends on, where these are the streams that the query reads."""
         return {
-            **self.query.model_dump(mode="json", exclude_none=True, exclude={"topic", "webhook"}),
+            **self.query.model_dump(mode="json", exclude_none=True, exclude=_NOT_OF_RESULT),
             **({"topic": True} if self.query.has_topic else {}),
             **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
             **definition(self.settings),

@@ -8,9 +8,9 @@ from pyspark.sql import functions as f
 
 from cdc.model.table import Table
 from jobs.spark.source import clock_frame
-from jobs.streams.frames import QueryRefused, Sources, planned_sql, result_table
 from jobs.streams.pattern_frames import planned_pattern
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from jobs.streams.sql_plans import QueryRefused, Sources, planned_sql, result_table
 
 _RECORD: Final = {"key": "binary", "value": "binary", "topic": "string", "partition": "int", "offset": "bigint"}
 
@@ -21,7 +21,7 @@ def planned(
     """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
 
     ``spark`` is a session of this query's own: the streams are views in it. The frame runs in a session with
-    ``frames.UNCHECKED``. Raises QueryRefused.
+    ``sql_plans.UNCHECKED``. Raises QueryRefused.
     """
     if query.pattern is not None:
         frame, streams, said_in = planned_pattern(query.pattern, sources), sorted(query.pattern.streams), "pattern"

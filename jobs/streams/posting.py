@@ -73,6 +73,8 @@ class RowPoster:
         self._ends_when_done = False
         self._known: dict[int, Posted] = {}
         self._saved_at = 0.0
+        self._has_posted_more = False
+        """A receipt has come since the last failure."""
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
 
@@ -128,9 +130,11 @@ class RowPoster:
                 now = Failure.of(bug).message
             else:
                 tries, reason = 0, ""
-                if self._ends_when_done:
+                if self._ends_when_done and not self._is_woken:  # nothing has come since this pass began
                     return
                 continue
+            tries = 0 if self._has_posted_more else tries
+            self._has_posted_more = False
             wait_s = min(self._wait_first_s * 2.0 ** min(tries, 16), _WAIT_MAX_S)
             tries += 1
             if now != reason:
@@ -173,6 +177,7 @@ class RowPoster:
                     self._check_going_on()
                     if record.value is not None:
                         self._webhook.post(self._document(generation, record.key, record.value))
+                    self._has_posted_more = True
                     offset = record.offset + 1
                     at = replace(
                         at, offset=offset, posted=at.posted + 1, waiting=max(0, end - offset), since_ms=None, reason=""

@@ -273,8 +273,9 @@ class _Erasing:
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
         sentences += [
-            f"stream query {query}: its result in stream_queries.{query}, the topic {self._side(query)} and the events"
-            " that its checkpoint keeps. They are of what others wrote to its streams, by keys of their own."
+            f"stream query {query}: its result in stream_queries.{query}, on a topic and at a webhook where it"
+            f" has them, the topic {self._side(query)} and the events that its checkpoint keeps."
+            " They are of what others wrote to its streams, by keys of their own."
             for query in self._config.stream_queries
         ]
         topics = TopicAdmin(self._client).all_partition_counts()

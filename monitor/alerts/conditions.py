@@ -62,6 +62,9 @@ OF_STREAM_BUILDS: Final = ("stream-query-stopped", "stream-query-undelivered")
 OF_STREAM_QUERIES: Final = (*OF_STREAM_BUILDS, "stream-query-unreachable")
 """Their subject is a stream query, or a build of its result."""
 
+OF_RULES: Final = ("rule", "rule-unanswered")
+"""Their subject is a rule of the configuration."""
+
 NAMES: Final = (
     *OF_CAPTURE,
     "unreachable",
@@ -69,12 +72,15 @@ NAMES: Final = (
     *OF_LIVE,
     *OF_GENERATIONS,
     *OF_STREAM_QUERIES,
+    *OF_RULES,
     "certificate-expires",
     "disk-filling",
 )
 """Every condition that there is."""
 
-_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES})
+_KNOWN_WITHOUT_SERVERS: Final = frozenset(
+    {"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES, *OF_RULES}
+)
 _KNOWN_WITHOUT_KAFKA: Final = frozenset(
     {
         "slot-filling",
@@ -90,6 +96,10 @@ _KNOWN_WITHOUT_KAFKA: Final = frozenset(
     }
 )
 """Those that are known where neither source nor Kafka answers, and those that are in addition where the source does."""
+
+
+RuleAnswer = int | LockstepError | None
+"""How many rows fulfil a rule, why nobody can tell, or None before the first answer."""
 
 
 class Severity(IntEnum):
@@ -137,7 +147,7 @@ class Facts:
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
-    due. ``stream_queries``: the builds of their results.
+    due. ``stream_queries``: the builds of their results. ``rules``: name of a rule -> what its store says.
     """
 
     certificates: Mapping[str, int | None] | None = field(default_factory=dict)
@@ -145,6 +155,7 @@ class Facts:
     has_standby: bool | None = None
     since_ms: int | None = None
     stream_queries: Sequence[StreamQueryStatus] | None = ()
+    rules: Mapping[str, RuleAnswer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +195,12 @@ def find_conditions(
     Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
     is, what the source and the sinks say counts as well: the slot fills just then.
     """
-    of_facts = [*_certificates(facts, settings, now_ms), *_disks(facts, settings), *_stream_queries(facts)]
+    of_facts = [
+        *_certificates(facts, settings, now_ms),
+        *_disks(facts, settings),
+        *_stream_queries(facts),
+        *_rules(facts, settings),
+    ]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
         found = [_unreachable("; ".join(error.message for error in silent)), *of_facts]
@@ -231,6 +247,16 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
     for status in facts.stream_queries or ():
         if status.problem is not None:
             yield from ((name, status.label) for name in OF_STREAM_BUILDS)
+    yield from _unanswered_rules(facts, settings)
+
+
+def _unanswered_rules(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str]]:
+    for name in settings.rules:
+        answer = facts.rules.get(name)
+        if not isinstance(answer, int):
+            yield "rule", name
+        if answer is None:
+            yield "rule-unanswered", name
 
 
 def _unmeasured(report: LagReport) -> set[str]:
@@ -564,6 +590,30 @@ def _stream_queries(facts: Facts) -> Iterator[Condition]:
                 status.hint,
                 status.since_ms,
                 passes=True,  # after a restart the reason of the last end stays until the job is at work again
+            )
+
+
+def _rules(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
+    for name, rule in settings.rules.items():
+        answer = facts.rules.get(name)
+        if isinstance(answer, LockstepError):
+            yield Condition(
+                "rule-unanswered",
+                name,
+                Severity.WARNING,
+                f"nobody knows whether rule {name} is fulfilled: {answer.message}",
+                answer.hint or f"mend alerts.rules.{name}, or its store",
+                passes=True,
+            )
+        elif answer is not None and answer > rule.more_than:
+            rows = "one row" if not rule.more_than else f"more than {rule.more_than:,} rows"
+            yield Condition(
+                "rule",
+                name,
+                Severity[rule.severity.upper()],
+                rule.says or f"{rows} of {rule.of} fulfil{'' if rule.more_than else 's'} the rule {name}",
+                rule.step or f"look at {rule.of}: alerts.rules.{name} says what is asked of it",
+                passes=True,
             )
 
 

@@ -1,13 +1,17 @@
 """Settings of alerts. Whoever sets nothing has them in the log, with thresholds that don't wake anybody for nothing."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, SecretStr, StrictBool, field_validator, model_validator
 
+from cdc.model.table import TableName
 from cdc.secret import read_secret
 from cdc.settings import Settings
 from cdc.webhook import WebhookSettings
+from sinks.warehouse.names import qualified
+from sinks.warehouse.settings import WarehouseSettings
 
 MAIL_PASSWORD_VARIABLE: Final = "LOCKSTEP_ALERTS_MAIL_PASSWORD"  # noqa: S105  the name of a variable
 WEBHOOK_URL_VARIABLE: Final = "LOCKSTEP_ALERTS_WEBHOOK_URL"
@@ -45,6 +49,41 @@ class MailSettings(Settings):
     def password(self) -> SecretStr | None:
         """The password, if there is one. Raises ConfigurationError when its file can't be read."""
         return read_secret(variable=MAIL_PASSWORD_VARIABLE, file=self.password_file)
+
+
+class RuleSettings(Settings):
+    """When somebody is told of rows of a result."""
+
+    of: str = Field(description="a view or a stream query whose result is in a warehouse in PostgreSQL")
+    where: Annotated[str, Field(min_length=1, description="a condition on its columns, in PostgreSQL's SQL")]
+    more_than: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0, description="how many rows may fulfil it without anybody being told"
+    )
+    severity: Literal["warning", "critical"] = Field(default="warning", description="how bad that is")
+    says: str = Field(default="", description="what is told, in a sentence")
+    step: str = Field(default="", description="what whoever is told should do")
+
+    @field_validator("where")
+    @classmethod
+    def _is_one_condition(cls, where: str) -> str:
+        if ";" in where:
+            raise ValueError("is one condition, as after `where`, without a semicolon")
+        return where
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTarget:
+    """Where the rows of a rule are: the store of view or stream query ``name``, and the result's table there."""
+
+    name: str
+    settings: WarehouseSettings
+    table: TableName
+
+    @property
+    def relation(self) -> str:
+        """What readers read, as SQL names it."""
+        schema = self.settings.schema_name or self.name
+        return qualified(schema, self.settings.warehouse_names.of(self.table))
 
 
 class AlertSettings(Settings):
@@ -88,3 +127,4 @@ class AlertSettings(Settings):
         default=(), description="a program and its arguments, without a shell; it gets JSON on standard input"
     )
     mail: MailSettings | None = Field(default=None, description="a mail server")
+    rules: dict[str, RuleSettings] = Field(default={}, description="rules over rows of views and stream queries")

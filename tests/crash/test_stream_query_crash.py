@@ -1,15 +1,23 @@
 """A stream query's job is killed again and again, and its result is what its events say."""
 
+import json
+import random
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
+from jobs.executor.pattern_matching import Event
+from jobs.streams.pattern_frames import stages_of
 from jobs.streams.settings import StreamQuerySettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
-from tests.databases import Database, url_of
+from tests.databases import Database, until, url_of
 from tests.job_process import JobProcess
+from tests.pattern_search import searched
 from tests.streams import Streams, at
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone]
@@ -73,3 +81,101 @@ def test_kill_9_of_a_stream_query_loses_and_repeats_nothing(endpoints: Endpoints
         assert (figures.late, figures.malformed, figures.refused) == (0, 0, 0)
     finally:
         database.drop()
+
+
+_USERS = 6
+_PER_USER = 9
+
+
+def _shuffled(seed: random.Random, round_: int) -> list[dict[str, Any]]:
+    """Events of every user over half an hour, out of order by some minutes; some of later rounds are hours late."""
+    events = []
+    for user_id in range(_USERS):
+        for number in range(_PER_USER):
+            minutes = round_ * 30 + seed.random() * 30
+            is_late = round_ > 0 and seed.random() < 0.2
+            event = {"id": f"e{round_}-{user_id}-{number}", "user_id": user_id, "kind": seed.choice("abc")}
+            events.append((minutes + seed.random() * 8, event | {"at": at(minutes - 300 * is_late)}))
+    return [event for _, event in sorted(events, key=lambda one: one[0])]
+
+
+def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all_events_finds(
+    endpoints: Endpoints, spark: SparkSession, tmp_path: Path
+) -> None:
+    seed = random.Random(15)
+    database = Database(endpoints.warehouse_dsn)
+    query = StreamQuerySettings.model_validate(
+        {
+            "topic": True,
+            "pattern": {
+                "per": ["user_id"],
+                "within": "12 minutes",
+                "steps": [
+                    {"name": "cart", "stream": "events", "where": "kind = 'a'"},
+                    {"name": "left", "stream": "events", "where": "kind = 'b'", "without": True},
+                    {"name": "paid", "stream": "events", "where": "kind = 'c'"},
+                ],
+                "select": {"ids": "concat(cart.id, ' ', paid.id)"},
+            },
+        }
+    )
+    columns = {"id": "text", "user_id": "int8", "kind": "text", "at": "timestamptz"}
+    settings = WarehouseSettings.model_validate(
+        {"url": url_of(endpoints.warehouse_url, database.name), "schema": "result"}
+    )
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"events": {**_EVENT, "columns": columns}}, query, settings)
+    checkpoint = tmp_path / "checkpoints" / streams.pipeline / streams.name / "g1"
+    sent = []
+
+    def newest(part: str) -> int:
+        return max((int(path.name) for path in (checkpoint / part).glob("[0-9]*")), default=-1)
+
+    def send(round_: int) -> None:
+        events = _shuffled(seed, round_)
+        streams.send("events", *events, received=1_000)
+        sent.extend(events)
+
+    try:
+        with JobProcess(**streams.arguments(once=False)) as job:
+            send(0)
+            # From now on events may be late.
+            until(lambda: "StreamReport" in job.told() and (streams.figures().watermark_ms or 0) > 0)
+            send(1)
+            # A batch has begun, and Spark hasn't committed it.
+            until(lambda: newest("offsets") > newest("commits"))
+            job.kill()
+        send(2)
+        end = {"id": "end", "user_id": -1, "kind": "x", "at": at(500)}
+        streams.send("events", end, received=1_000)
+        assert streams.run(spark) == 0, streams.told
+
+        late = {json.loads(record["value"])["id"] for record in streams.aside("late")}
+        assert late
+        expected = set[tuple[int, str]]()
+        for user_id in range(_USERS):
+            own = [
+                Event(_microseconds(event["at"]), event["id"], 1 << "abc".index(event["kind"]), event["id"])
+                for event in sent
+                if event["user_id"] == user_id and event["id"] not in late
+            ]
+            assert query.pattern is not None
+            matches = searched(stages_of(query.pattern), own)
+            expected |= {(user_id, " ".join(event.values for event in match)) for match in matches}
+        assert len(expected) > _USERS
+        with psycopg.connect(database.dsn) as connection:
+            ((table,),) = connection.execute(
+                "select table_name from information_schema.tables where table_schema = 'result' and table_name not"
+                " like '\\_%'"
+            ).fetchall()
+            rows = connection.execute(f"select user_id, ids from result.{table}").fetchall()
+        assert sorted(rows) == sorted(expected)
+        told = [json.loads(row) for row in dict(streams.on_topic()).values()]
+        assert sorted((row["user_id"], row["ids"]) for row in told) == sorted(expected)
+        assert streams.figures().late == len(late)
+        assert streams.figures().refused == 0
+    finally:
+        database.drop()
+
+
+def _microseconds(text: str) -> int:
+    return round(datetime.fromisoformat(text).timestamp() * 1_000_000)

@@ -1,51 +1,17 @@
 """Patterns against a search of all events at once, over every way in which they may come and be cut into batches."""
 
-from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.executor.pattern_matching import Event, Kept, Path, Pattern, Stage, advance, from_text, to_text
+from tests.pattern_search import searched
 
 STEPS = 4
 WITHIN = 6
 BEHIND = 5
 """So much earlier than the newest event one may be."""
-
-
-def steps_of(bits: int) -> Iterator[int]:
-    return (step for step in range(STEPS) if bits >> step & 1)
-
-
-def fits(pattern: Pattern, events: Sequence[Event], places: tuple[int, ...]) -> bool:
-    """Whether the events at these places are a match, word for word as the pages say it."""
-    began_us, last = events[places[0]].at_us, len(places) - 1
-    for count, (place, stage) in enumerate(zip(places, pattern.stages, strict=True)):
-        if stage.step not in steps_of(events[place].steps) or events[place].at_us > began_us + pattern.within_us:
-            return False
-        until = len(events) if count == last else places[count + 1]
-        for event in events[place + 1 : until]:
-            if event.at_us <= began_us + pattern.within_us and event.steps & stage.without:
-                return False
-    return True
-
-
-def searched(pattern: Pattern, events: Sequence[Event]) -> list[Path]:
-    """All matches: each begins as early as it can after the one before, and has the earliest events that fit."""
-    ordered, found = sorted(events), list[Path]()
-    first = 0
-    while first < len(ordered):
-        rest = range(first + 1, len(ordered))
-        ways = ((first, *others) for others in combinations(rest, len(pattern.stages) - 1))
-        places = next((way for way in ways if fits(pattern, ordered, way)), None)
-        is_taken = found and found[-1][0].at_us == ordered[first].at_us
-        if places is None or is_taken:
-            first += 1
-            continue
-        found.append(tuple(ordered[place] for place in places))
-        first = places[-1] + 1
-    return found
 
 
 def final_us(pattern: Pattern, match: Path) -> int:

@@ -18,6 +18,7 @@ def config(tmp_path: Path) -> Config:
         "[sinks.w]\ntype = 'warehouse'\nurl = 'postgresql://w/d'\n"
         "[streams.taps]\ntopic = 'taps'\ncolumns = { at = 'timestamptz' }\ntime = 'at'\nlate = '1 minute'\n"
         "[stream_queries.recent]\nsink = 'w'\nkey = ['at']\nsql = 'select at from taps'\nschema = 'recent'\n"
+        "[alerts.rules.quiet]\nof = 'recent'\nwhere = 'at is null'\n"
     )
     return load(path)
 
@@ -36,6 +37,8 @@ def test_each_condition_has_subjects(config: Config) -> None:
         ("stalled", "in Kafka"),
         ("stream-query-stopped", "recent g2"),
         ("stream-query-unreachable", "recent"),
+        ("stream-query-undelivered", "recent g2"),
+        ("rule", "quiet"),
         ("certificate-expires", "recent w:5432"),
         ("unreachable", "source-or-kafka"),
         ("certificate-expires", "source db:5432"),

@@ -28,6 +28,13 @@ def test_what_passes_by_itself_is_waited_for() -> None:
     assert isinstance(stream_error("sessions", "Python worker exited unexpectedly (crashed)"), Unavailable)
 
 
+def test_a_key_with_too_many_events_is_told_with_the_query_and_the_ways_out() -> None:
+    told = "[FAILED_EXECUTE_UDF] ... jobs.streams.pattern_state.TooManyEvents: one key would have more than 4000 events"
+    error = stream_error("failed", told)
+    assert error.message == "the pattern of stream query 'failed' would keep more than 4,000 events of one key"
+    assert "stream_queries.failed.pattern.events_max" in (error.hint or "")
+
+
 def test_a_partition_that_joins_while_a_query_begins_is_taken_in_at_the_next_try() -> None:
     told = "[KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED] Partitions specified for Kafka start offsets don't match"
     assert isinstance(stream_error("sessions", told), Unavailable)

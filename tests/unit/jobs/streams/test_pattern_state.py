@@ -4,13 +4,14 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.tws_tester import TwsTester
 from pyspark.sql.types import Row
 
 from jobs.executor.pattern_matching import Event, Kept, Pattern, Stage, advance
-from jobs.streams.pattern_state import INPUT, PatternState
+from jobs.streams.pattern_state import INPUT, PatternState, TooManyEvents, too_many_events
 
 PATTERN = Pattern((Stage(0, without=1 << 2), Stage(1)), 5_000)
 
@@ -25,8 +26,9 @@ def test_what_tasks_import_for_the_state_is_there() -> None:
 class States:
     """Keys of a pattern, batch by batch as Spark does them."""
 
-    def __init__(self, pattern: Pattern) -> None:
-        self._tester = TwsTester(PatternState(pattern), timeMode="EventTime", eventTimeExtractor=lambda row: row.at_us)
+    def __init__(self, pattern: Pattern, events_max: int = 1_000) -> None:
+        state = PatternState(pattern, events_max)
+        self._tester = TwsTester(state, timeMode="EventTime", eventTimeExtractor=lambda row: row.at_us)
         self._tester._eventTimeExtractor = None  # what is late is dropped before, by the watermark before
         timers: Any = self._tester.handle._timers
         delete = timers.deleteTimer
@@ -88,6 +90,29 @@ def test_a_key_has_one_timer_and_at_its_end_nothing() -> None:
 def test_an_event_that_the_watermark_of_its_batch_has_passed_counts_at_once() -> None:
     states = States(PATTERN)
     assert states.batch({"a": [event(1_000, 1), event(2_000, 2)]}, 5) == [("a", ["1000.0", "2000.0"])]
+    assert (states.timers, states.kept) == ({}, 0)
+
+
+@pytest.mark.parametrize("watermark_ms", [0, 2])
+def test_a_key_with_more_events_than_may_be_kept_stops_it_and_is_not_named(watermark_ms: int) -> None:
+    """Whether they wait for the watermark, or for what may follow them."""
+    states = States(PATTERN, events_max=4)
+    assert states.batch({"tell-nobody": [event(1_000, 1), event(1_200, 1)], "b": [event(1_100, 1)]}, watermark_ms) == []
+    assert states.batch({"tell-nobody": [event(2_500, 1), event(2_600, 1)]}, watermark_ms) == []
+    with pytest.raises(TooManyEvents) as error:
+        states.batch({"tell-nobody": [event(2_700, 1)]}, watermark_ms)
+    assert str(error.value) == "one key would have more than 4 events"
+    told = f"[PYTHON] Traceback ...\n  jobs.streams.pattern_state.TooManyEvents: {error.value}\n"
+    assert too_many_events(told) == 4
+    assert too_many_events("ValueError: one key") is None
+
+
+def test_events_that_are_over_count_no_longer() -> None:
+    states = States(PATTERN, events_max=3)
+    for number in range(5):
+        at_us = 20_000 * number
+        states.batch({"a": [event(at_us + 1_000, 1), event(at_us + 2_000, 1), event(at_us + 3_000, 4)]}, 0)
+        states.batch({}, 20 * number + 15)
     assert (states.timers, states.kept) == ({}, 0)
 
 

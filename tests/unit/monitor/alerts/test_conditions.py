@@ -12,8 +12,8 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.posted import Posted
-from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
-from monitor.alerts.settings import AlertSettings
+from monitor.alerts.conditions import NAMES, Facts, RuleAnswer, Severity, find_conditions
+from monitor.alerts.settings import AlertSettings, RuleSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 from monitor.searches import StandingSearches
 from monitor.stream_queries import StreamQueryStatus
@@ -168,6 +168,44 @@ def test_a_stopped_stream_query_is_told_with_its_reason_and_the_next_step() -> N
     (condition,) = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS).open
     assert condition.sentence == "stream query recent isn't run any more: its checkpoint is gone"
     assert (condition.step, condition.since_ms) == ("build it again", 7)
+
+
+_RULES = AlertSettings(
+    rules={
+        "quiet": RuleSettings(of="hours", where="n = 0", severity="critical", says="nobody came", step="look"),
+        "busy": RuleSettings(of="hours", where="n > 9", more_than=2),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"quiet": 0, "busy": 2}, {}),
+        ({"quiet": 1, "busy": 2}, {"rule/quiet": Severity.CRITICAL}),
+        ({"quiet": 0, "busy": 3}, {"rule/busy": Severity.WARNING}),
+        ({"quiet": LockstepError("the warehouse refuses"), "busy": 0}, {"rule-unanswered/quiet": Severity.WARNING}),
+        ({"quiet": None, "busy": 0}, {}),
+    ],
+)
+def test_a_rule_is_an_alert_while_more_rows_fulfil_it_than_may(
+    answers: dict[str, RuleAnswer], expected: dict[str, Severity]
+) -> None:
+    facts = Facts(rules=answers)
+    for report in (_report(), LockstepError("the source is gone")):
+        findings = find_conditions(report, facts, _RULES, now_ms=_NOW_MS)
+        found = {"/".join(each.key): each.severity for each in findings.open if each.name.startswith("rule")}
+        assert found == expected
+        assert findings.is_unknown("rule", "quiet") is not isinstance(answers["quiet"], int)
+        assert findings.is_unknown("rule-unanswered", "quiet") is (answers["quiet"] is None)
+        assert not findings.is_unknown("rule", "busy")
+
+
+def test_a_rule_tells_what_it_is_told_to_and_else_its_name_and_no_value() -> None:
+    facts = Facts(rules={"quiet": 1, "busy": 3})
+    quiet, busy = find_conditions(_report(), facts, _RULES, now_ms=_NOW_MS).open
+    assert (quiet.sentence, quiet.step) == ("nobody came", "look")
+    assert busy.sentence == "more than 2 rows of hours fulfil the rule busy"
 
 
 def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
