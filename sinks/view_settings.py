@@ -6,6 +6,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from cdc.model.table import TableName
 
+TASKS_MAX = 64
+"""More tasks than these would read the log for nothing: each of them reads all of it."""
+
 VIEWS_SCHEMA = "views"
 """A view's result is a table of this schema, under the view's name."""
 
@@ -59,7 +62,8 @@ class RetainSettings(BaseModel):
 class ViewSettings(BaseModel):
     """The view of this ``name``: its query, and the columns by which its rows are told apart.
 
-    With ``retain`` it is the query over those rows of tables that aren't too old.
+    With ``retain`` it is the query over those rows of tables that aren't too old. So many ``tasks`` keep
+    it side by side, each with rows of its own.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +73,7 @@ class ViewSettings(BaseModel):
     key: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_are_distinct)]
     top: TopSettings | None = None
     retain: tuple[RetainSettings, ...] | None = None
+    tasks: int = Field(default=1, ge=1, le=TASKS_MAX)
 
     @property
     def beyond_query(self) -> str:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import assert_never
 
+from cdc.model.table import TableName
 from views.expressions import Call, Expression, Ref, refs, rewritten
 from views.failures import Refusal, Refused
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes
@@ -46,9 +47,9 @@ def sharding_of(plan: ViewPlan, count: int) -> Sharding:
         raise Refused(
             [
                 Refusal(
-                    f"shards = {count}",
+                    f"tasks = {count}",
                     f"the view can't be divided by a column of its key: {'; '.join(reasons)}",
-                    "leave `shards` out, or give the view a key with a column that all of its groups, `distinct` and"
+                    "leave `tasks` out, or give the view a key with a column that all of its groups, `distinct` and"
                     " `top` are by",
                 )
             ]
@@ -56,6 +57,13 @@ def sharding_of(plan: ViewPlan, count: int) -> Sharding:
     key, divided = max(found, key=lambda pair: len(pair[1]))  # the first of those that divide most
     scans = [node for node in nodes(plan.root) if isinstance(node, Scan)]
     return Sharding(key, tuple(divided.get(id(scan)) for scan in scans))
+
+
+def whole_tables(plan: ViewPlan, sharding: Sharding) -> tuple[TableName, ...]:
+    """The tables of which every shard keeps all rows, in the order of the query."""
+    scans = [node for node in nodes(plan.root) if isinstance(node, Scan)]
+    pairs = zip(scans, sharding.columns, strict=True)
+    return tuple(dict.fromkeys(scan.table for scan, by in pairs if by is None))
 
 
 class _Finder:

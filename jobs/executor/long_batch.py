@@ -75,7 +75,8 @@ class LongBatch:
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
-    ``view`` are the figures of a view, None of any other sink. ``has_got_on`` says that something was read or written
+    ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
+    ``has_got_on`` says that something was read or written
     since then, be it applied already or not: a step may be of very much, and nothing of it is told before its end.
     """
 
@@ -86,6 +87,7 @@ class Told:
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     view: ViewFigures | None = None
     has_got_on: bool = False
+    shard: int | None = None
 
     @property
     def is_at_work(self) -> bool:
@@ -107,6 +109,7 @@ class Told:
             "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
             "view": None if self.view is None else self.view.to_json(),
             "has_got_on": self.has_got_on,
+            "shard": self.shard,
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -121,6 +124,7 @@ class Told:
         if facts["view"] is not None:
             self.view = ViewFigures.from_json(facts["view"])
         self.has_got_on = self.has_got_on or facts["has_got_on"]
+        self.shard = facts["shard"]
 
 
 class DriverLine:

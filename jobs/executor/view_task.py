@@ -28,6 +28,7 @@ from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_shards import of_shard
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords
@@ -69,26 +70,32 @@ def deliver_view(
     building is. Nothing is raised, as in ``deliver``.
     """
 
-    def work(stored: Offsets, result: Result) -> None:
+    def follow(own: Task, stored: Offsets, result: Result) -> None:
         with nullcontext() if batch is None else DriverLine(batch.socket) as line:
-            _follow(task, stored, result, line, goes_on=False)
+            _follow(own, stored, result, line, goes_on=False)
 
-    yield from _delivered(task, batches, work)
+    yield from _delivered(task, batches, follow)
 
 
 def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same, and go on with what comes, until the driver ends it."""
 
-    def work(stored: Offsets, result: Result) -> None:
+    def follow(own: Task, stored: Offsets, result: Result) -> None:
         with DriverLine(batch.socket) as line:
-            _follow(task, stored, result, line, goes_on=True)
+            _follow(own, stored, result, line, goes_on=True)
 
-    yield from _delivered(task, batches, work)
+    yield from _delivered(task, batches, follow)
 
 
 def _delivered(
-    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
+    task: Task, batches: Iterable[pa.RecordBatch], follow: Callable[[Task, Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
+    def work(told: Offsets, result: Result) -> None:
+        own, stored = of_shard(task, told)
+        if own.view is not None and own.view.shard is not None:
+            result.shard = own.view.shard.number
+        follow(own, stored, result)
+
     def close() -> None:
         close_sink(task)
         if task.view is not None and task.view.result_topic is not None:
@@ -109,7 +116,8 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     is_to_be_built = False
     while True:
         with _opened_state(task, task.view) as state:
-            view = View(task.view.plan, task.shapes, state, changes_max=task.settings.changes_max)
+            most, shard = task.settings.changes_max, task.view.shard
+            view = View(task.view.plan, task.shapes, state, changes_max=most, shard=shard)
             topic = _topic_of(task, state)
             is_usable = (
                 view.log() == task.view.log
@@ -131,7 +139,7 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 @contextmanager
 def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, task.shapes)
+    own = identity(view.plan, task.shapes, view.shard)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -346,7 +354,7 @@ class _Run:
         came = self._log.came
         has_got_on = came > self._told_came
         now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
-        now.view = self._figures()
+        now.view, now.shard = self._figures(), self._result.shard
         self._line.tell(now)
         self._told, self._told_came, self._told_s = dict(told), came, now_s
         self._progress.tell(self._told)
@@ -513,6 +521,8 @@ class _Run:
 
     def _apply(self, events: TableEvents, next_offsets: Offsets) -> "_Became":
         """Give these to the sink, and note what became of them. Raises LockstepError for too many rejections."""
+        if self._input.shard is not None:
+            next_offsets = {}  # other shards may not be there yet
         batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
@@ -568,13 +578,13 @@ class _Run:
             self._noted_time = NotedTime()
             if self._input.plan.retained:
                 with self._records() as records:
-                    self._noted_time = NotedTime.from_json(records.load(noted_name(self._task.generation)))
+                    self._noted_time = NotedTime.from_json(records.load(self._time_note))
         return self._noted_time
 
     def _note_time(self, time: NotedTime) -> None:
         if self._input.plan.retained and time != self._time_before:
             with self._records() as records:
-                records.save(noted_name(self._task.generation), time.to_json())
+                records.save(self._time_note, time.to_json())
             self._noted_time = time
 
     @contextmanager
@@ -587,7 +597,13 @@ class _Run:
 
     @property
     def _note(self) -> str:
-        return f"g{self._task.generation}.view_tag"
+        shard = self._input.shard
+        return f"g{self._task.generation}.view_tag" + ("" if shard is None else f".{shard.number}")
+
+    @property
+    def _time_note(self) -> str:
+        shard = self._input.shard
+        return noted_name(self._task.generation, None if shard is None else shard.number)
 
     def _check_log_is_whole(self, begins: Offsets) -> None:
         for (topic, partition), begin in sorted(begins.items()):

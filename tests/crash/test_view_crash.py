@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from tests.events import Delete, Put
-from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, delivered, hits, traffic
+from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, WRITERS, ViewPipeline, delivered, hits, traffic
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
@@ -78,6 +78,36 @@ def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
         if point % 2 == 0:
             shutil.rmtree(pipeline.directory / "state")
     assert kills >= BUILDING_POINTS // 2
+
+
+def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
+    view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
+) -> None:
+    """The other shard goes on meanwhile, and rows move between the two."""
+    pipeline = view_pipelines(view=WRITERS, query=WRITERS.sql)
+    settings = pipeline.settings("redis")
+    killed, other = pipeline.shard_tasks(settings)
+    lsn = traffic(pipeline, 20)
+    assert (view_tasks.run(killed), view_tasks.run(other)) == (ENDED, ENDED)
+    assert pipeline.rows(settings) == pipeline.states[lsn]
+    kills = 0
+    for point in range(1, STEP_POINTS + 1):
+        lsn = traffic(pipeline, 3, seed=point)
+        kills += view_tasks.run(killed, kill_at=point) == KILLED
+        assert view_tasks.run(other) == ENDED
+        lsn = traffic(pipeline, 2, seed=-point)
+        assert view_tasks.run(killed) == ENDED
+        assert view_tasks.run(other) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+    for point in range(1, BUILDING_POINTS + 1, 3):
+        assert killed.view is not None
+        shutil.rmtree(killed.view.directory)
+        kills += view_tasks.run(killed, kill_at=point) == KILLED
+        lsn = traffic(pipeline, 3, seed=10 * point)
+        assert view_tasks.run(other) == ENDED
+        assert view_tasks.run(killed) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+    assert kills >= STEP_POINTS
 
 
 def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(

@@ -42,8 +42,8 @@ def reason(sql: str, key: Sequence[str], top: TopRows | None = None) -> str:
     with pytest.raises(Refused) as refused:
         divided(sql, key, top)
     (refusal,) = refused.value.refusals
-    assert refusal.clause == "shards = 2"
-    assert "leave `shards` out" in refusal.remedy
+    assert refusal.clause == "tasks = 2"
+    assert "leave `tasks` out" in refusal.remedy
     return refusal.reason
 
 
