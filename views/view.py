@@ -31,7 +31,7 @@ import orjson
 
 from cdc.model.append_only import stored_tables
 from cdc.model.errors import LockstepError
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
@@ -205,6 +205,10 @@ class View:
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
         return self._state.read(stored_position)
+
+    def own_events(self, events: Events) -> Events:
+        """The events but for those that are another shard's by their key alone; the step leaves out the others."""
+        return events if self._shard is None else Events(map(self._dataflow.own_events, events.tables))
 
     def step(
         self,

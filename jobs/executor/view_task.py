@@ -398,7 +398,7 @@ class _Run:
     def _keep(self, records: pa.Table | None) -> None:
         assert self._inbox is not None
         if records is not None:
-            self._inbox.add(decode(records, self._task).events)
+            self._inbox.add(self._view.own_events(decode(records, self._task).events))
 
     def _step(self, cut: Cut) -> None:
         if (cut.epoch, cut.lsn) < (self._position.epoch, self._position.lsn):
@@ -414,7 +414,9 @@ class _Run:
         ):
             return
         else:
-            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            events = (
+                [] if taken.records is None else list(self._view.own_events(decode(taken.records, self._task).events))
+            )
             try:
                 self._view.step(
                     events,

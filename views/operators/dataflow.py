@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from cdc.model.event import RowEvent
+from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 from views.operators.changes import Changes, Operator, RowChange, Work, add
 from views.operators.group import GroupOperator
 from views.operators.join import JoinOperator
 from views.operators.own_rows import IsOwn, compiled_own, divided_by, own_rows
 from views.operators.rows import FilterOperator, ProjectOperator, UnionOperator
-from views.operators.scan import ScanOperator, mirrors
+from views.operators.scan import Mirror, ScanOperator, mirrors
 from views.operators.top import TopOperator
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
 from views.shard import Shard
@@ -93,6 +93,11 @@ class Dataflow:
         for table, expired in self._expired(work, expired_most).items():
             rows[table] = [*rows.get(table, ()), *expired]
         return self._brought_in(rows, work)
+
+    def own_events(self, events: TableEvents) -> TableEvents:
+        """Events of one table without those that are another shard's by their key alone."""
+        mirror = self._mirrors.get(events.table)
+        return mirror.own_events(events) if isinstance(mirror, Mirror) else events
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
         """Whether there are rows of tables that are too old at this time of the view."""

@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from cdc.model.append_only import is_append_only
-from cdc.model.event import RowEvent
+from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
@@ -49,6 +49,14 @@ class Mirror(AgeingRows):
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
         self._key = [(name, from_event(type_of(table.column(name)))) for name in table.key]
         self._encode = row_encoder([type_of(column) for column in table.key_columns])
+
+    def own_events(self, events: TableEvents) -> TableEvents:
+        """Without those whose key says that they are another shard's. Their rows needn't be parsed."""
+        if self._is_own_key is None:
+            return events
+        reads, is_own = [read for _, read in self._key], self._is_own_key
+        keys = ([read(value) for read, value in zip(reads, key, strict=True)] for key in events.key_values())
+        return events.select([index for index, key in enumerate(keys) if is_own(tuple(key))])
 
     def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
         """Take in events of this table, in any order. One that isn't newer than the row that is there changes nothing.

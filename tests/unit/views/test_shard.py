@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.model.event import JsonValue, Position, RowEvent
+from cdc.model.event import Events, JsonValue, Position, RowEvent, TableEvents
 from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from tests.view_queries import column, shape
@@ -98,6 +98,18 @@ def test_rows_of_another_shard_are_not_looked_at_where_their_key_says_so(sharded
     with pytest.raises(Exception, match="'id' is missing"):
         sharded.views[1].step([broken], epoch=1, lsn=8, offsets={})
     assert first != second
+
+
+def test_rows_that_are_another_shards_by_their_key_need_not_be_parsed(sharded: Sharded) -> None:
+    first, second = one_of_each(sharded)
+    keys = [b'{"id":%d}' % number for number in (first, second, first)]
+    posts = TableEvents.from_log(POSTS, keys, ["a", "b", "c"], [b"{}", b"no JSON", None], lambda _: Position("t", 0, 1))
+    likes = TableEvents.from_log(LIKES, keys, ["d", "e", "f"], [b"{}", b"{}", None], lambda _: Position("t", 0, 1))
+    own = sharded.views[0].own_events(Events([posts, likes]))
+    assert [[event.tag for event in of_table] for of_table in own.tables] == [["a", "c"], ["d", "e", "f"]]
+    assert [[event.tag for event in of_table] for of_table in sharded.views[1].own_events(Events([likes])).tables] == [
+        ["d", "e", "f"]
+    ]
 
 
 def test_what_the_sink_has_of_other_shards_is_left_alone(sharded: Sharded) -> None:
