@@ -212,7 +212,8 @@ def _shard_us(users: int, plan: ViewPlan, shard: Shard | None, directory: Path) 
 def _read_from_log(tweets: Sequence[int], users: int, lsn: int) -> TableEvents:
     """Changes of these as a task has them before it has parsed them."""
     made = [tweet_event(tweet, tweet % users, lsn) for tweet in tweets]
-    keys, texts = [orjson.dumps(each.key) for each in made], [orjson.dumps(each.row) for each in made]
+    keys, texts = [orjson.dumps(each.key) for each in made], list[bytes | None]()
+    texts += [orjson.dumps(each.row) for each in made]
     return TableEvents.from_log(TWEETS.name, keys, [each.tag for each in made], texts, lambda _: _NOWHERE)
 
 

@@ -122,6 +122,7 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
             is_usable = (
                 view.log() == task.view.log
                 and _is_usable(view, task.run, progress.offsets)
+                and (view.is_of(task.run) or _is_of_last_run(view, task))
                 and (topic is None or _fits(view, topic))
             )
             is_to_be_built = is_to_be_built or not is_usable
@@ -165,6 +166,32 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     if view.is_of(run):
         return True
     return not view.is_arranged and all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
+
+
+def _is_of_last_run(view: View, task: Task) -> bool:
+    """Whether no other state has written the result since this one did. A job of an earlier version has noted nothing.
+
+    Another one, as on another machine, may have written rows of which nobody was told, and that are gone since. This
+    state has never had them, so it wouldn't have them removed.
+    """
+    with _records_of(task) as records:
+        last = records.load(_note_name(task, "view_run"))
+    return last is None or view.is_of(last)
+
+
+@contextmanager
+def _records_of(task: Task) -> Iterator[CoordinationRecords]:
+    opened = task.open(task.sink, task.settings, task.generation)
+    try:
+        yield opened.records
+    finally:
+        opened.sink.close()
+
+
+def _note_name(task: Task, what: str) -> str:
+    """The name of a coordination record of this view's generation, or of its shard."""
+    shard = None if task.view is None else task.view.shard
+    return f"g{task.generation}.{what}" + ("" if shard is None else f".{shard.number}")
 
 
 def _arrange(
@@ -293,9 +320,10 @@ class _Run:
             self._building = BuildProgress()
         if not self._builds:
             if not self._view.is_of(self._task.run):
+                # Before the state: whoever is killed in between finds two runs, and builds.
                 if self._topic is not None:
-                    # Before the state: whoever is killed in between finds two runs, and builds.
                     self._topic.take_over(self._task.run)
+                self._note_run()
                 self._view.adopt(self._task.run)
             self._view.confirm(self._progress.offsets)
             void = self._view.settle(self._rejected_with)
@@ -457,6 +485,7 @@ class _Run:
                 raise _IsOver
         seq = self._seq_of_new_state(cut)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
+        self._note_run()
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
@@ -560,14 +589,14 @@ class _Run:
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
 
     def _seq_of_new_state(self, cut: Cut) -> int:
-        with self._records() as records:
+        with _records_of(self._task) as records:
             noted = records.load(self._note)
         epoch, lsn, seq = (0, 0, 0) if noted is None else orjson.loads(noted)
         return seq + 1 if (epoch, lsn) == (cut.epoch, cut.lsn) else 1
 
     def _note_tag(self, position: ViewPosition) -> None:
         if self._noted != position.tag:
-            with self._records() as records:
+            with _records_of(self._task) as records:
                 records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
             self._noted = position.tag
 
@@ -579,28 +608,25 @@ class _Run:
         if self._noted_time is None:
             self._noted_time = NotedTime()
             if self._input.plan.retained:
-                with self._records() as records:
+                with _records_of(self._task) as records:
                     self._noted_time = NotedTime.from_json(records.load(self._time_note))
         return self._noted_time
 
     def _note_time(self, time: NotedTime) -> None:
         if self._input.plan.retained and time != self._time_before:
-            with self._records() as records:
+            with _records_of(self._task) as records:
                 records.save(self._time_note, time.to_json())
             self._noted_time = time
 
-    @contextmanager
-    def _records(self) -> Iterator[CoordinationRecords]:
-        opened = self._task.open(self._task.sink, self._task.settings, self._task.generation)
-        try:
-            yield opened.records
-        finally:
-            opened.sink.close()
-
     @property
     def _note(self) -> str:
-        shard = self._input.shard
-        return f"g{self._task.generation}.view_tag" + ("" if shard is None else f".{shard.number}")
+        return _note_name(self._task, "view_tag")
+
+    # Whose state writes the result is noted there before it writes anything.
+
+    def _note_run(self) -> None:
+        with _records_of(self._task) as records:
+            records.save(_note_name(self._task, "view_run"), self._task.run)
 
     @property
     def _time_note(self) -> str:
