@@ -20,6 +20,7 @@ class ViewShards:
     def __init__(self, reached: Sequence[Mapping[TopicPartition, int]]) -> None:
         """``reached`` are those of each shard, empty for one that has told nothing yet."""
         self._lock = threading.Lock()
+        self._saving = threading.Lock()  # else an older record could take the place of a newer one
         self._reached: list[Offsets] = [dict(offsets) for offsets in reached]
         self._stored: list[Offsets] = [dict(offsets) for offsets in reached]
         self._figures: dict[int, ViewFigures] = {}
@@ -35,11 +36,12 @@ class ViewShards:
 
     def store(self, save: Callable[[str], None]) -> None:
         """Have the record saved. Raises what ``save`` raises, and nothing counts as stored then."""
-        with self._lock:
-            reached = [dict(offsets) for offsets in self._reached]
-        save(orjson.dumps([[(*at, offset) for at, offset in offsets.items()] for offsets in reached]).decode())
-        with self._lock:
-            self._stored = reached
+        with self._saving:
+            with self._lock:
+                reached = [dict(offsets) for offsets in self._reached]
+            save(orjson.dumps([[(*at, offset) for at, offset in offsets.items()] for offsets in reached]).decode())
+            with self._lock:
+                self._stored = reached
 
     def stored(self, shard: int) -> Offsets:
         """The next offsets of one shard, as far as they are stored in the destination."""
