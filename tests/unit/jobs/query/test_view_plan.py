@@ -23,6 +23,6 @@ def test_a_view_that_can_not_be_divided_is_refused_with_the_reason_and_the_remed
         planned_view(VIEW.model_copy(update={"tasks": 2, "top": top}), TABLES)
     (problem,) = refused.value.problems
     assert problem == (
-        "tasks = 2: the view can't be divided by a column of its key: by id it can't be, since `top` isn't per id; leave"
-        " `tasks` out, or give the view a key with a column that all of its groups, `distinct` and `top` are by"
+        "tasks = 2: the view can't be divided by a column of its key: by id it can't be, since `top` isn't per id;"
+        " leave `tasks` out, or give the view a key with a column that all of its groups, `distinct` and `top` are by"
     )
