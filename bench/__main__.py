@@ -21,6 +21,7 @@ from bench import (
     debezium,
     drain,
     first_copy,
+    flink,
     large,
     latency,
     machine,
@@ -28,8 +29,9 @@ from bench import (
     peer,
     replay,
     report,
-    view_state,
+    view_sink,
     visible,
+    watched,
 )
 from bench.figures import Figure, median_run
 from bench.rig import Rig, Say
@@ -53,8 +55,10 @@ PHASES: Mapping[str, Phase] = {
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
-    "views": view_state.measure,
+    "views": view_sink.measure,
+    "flink": flink.measure,
     "cost": cost.measure,
+    "watched": watched.measure,
 }
 
 

@@ -4,6 +4,7 @@ Its limit is one COPY whose rows are encoded as the topic needs them, and go now
 snapshot of the same rows runs beside it where its jars can be fetched.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import psutil
 import psycopg
 from confluent_kafka import Consumer
 
+from bench.cores import Cores, placed, split_cores, this_thread_first
 from bench.debezium import Connect, wait_events
 from bench.drain import Rates, Step, first_event_at, rates
 from bench.figures import Figure, Limit, Target, percentile
@@ -76,18 +78,32 @@ class Noticed:
     workers_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """What transactions of the source notice of a copy.
+
+    ``shared`` is with all cores shared by the source, Kafka and capture. ``apart`` is with a core that only the source
+    and its client have, as with a server of its own: None where there is one core only.
+    """
+
+    shared: Noticed
+    apart: Noticed | None
+
+
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Returns figures and details. Raises LockstepError when a copy fails or takes too long."""
     alone, bare = _first_copy(rig, sizes, workers=0, say=say)
     side_by_side, _ = _first_copy(rig, sizes, workers=WORKERS, say=say)
-    noticed = _noticed(rig, sizes, say)
+    transactions = Transactions(
+        _noticed(rig, sizes, say, None), None if (cores := split_cores()) is None else _noticed(rig, sizes, say, cores)
+    )
     debezium, why_not = _debezium(rig, sizes, say)
-    figures = figures_of(alone, side_by_side, bare, noticed, debezium)
+    figures = figures_of(alone, side_by_side, bare, transactions, debezium)
     return figures, {"rows": sizes.snapshot_rows, **({"debezium_left_out": why_not} if why_not else {})}
 
 
 def figures_of(
-    alone: Copied, side_by_side: Copied, bare: Bare, noticed: Noticed, debezium: Copied | None
+    alone: Copied, side_by_side: Copied, bare: Bare, transactions: Transactions, debezium: Copied | None
 ) -> list[Figure]:
     """The figures of one run. Pure."""
     copy = Limit(value=bare.rows_per_s, what="one COPY, encoded, that goes nowhere")
@@ -119,32 +135,18 @@ def figures_of(
             Figure(phase=PHASE, name=f"processor time{how}", value=copied.cpu_us, unit="us/row", limit=copy_cpu),
             Figure(phase=PHASE, name=f"peak memory of capture{how}", value=copied.memory_mb, unit="MB"),
         ]
-    quiet = Limit(value=noticed.quiet_ms, what="without a copy")
-    at_most = Target(bound="at most", amount=_LATENCY_MAX, of_limit=True)
-    figures += [
+    figures.append(
         Figure(
             phase=PHASE,
             name="peak memory of a worker",
             value=side_by_side.worker_mb,
             unit="MB",
             target=Target(bound="at most", amount=_MEMORY_MB_MAX),
-        ),
-        Figure(
-            phase=PHASE,
-            name="transactions of the source meanwhile, p95",
-            value=noticed.alone_ms,
-            unit="ms",
-            limit=quiet,
-            target=at_most,
-        ),
-        Figure(
-            phase=PHASE,
-            name=f"... with {WORKERS} workers, p95",
-            value=noticed.workers_ms,
-            unit="ms",
-            limit=quiet,
-        ),
-    ]
+        )
+    )
+    figures += _noticed_figures(transactions.shared, where="")
+    if transactions.apart is not None:
+        figures += _noticed_figures(transactions.apart, where=" on a core of its own")
     if debezium is not None:
         figures += [
             Figure(phase=PHASE, name="Debezium: rows per second", value=debezium.rate.from_first_event, unit="rows/s"),
@@ -153,6 +155,16 @@ def figures_of(
             Figure(phase=PHASE, name="Debezium: peak memory", value=debezium.memory_mb, unit="MB"),
         ]
     return figures
+
+
+def _noticed_figures(noticed: Noticed, *, where: str) -> list[Figure]:
+    quiet = Limit(value=noticed.quiet_ms, what=f"without a copy{where}")
+    at_most = Target(bound="at most", amount=_LATENCY_MAX, of_limit=True)
+    name, with_workers = f"transactions of the source{where} meanwhile, p95", f"...{where} with {WORKERS} workers, p95"
+    return [
+        Figure(phase=PHASE, name=name, value=noticed.alone_ms, unit="ms", limit=quiet, target=at_most),
+        Figure(phase=PHASE, name=with_workers, value=noticed.workers_ms, unit="ms", limit=quiet),
+    ]
 
 
 def _first_copy(rig: Rig, sizes: Sizes, *, workers: int, say: Say) -> tuple[Copied, Bare]:
@@ -250,30 +262,34 @@ class _Children:
         self._thread.join()
 
 
-def _noticed(rig: Rig, sizes: Sizes, say: Say) -> Noticed:
+def _noticed(rig: Rig, sizes: Sizes, say: Say, cores: Cores | None) -> Noticed:
     """Short transactions of the source, at a steady rate, on tables that nobody copies."""
-    quiet_ms, alone_ms = _latency(rig, sizes, workers=0, is_quiet_first=True)
-    _, workers_ms = _latency(rig, sizes, workers=WORKERS, is_quiet_first=False)
-    say(f"p95 of transactions: {quiet_ms:.1f} ms, {alone_ms:.1f} during a copy, {workers_ms:.1f} with workers")
+    quiet_ms, alone_ms = _latency(rig, sizes, cores, workers=0, is_quiet_first=True)
+    _, workers_ms = _latency(rig, sizes, cores, workers=WORKERS, is_quiet_first=False)
+    where = "" if cores is None else ", the source on a core of its own"
+    say(f"p95 of transactions{where}: {quiet_ms:.1f} ms, {alone_ms:.1f} during a copy, {workers_ms:.1f} with workers")
     return Noticed(quiet_ms, alone_ms, workers_ms)
 
 
-def _latency(rig: Rig, sizes: Sizes, *, workers: int, is_quiet_first: bool) -> tuple[float, float]:
+def _latency(rig: Rig, sizes: Sizes, cores: Cores | None, *, workers: int, is_quiet_first: bool) -> tuple[float, float]:
     """(without a copy, 0 where that isn't asked for; during one)."""
     rows, rate = sizes.snapshot_rows, sizes.snapshot_rate
     with (
         _filled(rig, rows, workers) as (pipeline, connection),
         _Bank(pipeline, connection) as bank,
+        placed(cores, first=[rig.server_pids["postgres"]], rest=[rig.server_pids["kafka"], os.getpid()]),
         ThreadPoolExecutor(1) as pool,
     ):
         quiet_ms = 0.0
         if is_quiet_first:
-            bank.p95_ms(rate, seconds=sizes.snapshot_quiet_s / 3)  # warm-up
-            quiet_ms = bank.p95_ms(rate, seconds=sizes.snapshot_quiet_s)
+            with this_thread_first(cores):
+                bank.p95_ms(rate, seconds=sizes.snapshot_quiet_s / 3)  # warm-up
+                quiet_ms = bank.p95_ms(rate, seconds=sizes.snapshot_quiet_s)
         capture = pipeline.start_capture()
         _wait_events_begin(pipeline, capture)
         copied = pool.submit(wait_events, pipeline, capture, before=0, rows=rows)
-        during_ms = bank.p95_ms(rate, seconds=_COPY_S_MAX, until=copied.done)
+        with this_thread_first(cores):
+            during_ms = bank.p95_ms(rate, seconds=_COPY_S_MAX, until=copied.done)
         copied.result()
         pipeline.stop(capture)
     return quiet_ms, during_ms

@@ -32,6 +32,7 @@ from stack.stack import Endpoints, Stack
 Say = Callable[[str], None]
 
 SEARCH, CACHE, WAREHOUSE, HISTORY, LAKE = "search", "cache", "warehouse", "history", "lake"
+VIEW = "view"
 STORES = (SEARCH, CACHE, WAREHOUSE)
 """The kinds of sinks that most phases have."""
 
@@ -158,16 +159,30 @@ class Rig:
 
     @contextlib.contextmanager
     def pipeline(
-        self, name: str, *, sinks: Collection[str] = (), capture: str = "", snapshot: str = ""
+        self,
+        name: str,
+        *,
+        sinks: Collection[str] = (),
+        capture: str = "",
+        snapshot: str = "",
+        tables: Mapping[str, str] = NOTHING_ELSE,
+        view: str = "",
     ) -> Iterator["Pipeline"]:
-        """A new pipeline; its processes end with the block, and slot, publication, table and topics are removed.
+        """A new pipeline; its processes end with the block, and slot, publication, tables and topics are removed.
 
-        ``capture`` and ``snapshot`` are lines of the configuration's sections of these names.
+        ``capture`` and ``snapshot`` are lines of the configuration's sections of these names. ``tables`` are more
+        tables, with their columns: ``<pipeline>_<name>``. ``view`` has the lines of a view in the cache, which is
+        called ``<pipeline>_view``. ``{name}`` in them is the pipeline's name.
         """
         # Unlike any earlier one on servers that are used again.
         unique = f"bench_{name}_{time.time_ns() // 1_000_000:x}"
         sections = f"[capture]\n{capture}\n[snapshot]\n{snapshot}\n"
-        pipeline = Pipeline(self, self._stack.endpoints(), self._work, unique, sinks=sinks, sections=sections)
+        if view:
+            sections += f'[views.{sink_name(unique, VIEW)}]\nsink = "{sink_name(unique, CACHE)}"\n'
+            sections += view.replace("{name}", unique)
+        pipeline = Pipeline(
+            self, self._stack.endpoints(), self._work, unique, sinks=sinks, sections=sections, tables=tables
+        )
         try:
             yield pipeline
         except Exception:
@@ -181,12 +196,20 @@ class Rig:
 
 
 class Pipeline:
-    """One pipeline with one table, ``public.<name>``."""
+    """One pipeline with one table, ``public.<name>``, and where it is asked for, others."""
 
     def __init__(
-        self, rig: Rig, endpoints: Endpoints, directory: Path, name: str, *, sinks: Collection[str], sections: str
+        self,
+        rig: Rig,
+        endpoints: Endpoints,
+        directory: Path,
+        name: str,
+        *,
+        sinks: Collection[str],
+        sections: str,
+        tables: Mapping[str, str] = NOTHING_ELSE,
     ) -> None:
-        """``sections`` are more of the configuration."""
+        """``sections`` are more of the configuration, ``tables`` other tables with their columns."""
         self.endpoints = endpoints
         self.name = name
         self.table = TableName("public", name)
@@ -194,14 +217,17 @@ class Pipeline:
         self.lake = directory / f"{name}-lake"
         self._rig = rig
         self._path = directory / f"{name}.toml"
+        self._others = [f"{name}_{other}" for other in tables]
         self._path.write_text(
-            _toml(name, endpoints, sinks=sinks, lake=self.lake, trigger=rig.trigger) + sections,
+            _toml(name, endpoints, others=self._others, sinks=sinks, lake=self.lake, trigger=rig.trigger) + sections,
             encoding="utf-8",
         )
         self.config: Config = load(self._path)
         self.client = self.config.kafka.client()
         self.topic = self.config.topics()[self.table]
         with self.sql() as connection:
+            for other, columns in zip(self._others, tables.values(), strict=True):
+                connection.execute(f"create table {other} ({columns})".encode())
             connection.execute(f"create table {name} ({COLUMNS})".encode())
             connection.execute(
                 f"create procedure {name}_load(first bigint, rows bigint, per_transaction bigint)"
@@ -303,9 +329,13 @@ class Pipeline:
         with contextlib.suppress(psycopg.OperationalError), self.sql() as connection:
             drop_slots(connection, self.config.slot)
             connection.execute(f"drop publication if exists {self.config.publication}".encode())
-            connection.execute(f"drop table if exists {self.name}".encode())
+            for table in (self.name, *self._others):
+                connection.execute(f"drop table if exists {table}".encode())
             connection.execute(f"drop procedure if exists {self.name}_load".encode())
-        topics = [self.topic, *(control_topic(self.name, kind) for kind in (STATE, SCHEMA, PROGRESS, DEAD_LETTERS))]
+        topics = [
+            *self.config.topics().values(),
+            *(control_topic(self.name, kind) for kind in (STATE, SCHEMA, PROGRESS, DEAD_LETTERS)),
+        ]
         for deleted in AdminClient(dict(self.client)).delete_topics(topics, request_timeout=10).values():
             with contextlib.suppress(Exception):  # never created, or the broker is gone: the directory goes as well
                 deleted.result(10)
@@ -337,19 +367,23 @@ def sink_name(pipeline: str, kind: str) -> str:
     return f"{pipeline}_{kind}"
 
 
-def _toml(name: str, endpoints: Endpoints, *, sinks: Collection[str], lake: Path, trigger: str) -> str:
-    """Defaults throughout, but for what one broker and one node can't do."""
+def _toml(
+    name: str, endpoints: Endpoints, *, others: Iterable[str], sinks: Collection[str], lake: Path, trigger: str
+) -> str:
+    """Defaults throughout, but for what one broker and one node can't do. ``others`` are tables besides its own."""
+    listed = ", ".join(f'"public.{table}"' for table in (name, *others))
     text = f"""
 [pipeline]
 name = "{name}"
 [source]
 dsn = "{endpoints.source_dsn}"
-tables = ["public.{name}"]
+tables = [{listed}]
 [kafka]
 bootstrap_servers = "{endpoints.kafka_bootstrap}"
 topics = {{ replication_factor = 1, min_insync_replicas = 1 }}
 [spark]
 checkpoint_directory = "checkpoints-{name}"
+view_directory = "views-{name}"
 trigger = "{trigger}"
 """
     return text + sink_sections(name, endpoints, sinks, lake=lake)

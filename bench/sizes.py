@@ -42,6 +42,20 @@ class Sizes:
     cost_tables: tuple[int, ...]
     view_entries: tuple[int, ...]
     """Of the states of a view, from small to large: rows that its operators keep."""
+    watched_s: float
+    """How long the page's processor time is measured, idle and under traffic."""
+    watched_rounds: int
+    """Of waits that come together."""
+    view_events: int
+    """In the log from which a timeline is built; a multiple of ten."""
+    view_followers: int
+    """Of the user whose tweets are waited for in all timelines."""
+    view_tweets: int
+    """Of that user."""
+    timeline_users: int
+    """Of the timeline that is kept beside Flink's; each has 15 events in the backlog."""
+    timeline_s: float
+    """How long its changes are measured, at the rate of the sinks."""
 
 
 FULL = Sizes(
@@ -69,6 +83,13 @@ FULL = Sizes(
     cost_partitions=(1, 2, 4, 8),
     cost_tables=(10, 100, 2_000),
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
+    watched_s=30.0,
+    watched_rounds=20,
+    view_events=1_000_000,
+    view_followers=10_000,
+    view_tweets=20,
+    timeline_users=10_000,
+    timeline_s=30.0,
 )
 
 QUICK = Sizes(
@@ -96,4 +117,11 @@ QUICK = Sizes(
     cost_partitions=(1, 4),
     cost_tables=(10, 50),
     view_entries=(10_000, 100_000),
+    watched_s=10.0,
+    watched_rounds=4,
+    view_events=50_000,
+    view_followers=10_000,
+    view_tweets=5,
+    timeline_users=1_000,
+    timeline_s=10.0,
 )

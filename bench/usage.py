@@ -1,7 +1,9 @@
 """What processes use: processor seconds and peak memory."""
 
+import contextlib
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,6 +97,45 @@ class PeakMemory:
     @property
     def megabytes(self) -> float:
         return self._bytes / _MB
+
+
+class FamilyMemory(threading.Thread):
+    """Memory of a process and its family at its highest, sampled. Pages that several of them share count once."""
+
+    def __init__(self, pid: int, *, every_s: float = 1.0) -> None:
+        super().__init__(name=f"memory of {pid}", daemon=True)
+        self._pid = pid
+        self._every_s = every_s
+        self._finished = threading.Event()
+        self._bytes = 0
+
+    def run(self) -> None:
+        is_over = False
+        while not is_over:
+            self._bytes = max(self._bytes, family_bytes(self._pid))
+            is_over = self._finished.wait(self._every_s)
+
+    def finish(self) -> float:
+        """Stop; the peak in megabytes."""
+        self._finished.set()
+        self.join(10)
+        return self._bytes / _MB
+
+
+def family_bytes(pid: int) -> int:
+    """Memory of a process and its family, a page that n of them share as a nth of each; resident memory where the
+    kernel doesn't tell that. 0 where the process is gone."""
+    total = 0
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    for one in family:
+        with contextlib.suppress(psutil.Error):
+            memory = one.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
+    return total
 
 
 class CpuMeter:

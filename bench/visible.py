@@ -33,8 +33,8 @@ _GAP_S = 0.2
 _TIMEOUT_S = 60.0
 _FIRST_TIMEOUT_S = 180.0
 _CHECK_S = 0.5
-_ROWS = 500
-_PROBE_ROWS = 100
+ROWS = 500
+PROBE_ROWS = 100
 _TRAFFIC_ROWS = 4
 """Of each of the other transactions."""
 
@@ -67,13 +67,15 @@ class Store:
         return f"{self.sink} ({self.question})"
 
 
-def _redis(pipeline: Pipeline) -> Store:
+def in_redis(pipeline: Pipeline, *, view: str = "") -> Store:
+    """The cache's own table, or this view in it, whose rows have the same key and the same ``customer_id``."""
     client: Any = redis.Redis.from_url(pipeline.endpoints.redis_url)
-    prefix = pipeline.name
+    prefix = view or pipeline.name
+    table = f"views.{view}" if view else pipeline.table
 
     def visible(row: int, mark: int) -> bool:
         live = (client.get(f"{prefix}:live") or b"").decode()
-        value = client.hget(f"{prefix}:{live}:{pipeline.table}:{row}", "v")
+        value = client.hget(f"{prefix}:{live}:{table}:{row}", "v")
         return value is not None and orjson.loads(value)["customer_id"] == mark
 
     def write(row: int, mark: int) -> None:
@@ -84,7 +86,7 @@ def _redis(pipeline: Pipeline) -> Store:
         return value is not None and orjson.loads(value)["customer_id"] == mark
 
     return Store(
-        sink=CACHE,
+        sink=f"{CACHE}: a view" if view else CACHE,
         question="HGET",
         targets_ms={"p50": 80, "p99": 250},
         every_s=0.015,
@@ -201,7 +203,7 @@ def _searchable(pipeline: Pipeline) -> Store:
     return _opensearch(pipeline, question="search", targets_ms={"p50": 400, "p99": 1_000}, every_s=0.050, shows=finds)
 
 
-class _Traffic(threading.Thread):
+class Traffic(threading.Thread):
     """Other people's transactions: updates of random rows at a steady rate."""
 
     def __init__(self, pipeline: Pipeline, rate: int) -> None:
@@ -219,7 +221,7 @@ class _Traffic(threading.Thread):
             with self._pipeline.sql() as connection:
                 began = time.monotonic()
                 while not self._finished.is_set():
-                    connection.execute(statement, (self._random.sample(range(_ROWS), _TRAFFIC_ROWS),))
+                    connection.execute(statement, (self._random.sample(range(ROWS), _TRAFFIC_ROWS),))
                     self.transactions += 1
                     self._finished.wait(max(0.0, began + self.transactions / self._rate - time.monotonic()))
         except psycopg.Error as error:
@@ -255,7 +257,7 @@ class _Asking(threading.Event):
         return time.monotonic() - began
 
 
-class _Probes:
+class Probes:
     """Rows of their own, so that no other update changes the value before it is seen."""
 
     def __init__(self, pipeline: Pipeline, connection: psycopg.Connection[Any]) -> None:
@@ -307,7 +309,7 @@ class _Probes:
     def _next(self) -> tuple[int, int]:
         time.sleep(self._chance.random() * _GAP_S)
         self._mark += 1
-        return _ROWS + self._mark % _PROBE_ROWS, self._mark
+        return ROWS + self._mark % PROBE_ROWS, self._mark
 
     def _together(
         self, stores: Sequence[Store], ask: Callable[[Store], float], asking: _Asking, children: Sequence[Child]
@@ -327,23 +329,23 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
     """All sinks in one driver, then the cache alone. Returns figures and details."""
     rig.up()
     with rig.pipeline("sinks", sinks=STORES) as pipeline, pipeline.sql() as connection:
-        pipeline.load(connection, first=0, rows=_ROWS, per_transaction=_ROWS)
+        pipeline.load(connection, first=0, rows=ROWS, per_transaction=ROWS)
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
-        probes = _Probes(pipeline, connection)
+        probes = Probes(pipeline, connection)
         stores: list[Store] = []
         try:
-            for opened in (_redis, _warehouse, _acknowledged, _searchable):
+            for opened in (in_redis, _warehouse, _acknowledged, _searchable):
                 stores.append(opened(pipeline))
             targets = {store.name: store.targets_ms for store in stores}
             apply = pipeline.start_apply()
-            all_sinks = _Part(rig, sizes, say, pipeline, probes, stores, [capture, apply])
+            all_sinks = Part(rig, sizes, say, pipeline, probes, stores, [capture, apply])
             figures, details = all_sinks.measure("", targets)
             pipeline.stop(apply)
             say("the cache alone")
             cache = stores[:1]
             apply = pipeline.start_apply(CACHE)
-            alone = _Part(rig, sizes, say, pipeline, probes, cache, [capture, apply])
+            alone = Part(rig, sizes, say, pipeline, probes, cache, [capture, apply])
             figures_alone, details_alone = alone.measure(" as the only sink", {cache[0].name: _ALONE})
         finally:
             for store in stores:
@@ -352,14 +354,14 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """The measurement of some stores while an apply runs."""
 
     rig: Rig
     sizes: Sizes
     say: Say
     pipeline: Pipeline
-    probes: _Probes
+    probes: Probes
     stores: Sequence[Store]
     children: Sequence[Child]
 
@@ -371,7 +373,7 @@ class _Part:
             f"apply is running; warm-up: {sizes.sink_warm_s:.0f} s at {sizes.sink_rate} transactions/s"
             f" of {_TRAFFIC_ROWS} rows"
         )
-        with _Traffic(self.pipeline, sizes.sink_rate) as traffic:
+        with Traffic(self.pipeline, sizes.sink_rate) as traffic:
             warm_until = time.monotonic() + sizes.sink_warm_s
             while time.monotonic() < warm_until:
                 probes.committed(stores, self.children)

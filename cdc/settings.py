@@ -1,9 +1,43 @@
 """What all settings share. Each part owns a model beside the code that uses it; ``lockstep.config`` composes them."""
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Settings(BaseModel):
     """What all our settings share."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_values(cls, values: object) -> object:
+        """Have true and false refused where a number is wanted: Python takes them for 1 and 0."""
+        if not isinstance(values, Mapping):
+            return values
+        numbers = {name for name, field in cls.model_fields.items() if _wants_number(field.annotation)}
+        numbers |= {field.alias for name, field in cls.model_fields.items() if field.alias and name in numbers}
+        return {name: _as_text(value) if name in numbers else value for name, value in values.items()}
+
+
+def _wants_number(kind: Any) -> bool:
+    kinds = set(_kinds_of(kind))
+    return bool(kinds & {int, float}) and bool not in kinds
+
+
+def _kinds_of(kind: Any) -> Iterator[Any]:
+    """The types that a value of this type may be of, or may have in it. What a model has in it is its own affair."""
+    yield kind
+    for part in get_args(kind):
+        yield from _kinds_of(part)
+
+
+def _as_text(value: object) -> object:
+    """The value with a text, which is no number, in the place of each true and false."""
+    if isinstance(value, Mapping):
+        return {name: _as_text(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_text(part) for part in value]
+    return str(value).lower() if isinstance(value, bool) else value

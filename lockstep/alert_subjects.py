@@ -6,9 +6,17 @@ from typing import Final
 
 from lockstep.attendant import state_directories
 from lockstep.config import Config
-from monitor.alerts.conditions import CAPTURE, OF_CAPTURE, OF_GENERATIONS, OF_LIVE, OF_STREAM_QUERIES, SERVERS
+from monitor.alerts.conditions import (
+    CAPTURE,
+    OF_CAPTURE,
+    OF_GENERATIONS,
+    OF_LIVE,
+    OF_STREAM_BUILDS,
+    OF_STREAM_QUERIES,
+    SERVERS,
+)
 from monitor.alerts.facts import certificates_of
-from monitor.lag import APPLIED, IN_KAFKA, RECEIVED
+from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE
 
 _NUMBER: Final = re.compile(r" g[1-9]\d*$")
 """Behind the name of a sink, for a generation that isn't live."""
@@ -22,7 +30,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
         **dict.fromkeys((*OF_LIVE, *OF_GENERATIONS), sinks),
         **dict.fromkeys(OF_STREAM_QUERIES, tuple(config.stream_queries)),
         "unreachable": (SERVERS,),
-        "stalled": (RECEIVED, IN_KAFKA, *(f"{APPLIED}{sink}" for sink in sinks)),
+        "stalled": (RECEIVED, IN_KAFKA, *(f"{stage}{sink}" for stage in (READ, APPLIED, VISIBLE) for sink in sinks)),
         "certificate-expires": tuple(certificates_of(config.as_pipeline(), config.stores)),
         "disk-filling": tuple(map(str, state_directories(config))),
     }
@@ -30,6 +38,6 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
 
 def is_subject(condition: str, subject: str, config: Config) -> bool:
     """Whether a condition can have this subject; one of a generation with its number, where it can."""
-    if condition in (*OF_GENERATIONS, "stream-query-stopped", "stalled"):
+    if condition in (*OF_GENERATIONS, *OF_STREAM_BUILDS, "stalled"):
         subject = _NUMBER.sub("", subject)
     return subject in subjects_of(config)[condition]

@@ -24,14 +24,15 @@ from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.postgres.connection import connection_error
 from cdc.secret import address_holds_secret, is_secret_name, read_secret_file
+from cdc.webhook import WEBHOOK_VARIABLE_END, WebhookSettings
 from lockstep.config import Config, captured, resolved
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
 from lockstep.views.kept import views_now
-from monitor.alerts.settings import WebhookSettings
 from monitor.collector import LagCollector
-from sinks.access import RenewedLogin
+from sinks.access import Login
+from sinks.opensearch.sigv4 import SigV4
 
 _HIDDEN: Final = "***"
 
@@ -157,7 +158,7 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
             return _shown(value.get_secret_value(), path) if path[-1] == "url" else _HIDDEN
         case None | bool() | int() | float():
             return value
-        case tuple() if path[-1] == "command" and value:
+        case tuple() if path[-1].endswith("command") and value:
             # A program may get a token as an argument.
             return [str(value[0]), *[_HIDDEN for _ in value[1:]]]
         case str() if path[-1] == "otlp_endpoint":
@@ -175,7 +176,7 @@ def _shown(value: Any, path: tuple[str, ...] = ()) -> Any:
 
 def _may_be_secret(text: str, path: tuple[str, ...]) -> bool:
     """Webhooks' addresses are secrets as a whole."""
-    is_webhook = path[:1] == ("alerts",) and path[-1] == "url"
+    is_webhook = path[-2:] == ("webhook", "url")
     return is_webhook or any(map(is_secret_name, path)) or address_holds_secret(text) or "password=" in text
 
 
@@ -196,12 +197,16 @@ def _secrets(value: Any) -> Iterator[str]:
             with contextlib.suppress(LockstepError):  # a file that can't be read, or a command that fails
                 if callable(password := getattr(value, "password", None)):
                     yield from _secrets(password())
-                if isinstance(value, RenewedLogin) and value.password_command is not None:
+                if isinstance(value, Login) and value.password_command is not None:
                     yield from filter(None, [value.read_password()])
+                if isinstance(value, SigV4):
+                    keys = value.read_keys()
+                    yield from _secrets([keys.secret, keys.session_token])
                 if isinstance(value, WebhookSettings):
-                    address = value.address()
-                    values = [os.environ.get(variable) for variable in value.headers.values()]
-                    yield from filter(None, [None if address is None else address.get_secret_value(), *values])
+                    variables = [name for name in os.environ if name.endswith(WEBHOOK_VARIABLE_END)]
+                    addresses = [value.address(variable) for variable in ("", *variables)]
+                    yield from (address.get_secret_value() for address in addresses if address is not None)
+                    yield from filter(None, [os.environ.get(variable) for variable in value.headers.values()])
             for name, inner in value:
                 if name in _SECRET_FILES and inner is not None:
                     with contextlib.suppress(OSError):  # then it was never read, and whoever needs it says so

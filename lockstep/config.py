@@ -21,7 +21,7 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import StreamSettings, name_problems
+from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
@@ -137,8 +137,8 @@ class Config(Settings):
                 problems.append(f"streams.{other} and streams.{name} have one topic: remove one of them")
             if stream.topic.startswith(f"{control_topic(self.pipeline.name, STREAM_QUERIES)}."):
                 problems.append(
-                    f"streams.{name}.topic has what the results of this pipeline's queries lack: a query over it could"
-                    " write there what it reads, without end"
+                    f"streams.{name}.topic is one that this pipeline's queries write: a query over it could write"
+                    " there what it reads, without end"
                 )
         if problems:
             raise ValueError("; ".join(problems))
@@ -549,6 +549,8 @@ def _way_out(path: tuple[str, ...]) -> str:
     match path:
         case ("sinks", name, *_):
             return f"use login.password_file or ${sink_password_variable(name)}"
+        case ("stream_queries", name, "webhook", *_):
+            return f"use stream_queries.{name}.webhook.url_file, or ${webhook_variable(name)}"
         case ("views" | "stream_queries", *_):
             return "use login.password_file, or the sink's own login"
         case ("source", *_):
@@ -582,6 +584,8 @@ _WORDS: Final = {
     "tuple_type": "must be a list, in [ ]",
     "string_type": "must be a text",
     "bool_type": "must be true or false, without quotes",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(
         ("dict_type", "mapping_type", "model_type", "model_attributes_type"), "must be a section, or a table in { }"
     ),

@@ -38,6 +38,7 @@ name = $name
 dsn = $dsn
 # password_file = "/run/secrets/source"
 # Or a command that prints it, run without a shell at each connection: password_command = ["print-password", "source"]
+# With password_lifetime_s = 600, say, what it has printed is used again for so long. Kafka and sinks have both, too.
 tables = [
 $tables
 ]
@@ -68,9 +69,9 @@ $skipped${secrets}# slot = "lockstep_$plain_name"
 [kafka]
 bootstrap_servers = "127.0.0.1:9092"
 # security_protocol = "sasl_ssl"           # plaintext, ssl, sasl_plaintext, sasl_ssl
-# sasl_mechanism = "SCRAM-SHA-512"         # PLAIN, SCRAM-SHA-256, SCRAM-SHA-512
+# sasl_mechanism = "SCRAM-SHA-512"         # PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER
 # username = "lockstep"
-# password_file = "/run/secrets/kafka"     # or $$LOCKSTEP_KAFKA_PASSWORD
+# password_file = "/run/secrets/kafka"     # or $$LOCKSTEP_KAFKA_PASSWORD, or password_command
 # ca_file = "/etc/ssl/kafka-ca.pem"        # authorities to trust instead of the system's
 # certificate_file = "/etc/ssl/me.pem"     # what we show of ourselves
 # key_file = "/etc/ssl/me.key"
@@ -197,6 +198,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # apply = true                             # false: it gets no table, and only says where the store of views is
 # max_open_rejections = 10000              # rejected rows that wait for you; before there are more, its job stops
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
+# A login may have a command instead of the file: password_command = ["print-password", "sink"]
 
 # [sinks.search]
 # type = "opensearch"
@@ -212,6 +214,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # refresh_interval_ms = 200                # how soon a write is found
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
+# With Amazon's OpenSearch no login: sigv4 = { region = "eu-central-1", credentials_command = ["print-keys"] }
 # searches = false                         # true: who waits for standing searches is told by `lockstep run`
 # timeout_s = 60.0                         # of a request
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
@@ -219,6 +222,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # [sinks.cache]
 # type = "redis"
 # url = "rediss://127.0.0.1:6379/0"        # redis:// without TLS
+# sentinels = []                           # host:26379 of each; url then has the primary's name, as redis://shop/0
 # prefix = "shop"                          # first part of every key; else the sink's name
 # names = { "public.items" = "items" }     # of a table in the keys (rebuild)
 # keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)
@@ -245,7 +249,6 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later
 # idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
-# Its login may have a command instead of the file: password_command = ["print-password", "warehouse"]
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 
 # [sinks.lake]
@@ -255,6 +258,8 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # else as deltalake finds it by itself
 # storage_options = { aws_region = "eu-central-1" }
 # partition_by = { "public.orders" = ["region"] }    # (rebuild)
+# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
+# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
 # optimize_every_commits = 100             # small files of a table are put together so often
 # target_file_mb = 16                      # up to this size
 # retention_hours = 24                     # replaced files are kept so long, for queries that began before
@@ -285,6 +290,9 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # sink = "warehouse"                       # the section whose store, address and login it takes
 # key = ["page", "hour"]                   # columns that tell the result's rows apart
 # sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
+# topic = true                             # the rows are on a topic as well (streams rebuild)
+# Each row is posted to an HTTP endpoint too. A secret address is in $$LOCKSTEP_STREAM_QUERY_<NAME>_WEBHOOK_URL.
+# webhook = { url = "https://hooks.example.com/rows", headers = { Authorization = "ROWS_TOKEN" } }    # and url_file
 
 # A pattern instead of SQL: events that follow each other within a time. It has no key of its own to name.
 # [stream_queries.given_up]

@@ -82,9 +82,7 @@ def with_stream_queries(document: Mapping[str, Any]) -> tuple[dict[str, Any], li
         kind = kind_of_sink(sinks[lender])
         if kind is None:  # which is told of the sink itself
             continue
-        refused = [
-            setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender", "topic"}
-        ]
+        refused = [setting for setting in section if setting in kind.NOT_OF_VIEWS | {"tables", "view", "lender"}]
         problems += [f"{at}.{setting}: {_NOT_OF_A_QUERY}" for setting in refused]
         problems += [f"{at}.{setting}: {why}" for setting, why in _OF_ITS_SINK.items() if setting in section]
         taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}

@@ -35,6 +35,7 @@ from monitor.lag import (
     APPLIED,
     IN_KAFKA,
     RECEIVED,
+    VISIBLE,
     LagReport,
     SinkFacts,
     SourceFacts,
@@ -47,6 +48,7 @@ from monitor.question import Question
 from monitor.searches import SearchesWatch, StandingSearches
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, load_verification
+from monitor.visible import Visible, VisibleRows
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
@@ -61,8 +63,9 @@ _LIST_EVERY_S = 2.0
 _ANSWER_TIMEOUT_S = 4.0
 """How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
 
-_JOBS_TIMEOUT_S = 10.0
-"""The same where a sink has said how far it is, and only its jobs are still looked at."""
+_JOBS_TIMEOUT_S = 8.0
+"""The same where a sink has said how far it is, and only its jobs are still looked at. Also what hangs then is named
+within ten seconds, the time between two looks included."""
 
 _HEARTBEAT_S = 4.0
 """Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""
@@ -82,7 +85,15 @@ _TABLES_EVERY_S = 10.0
 _NOT_BEGUN = Generation(1, True, None)
 
 _Progresses = list[
-    tuple[Generation, Progress | None, JobStatus | None, str | None, ToldView | None, KnownConsistency | None]
+    tuple[
+        Generation,
+        Progress | None,
+        JobStatus | None,
+        str | None,
+        ToldView | None,
+        KnownConsistency | None,
+        Visible | None,
+    ]
 ]
 _Answer = _Progresses | LockstepError
 _Asking = Literal["source", "others"]
@@ -168,6 +179,7 @@ class LagCollector:
         self._identity: tuple[str | None, str] = None, ""
         self._looks: collections.deque[tuple[float, Lsn]] = collections.deque(maxlen=_RATE_LOOKS)
         self._complete: dict[tuple[str, int], _Complete] = {}
+        self._visible: dict[tuple[str, int], VisibleRows] = {}
         self._stalls = Stalls()
         self._whole: Question[LagReport] | None = None
         self._asking: _Asking = "source"
@@ -356,12 +368,14 @@ class LagCollector:
         for name, answer in answers.items():
             if isinstance(answer, LockstepError):
                 continue
-            for generation, progress, _, blocked_by, *_ in answer:
+            for generation, progress, _, blocked_by, *_, visible in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
                     signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
                     if progress.skipped:
                         left_out.add(label)
+                if visible is not None:
+                    signs[f"{VISIBLE}{label}"] = visible
                 if blocked_by is not None:
                     blocked[label] = blocked_by
         return Look(
@@ -374,6 +388,11 @@ class LagCollector:
             frozenset(left_out),
             blocked,
             {name: settings.events_per_s for name, settings in self._settings.items()},
+            {
+                name: settings.refresh_interval_ms / 1000
+                for name, settings in self._settings.items()
+                if isinstance(settings, OpenSearchSettings)
+            },
         )
 
     def _heartbeat(self) -> None:
@@ -460,6 +479,7 @@ class LagCollector:
                 blocked_by,
                 self._told_view(name, generation.number),
                 self._consistency(name, generation.number, progress, jobs.get(generation.number)),
+                self._visible_of(name, generation, progress),
             )
             for generation in generations
             for progress in [self._opened(name, generation.number).generations.load_progress()]
@@ -468,6 +488,15 @@ class LagCollector:
     def _told_view(self, name: str, number: int) -> ToldView | None:
         """What the job of a view has told of it."""
         return None if self._settings[name].view is None else load_told(self._opened(name, number).records, number)
+
+    def _visible_of(self, name: str, generation: Generation, progress: Progress | None) -> Visible | None:
+        """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
+        if progress is None or not generation.is_live:
+            return None
+        refreshes = self._opened(name, generation.number).refreshes()
+        if refreshes is None:
+            return None
+        return self._visible.setdefault((name, generation.number), VisibleRows()).look(progress, refreshes)
 
     def _consistency(
         self, name: str, number: int, progress: Progress | None, job: JobStatus | None
@@ -695,11 +724,14 @@ class LagCollector:
                 is_live = generation.is_live or len(generations) == 1
                 yield SinkFacts(name, generation.number, is_live, 0, 0, None, 0)
             return
-        for generation, progress, job, _, view, consistency in answer:
+        for generation, progress, job, _, view, consistency, visible in answer:
             # A sink's only generation goes by the sink's name, before readers see it too.
             is_live = generation.is_live or len(answer) == 1
             read = {} if progress is None else dict(progress.next_offsets)
             reached = None if progress is None or progress.epoch < epoch else progress
+            told = None if job is None else job.read
+            in_hand = None if told is None else max(0, told.records - sum(read.values()))
+            is_of_epoch = told is not None and reached is not None and told.epoch == reached.epoch
             behind, held = (None, 0) if ends is None else self._records_left(name, generation, read, job, ends)
             yield SinkFacts(
                 name,
@@ -716,6 +748,10 @@ class LagCollector:
                 view=view,
                 joining=() if progress is None else progress.joining,
                 consistency=consistency,
+                read_lsn=told.lsn if told is not None and is_of_epoch else 0,
+                read_commit_time_ms=told.commit_time_ms if told is not None and is_of_epoch else 0,
+                in_hand=in_hand,
+                visible=visible,
             )
 
     def _records_left(

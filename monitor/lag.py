@@ -2,6 +2,10 @@
 
 Each figure has one definition:
 
+A generation of a sink has up to three stages. ``read`` is what its job has taken from Kafka: of a batch that ends by
+itself the whole batch, of one that goes on what its task has got. ``applied`` is what the store has. ``visible`` is
+what queries find, of a live generation whose store shows that only after a while.
+
 ``lsn``: all that commits before it, the stage has. None where nobody knows. A sink's isn't true of a table that joins
 until the sink has all of it: ``reason`` names it.
 
@@ -22,7 +26,7 @@ when it was last seen to move. None where nobody knows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -36,6 +40,7 @@ from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.searches import StandingSearches
 from monitor.verification import Verification
+from monitor.visible import Visible
 
 
 class StageState(StrEnum):
@@ -75,8 +80,10 @@ _WORST_FIRST: Final = (
 WAL_END: Final = "WAL end"
 RECEIVED: Final = "received"
 IN_KAFKA: Final = "in Kafka"
+READ: Final = "read: "
 APPLIED: Final = "applied: "
-"""Before a generation's label, that is the name of its stage."""
+VISIBLE: Final = "visible: "
+"""Before a generation's label, these are the names of its stages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +99,10 @@ class SinkFacts:
     ``is_view``: it is the result of a query. ``view`` is what its job has told of it, None where none has.
     ``joining`` are topics of tables that joined, of which the watermark isn't true yet. ``consistency`` is that of a
     consistent sink.
+
+    ``read_lsn`` and ``read_commit_time_ms`` are the watermark of what its job has read, 0 where nobody knows.
+    ``in_hand`` counts the records that it has read and not applied, None where nobody knows. ``visible`` is None where
+    queries find at once what was applied.
     """
 
     name: str
@@ -109,6 +120,10 @@ class SinkFacts:
     view: ToldView | None = None
     joining: tuple[str, ...] = ()
     consistency: KnownConsistency | None = None
+    read_lsn: int = 0
+    read_commit_time_ms: int = 0
+    in_hand: int | None = None
+    visible: Visible | None = None
 
     @property
     def label(self) -> str:
@@ -165,7 +180,8 @@ class SourceFacts:
 class Stage:
     """One stage; the module says what each figure means.
 
-    ``sink`` is the generation that the stage is about, None for the stages of capture.
+    ``sink`` is the generation that an applied stage is about, None for all others: so each generation comes once.
+    ``of_sink`` is the one that a stage beside it is about.
     """
 
     name: str
@@ -178,6 +194,12 @@ class Stage:
     since_ms: int | None = None
     reason: str | None = None
     hint: str | None = None
+    of_sink: SinkFacts | None = None
+
+    @property
+    def generation(self) -> SinkFacts | None:
+        """The generation that it is about in any way, None for the stages of capture."""
+        return self.sink or self.of_sink
 
     @property
     def sentence(self) -> str:
@@ -241,9 +263,10 @@ class LagReport:
             for stage in self.stages
             if stage.state in _WORST_FIRST
             and (stage.state is not StageState.UNKNOWN or stage.reason is not None)
-            and (stage.sink is None or stage.sink.is_live or stage.state is StageState.STOPPED)
+            and (stage.generation is None or stage.generation.is_live or stage.state is StageState.STOPPED)
         ]
-        return min(stages, key=lambda stage: _WORST_FIRST.index(stage.state), default=None)
+        # Of a generation in which all stages are so, as of one without a job, the applied one says why.
+        return min(stages, key=lambda stage: (_WORST_FIRST.index(stage.state), stage.of_sink is not None), default=None)
 
     @property
     def needs_somebody(self) -> bool:
@@ -310,11 +333,17 @@ class LagReport:
                     "hint": stage.hint,
                     **(
                         {}
+                        if stage.generation is None
+                        else {
+                            "sink": stage.generation.name,
+                            "generation": stage.generation.generation,
+                            "live": stage.generation.is_live,
+                        }
+                    ),
+                    **(
+                        {}
                         if stage.sink is None
                         else {
-                            "sink": stage.sink.name,
-                            "generation": stage.sink.generation,
-                            "live": stage.sink.is_live,
                             "job": None if stage.sink.job is None else stage.sink.job.to_json(),
                             "view": None if stage.sink.view is None else stage.sink.view.to_json(),
                             "consistent": (
@@ -367,16 +396,18 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         if has_all_of_kafka(source, sink):
             applied, complete_ms = max(applied, source.complete_lsn or 0), max(complete_ms, source.complete_ms)
         sink_age_s = _age_s(sink.commit_time_ms, complete_ms, now_ms) if is_known else None
-        stages.append(
-            _stage(
-                f"{APPLIED}{sink.label}",
-                applied if is_known else None,
-                source.wal_end,
-                sink_age_s,
-                sink.records_behind,
-                sink,
-            )
+        stage = _stage(
+            f"{APPLIED}{sink.label}",
+            applied if is_known else None,
+            source.wal_end,
+            sink_age_s,
+            sink.records_behind,
+            sink,
         )
+        stages.append(_read_stage(stage, sink, source.wal_end, complete_ms, now_ms))
+        stages.append(stage)
+        if sink.visible is not None and sink.is_live:
+            stages.append(_visible_stage(stage, sink, sink.visible, source.wal_end, now_ms))
     return LagReport(
         tuple(stages),
         source.slot_active,
@@ -389,6 +420,29 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         minutes_until_full=minutes_until_full(source.safe_wal_bytes, source.wal_rate),
         gap=source.gap,
     )
+
+
+def _read_stage(applied: Stage, sink: SinkFacts, wal_end: int, complete_ms: int, now_ms: int) -> Stage:
+    """What was applied was read."""
+    events = None if applied.events_behind is None else max(0, applied.events_behind - (sink.in_hand or 0))
+    stage = replace(applied, name=f"{READ}{sink.label}", events_behind=events, sink=None, of_sink=sink)
+    if sink.read_lsn <= (applied.lsn or 0):
+        return stage
+    age_s = _age_s(sink.read_commit_time_ms, complete_ms, now_ms)
+    behind = max(0, wal_end - sink.read_lsn)
+    return replace(stage, lsn=sink.read_lsn, bytes_behind=behind, seconds_behind=0.0 if behind == 0 else age_s)
+
+
+def _visible_stage(applied: Stage, sink: SinkFacts, visible: Visible, wal_end: int, now_ms: int) -> Stage:
+    stage = replace(applied, name=f"{VISIBLE}{sink.label}", sink=None, of_sink=sink)
+    if visible.is_all:
+        return stage
+    known = None not in (applied.events_behind, visible.unseen)
+    events = (applied.events_behind or 0) + (visible.unseen or 0) if known else None
+    if not visible.lsn:
+        return replace(stage, lsn=None, bytes_behind=None, seconds_behind=None, events_behind=events)
+    age_s, behind = _age_s(visible.commit_time_ms, 0, now_ms), max(0, wal_end - visible.lsn)
+    return replace(stage, lsn=visible.lsn, bytes_behind=behind, seconds_behind=age_s, events_behind=events)
 
 
 def elsewhere(state: CaptureState, *, system_id: str | None, database: str) -> tuple[str, ...]:

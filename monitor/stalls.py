@@ -13,7 +13,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from jobs.generations.status import JobState, JobStatus
-from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END, LagReport, SinkFacts, SourceFacts, Stage, StageState
+from monitor.lag import (
+    APPLIED,
+    IN_KAFKA,
+    READ,
+    RECEIVED,
+    VISIBLE,
+    WAL_END,
+    LagReport,
+    SinkFacts,
+    SourceFacts,
+    Stage,
+    StageState,
+)
 
 STALLED_S: Final = 5.0
 """A stage that lacks something and doesn't move for so long hangs."""
@@ -41,6 +53,10 @@ _CAPTURE_AGAIN: Final = (
     " it goes on where it was"
 )
 _JOB_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
+_REFRESH: Final = (
+    "see that refresh_interval of its indexes isn't off (`GET INDEX/_settings`): Lockstep sets it from"
+    " refresh_interval_ms of the sink when its job starts"
+)
 _LOOK_AT_SERVERS: Final = "`lockstep doctor` looks at every server and says what to do"
 
 
@@ -51,7 +67,8 @@ class Look:
     ``signs`` has by a stage's name what changes whenever it moves. ``slot`` is the slot's name. ``copying``: a table of
     the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
     purpose. ``blocked`` says by label who holds the lock that the job waits for. ``limits`` has by a sink's name how
-    many events its settings let through in a second.
+    many events its settings let through in a second, ``refresh_s`` after how many seconds its store is to show what was
+    applied.
     """
 
     at_s: float
@@ -63,6 +80,7 @@ class Look:
     left_out: Set[str] = frozenset()
     blocked: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
+    refresh_s: Mapping[str, float] = field(default_factory=dict)
     silent_kafka: str | None = None
 
 
@@ -93,9 +111,19 @@ class Stalls:
     def judge(self, report: LagReport, look: Look) -> LagReport:
         """The report with the state of each stage, now that this was seen too."""
         stages: list[Stage] = []
+        of_sinks: dict[str, tuple[Stage, Stage | None]] = {}
         for stage in report.stages:
             if stage.sink is not None:
-                judged = self._sink(stage, look, report)
+                of_sinks[stage.sink.label] = self._sink(stage, look, report)
+        for stage in report.stages:
+            if stage.sink is not None:
+                judged, _ = of_sinks[stage.sink.label]
+            elif stage.of_sink is not None:
+                applied, hanging = of_sinks[stage.of_sink.label]
+                if stage.name.startswith(VISIBLE):
+                    judged = self._visible(stage, look, applied)
+                else:
+                    judged = _read(stage, applied, hanging)
             elif stage.name == RECEIVED:
                 judged = self._received(stage, look, report)
             elif stage.name == IN_KAFKA:
@@ -191,7 +219,41 @@ class Stalls:
         reason = f"capture has received more, and committed nothing to Kafka for {still_s:.0f} s"
         return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AT_SERVERS)
 
-    def _sink(self, stage: Stage, look: Look, report: LagReport) -> Stage:
+    def _sink(self, stage: Stage, look: Look, report: LagReport) -> tuple[Stage, Stage | None]:
+        """The applied stage of a generation; and where it is the reading that hangs, that stage."""
+        judged = self._applied(stage, look, report)
+        sink = stage.sink
+        assert sink is not None
+        seen = self._seen.get(stage.name)
+        if judged.state is not StageState.STALLED or seen is None or seen.blocker is not None or sink.in_hand != 0:
+            return judged, None
+        # It has nothing in hand, so it has all of the stage that hangs.
+        silent_s = self._silent_s(stage, look, None if sink.job is None else sink.job.last_sign_ms)
+        still_s = look.at_s - seen.moved_s
+        reason = _why_unread(still_s) if silent_s < STALLED_S else (judged.reason, judged.hint)
+        hanging = replace(
+            _as(stage, StageState.STALLED, reason=reason[0], hint=reason[1]),
+            since_ms=seen.moved_ms,
+        )
+        return _as(stage, StageState.CURRENT), hanging
+
+    def _visible(self, stage: Stage, look: Look, applied: Stage) -> Stage:
+        sink = stage.of_sink
+        assert sink is not None
+        if applied.state is StageState.UNKNOWN:
+            return _as(stage, StageState.UNKNOWN)
+        lacks = sink.visible is not None and not sink.visible.is_all
+        still_s = self._still(stage, look, lacks=lacks)
+        if not lacks:
+            return _as(stage, StageState.CURRENT)
+        refresh_s = look.refresh_s.get(sink.name, 0.0)
+        if still_s < STALLED_S + refresh_s:
+            is_late = stage.seconds_behind is not None and stage.seconds_behind > _CURRENT_S + refresh_s
+            return _as(stage, StageState.BEHIND if is_late else StageState.CURRENT)
+        reason = f"what was applied is found by no query yet: the store hasn't shown anything new for {still_s:.0f} s"
+        return _as(stage, StageState.STALLED, reason=reason, hint=_REFRESH)
+
+    def _applied(self, stage: Stage, look: Look, report: LagReport) -> Stage:
         sink = stage.sink
         assert sink is not None
         if sink.name in report.unanswered:
@@ -297,7 +359,14 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
         facts = [SinkFacts(name, 1, True, 0, 0, None, 0) for name in sinks]
         stages = (
             *(Stage(name, None, None, None, None) for name in (WAL_END, RECEIVED, IN_KAFKA)),
-            *(Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink) for sink in facts),
+            *(
+                stage
+                for sink in facts
+                for stage in (
+                    Stage(f"{READ}{sink.label}", None, None, None, None, of_sink=sink),
+                    Stage(f"{APPLIED}{sink.label}", None, None, None, None, sink),
+                )
+            ),
         )
     blamed = stages[0]
     since_ms = blamed.since_ms if blamed.state is StageState.UNKNOWN and blamed.since_ms else now_ms
@@ -313,6 +382,7 @@ def unreachable(last: LagReport | None, sinks: Iterable[str], error_text: str, *
             since_ms,
             reason=error_text,
             hint=_LOOK_AT_SERVERS,
+            of_sink=stage.of_sink,
         )
         for stage in stages
     )
@@ -344,6 +414,19 @@ def _moving(stage: Stage) -> Stage:
     return _as(stage, StageState.CURRENT if is_current or is_complete else StageState.BEHIND)
 
 
+def _read(stage: Stage, applied: Stage, hanging: Stage | None) -> Stage:
+    """The stage of what was read, by what was found of the applied one. Where that has a reason, that says it."""
+    if hanging is not None:
+        return replace(stage, state=hanging.state, since_ms=hanging.since_ms, reason=hanging.reason, hint=hanging.hint)
+    match applied.state:
+        case StageState.CURRENT | StageState.BEHIND:
+            return _moving(stage)
+        case StageState.STALLED:
+            return _as(stage, StageState.CURRENT)
+        case _:
+            return replace(stage, state=applied.state, since_ms=applied.since_ms)
+
+
 def _ended(stage: Stage, job: JobStatus) -> Stage:
     start = "`lockstep run` or `lockstep apply` starts it"
     match job.state:
@@ -369,4 +452,13 @@ def _why(still_s: float, silent_s: float, blocker: str | None) -> tuple[str, str
         f"its job lives, and has applied nothing of what is in Kafka for {still_s:.0f} s: the store or a Python worker"
         " hangs",
         "`lockstep doctor` looks at every server; the log of `lockstep apply` says what its batch waits for",
+    )
+
+
+def _why_unread(still_s: float) -> tuple[str, str]:
+    return (
+        f"its job lives, and has read nothing of what is in Kafka for {still_s:.0f} s: Spark begins no batch, or a"
+        " Python worker hangs",
+        "the log of `lockstep apply` says what its batch waits for; where it says nothing new for minutes, end the"
+        " process, and start `lockstep run` again: it goes on where it was",
     )

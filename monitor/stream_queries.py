@@ -10,13 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
 from jobs.generations.lease import LastBeat
 from jobs.generations.record import Phase, list_generations
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.records import figures_name, waiting_name
+from jobs.streams.posted import Posted
+from jobs.streams.records import figures_name, posted_name, waiting_name
 from jobs.streams.resume import Figures
 from monitor.question import Question
 from sinks.contract import OpenedSink
@@ -38,6 +39,9 @@ STATES: Final = (*(state.value for state in JobState), WAITING)
 """Every state that is known to be one."""
 
 _DOCTOR: Final = "`lockstep doctor` looks at every server"
+RECEIVER_STEP: Final = (
+    "mend the receiver, or the query's `webhook`: the rows wait in their topic, and are posted in order"
+)
 _START: Final = "`lockstep run` or `lockstep apply` starts it again"
 
 
@@ -46,7 +50,7 @@ class StreamQueryStatus:
     """One build of a query's result. ``generation`` is None where nothing of it is there, or where nobody knows.
 
     ``is_only``: there is no other build. ``waits_for`` says what a job that runs waits for. ``problem`` says why the
-    store couldn't be asked, and the rest is what it said last then.
+    store couldn't be asked, and the rest is what it said last then. ``posted`` says how far the webhook has its rows.
     """
 
     name: str
@@ -58,6 +62,7 @@ class StreamQueryStatus:
     problem: LockstepError | None = None
     waits_for: str | None = None
     is_only: bool = False
+    posted: Posted = field(default_factory=Posted)
 
     @property
     def label(self) -> str:
@@ -83,6 +88,12 @@ class StreamQueryStatus:
         return self.waits_for is not None and self.job is not None and self.job.state is JobState.RUNNING
 
     @property
+    def in_hand(self) -> int | None:
+        """How many records the job has read whose results it hasn't written, None where nobody knows."""
+        read = None if self.job is None or self.problem is not None else self.job.read
+        return None if read is None else max(0, read.records - sum(self.figures.offsets.values()))
+
+    @property
     def since_ms(self) -> int | None:
         """Since when nothing moves, where that is known, in milliseconds since 1970."""
         return None if self.job is None or self.problem is not None else self.job.since_ms
@@ -96,13 +107,23 @@ class StreamQueryStatus:
             return self.waits_for or ""
         if self.job is not None and self.job.state is JobState.SILENT:
             return f"its job ended without a word; its last sign of life was at {time_text(self.job.since_ms)}"
-        return "" if self.job is None else self.job.reason or ""
+        reason = "" if self.job is None else self.job.reason or ""
+        return reason or self.why_undelivered
+
+    @property
+    def why_undelivered(self) -> str:
+        """Why the webhook hasn't got rows that are there, "" where nothing is in the way."""
+        if not self.posted.reason:
+            return ""
+        return f"{self.posted.reason}; {self.posted.waiting:,} rows wait for it"
 
     @property
     def hint(self) -> str:
         """What to do about it, "" where nothing is to be done."""
         if self.problem is not None:
             return self.problem.hint or _DOCTOR
+        if self.why_undelivered and self.reason == self.why_undelivered:
+            return RECEIVER_STEP
         if self.job is None or not self.job.needs_somebody:
             return ""
         return self.job.hint or _START
@@ -120,7 +141,10 @@ class StreamQueryStatus:
             "since_ms": self.since_ms,
             "reason": self.reason or None,
             "hint": self.hint or None,
+            "in_hand": self.in_hand,
             "side_topic": self.side_topic,
+            "posted": self.posted.posted,
+            "undelivered": self.posted.waiting,
             **figures,
         }
 
@@ -133,6 +157,7 @@ class _Store:
         self._opened: OpenedSink | None = None
         self._question: Question[list[StreamQueryStatus]] | None = None
         self._still: dict[int, LastBeat] = {}
+        self._said = ""
         self._known = [StreamQueryStatus(plan.name, plan.side_topic.name, is_only=True)]
 
     def ask(self) -> None:
@@ -144,11 +169,17 @@ class _Store:
         assert self._question is not None
         asked_at, age_s = self._question.asked_at, self._question.age_s
         # One that has been asked for long is known to hang: it isn't waited for again.
+        answer: list[StreamQueryStatus] | LockstepError | None
         try:
             answer = self._question.wait(max(0.0, min(until, asked_at + _ANSWER_TIMEOUT_S) - time.monotonic()))
-        except Exception:
-            self._question = None  # or it would say the same for ever
-            raise
+        except Exception as error:
+            # Of one store: the others are told all the same, and this one is asked again.
+            answer = bug(error)
+            if answer.message != self._said:
+                logger.exception("stream query %s can't be looked at, which is tried again", self._plan.name)
+                self._said = answer.message
+        else:
+            self._said = ""
         if answer is None:
             answer = Unavailable(f"its store hasn't answered for {max(age_s, _ANSWER_TIMEOUT_S):.0f} s")
         else:
@@ -186,6 +217,7 @@ class _Store:
             now_ms=time.time_ns() // 1_000_000,
             still=self._still,
         )
+        has_webhook = self._plan.query.webhook is not None
         name, topic, is_only = self._plan.name, self._plan.side_topic.name, len(generations) == 1
         return [
             StreamQueryStatus(
@@ -197,6 +229,7 @@ class _Store:
                 Figures.parse(opened.records.load(figures_name(each.number))),
                 waits_for=opened.records.load(waiting_name(each.number)),
                 is_only=is_only,
+                posted=Posted.parse(opened.records.load(posted_name(each.number))) if has_webhook else Posted(),
             )
             for each in generations
         ] or [StreamQueryStatus(name, topic, is_only=True)]
@@ -214,7 +247,10 @@ class StreamQueryCollector:
         return not self._stores
 
     def collect(self) -> list[StreamQueryStatus]:
-        """Each build of each query that isn't on its way out."""
+        """Each build of each query that isn't on its way out.
+
+        Where a store can't be asked, whatever the reason is, its query's status says so: the others are told.
+        """
         for store in self._stores:
             store.ask()
         until = time.monotonic() + _ANSWER_TIMEOUT_S

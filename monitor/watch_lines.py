@@ -38,6 +38,8 @@ class WatchLines:
         before, self._states = self._states, states
         for stage in lag.stages:
             was = before.get(stage.name, StageState.CURRENT)
+            if stage.of_sink is not None and stage.reason is None and stage.state not in _IN_ORDER:
+                continue  # the applied stage is so too, and says why
             if stage.state is not was and not (stage.state in _IN_ORDER and was in _IN_ORDER):
                 yield stage.sentence
 

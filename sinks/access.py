@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, StrictBool, model_validator
+from pydantic import Field, SecretStr, StrictBool, model_validator
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.secret import read_secret_file, secret_from_command
+from cdc.printed_secret import SecretCommand, password_command
+from cdc.secret import read_secret_file
+from cdc.settings import Settings
 
 # How OpenSSL says that the other side wants a certificate of ours, or another one; what it says of theirs is no alert.
 _OURS_REFUSED: Final = (
@@ -95,14 +97,12 @@ def same_server(parts: SplitResult, *, default_port: int) -> str:
     return f"{same_host(parts.hostname or '')}:{parts.port or default_port}"
 
 
-class Tls(BaseModel):
+class Tls(Settings):
     """TLS towards a server. The server's certificate is checked unless ``verify`` is switched off.
 
     ``ca_file`` holds the authorities to trust instead of the system's; ``certificate_file`` and ``key_file`` are what
     this client shows of itself.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ca_file: Path | None = None
     certificate_file: Path | None = None
@@ -114,25 +114,45 @@ class Tls(BaseModel):
         return encrypted or self == Tls()
 
 
-class Login(BaseModel):
-    """User and password, the password itself or a file that holds it."""
+class Login(Settings):
+    """User and password: the password itself, a file that holds it, or a command that prints it.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    ``password_lifetime_s`` is for how long what the command has printed is used again, where it doesn't say so itself.
+    """
 
     user: str | None = None
     password: SecretStr | None = None
     password_file: Path | None = None
+    password_command: tuple[str, ...] | None = Field(None, min_length=1)
+    password_lifetime_s: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _one_password(self) -> Self:
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file exclude each other")
+        if self.password_command is not None and (self.password is not None or self.password_file is not None):
+            raise ValueError("password_command excludes password and password_file")
+        if self.password_lifetime_s is not None and self.password_command is None:
+            raise ValueError("password_lifetime_s is of what password_command prints")
         return self
 
+    @property
+    def command(self) -> SecretCommand[SecretStr] | None:
+        """What prints the password."""
+        if self.password_command is None:
+            return None
+        return password_command(
+            self.password_command,
+            setting="login.password_command of this sink",
+            lifetime_s=self.password_lifetime_s,
+        )
+
     def read_password(self) -> str | None:
-        """The password, read from its file at every call so that a rotated one is found. Raises LockstepError."""
+        """The password as it is now. Raises LockstepError, and as ``SecretCommand.read``."""
         if self.password is not None:
             return self.password.get_secret_value()
+        if (command := self.command) is not None:
+            return command.read().value.get_secret_value()
         if self.password_file is None:
             return None
         try:
@@ -142,22 +162,3 @@ class Login(BaseModel):
                 f"password file {str(self.password_file)!r} can't be read: {error.strerror}",
                 hint="check its path and permissions",
             ) from error
-
-
-class RenewedLogin(Login):
-    """The same for a server of which each connection gets the password anew: a command may print it."""
-
-    password_command: tuple[str, ...] | None = Field(None, min_length=1)
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        if self.password_command is not None and (self.password is not None or self.password_file is not None):
-            raise ValueError("password_command excludes password and password_file")
-        return self
-
-    def read_password(self) -> str | None:
-        """As ``Login``'s. Raises also as ``secret_from_command``."""
-        if self.password_command is None:
-            return super().read_password()
-        secret = secret_from_command(self.password_command, setting="login.password_command of this sink")
-        return secret.get_secret_value()

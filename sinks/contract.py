@@ -162,6 +162,13 @@ class Leftover:
     until_ms: int | None = None
 
 
+def marks_of_rows(count: int, until_ms: int | None = None) -> list[Leftover]:
+    """What so many marks of deletions are that a table keeps: their keys may have values of what led to the row."""
+    if not count:
+        return []
+    return [Leftover(f"{count:,} mark{'s' * (count > 1)} of deleted rows, with their keys", True, until_ms)]
+
+
 class Sink(Protocol):
     """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
 
@@ -226,15 +233,19 @@ class Sink(Protocol):
         """The live rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand."""
         ...
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         """What is kept of the row of this key: the row itself, its versions, the mark of its deletion. Empty for none.
 
-        So it is for a table that this generation wasn't prepared for.
+        So it is for a table that this generation wasn't prepared for. Without a key it is what is kept of all rows that
+        were deleted or replaced: a view's rows go by a key that nobody knows any more.
         """
         ...
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """Remove for good what is kept of a row that was deleted, and return what stays all the same.
+
+        Without a key that is what is kept of all rows that were deleted or replaced by something of a tag less than
+        ``below``. What later ones leave isn't returned.
 
         A row that wasn't deleted stays, and is returned. Of everything with a tag less than ``below`` all events have
         been applied, also to other rows; None: nothing is known. What is at or above it stays: the mark of a deletion
@@ -394,11 +405,23 @@ class WholeSteps(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Refreshes:
+    """Where queries find what was applied only after a refresh. ``counts``: how often each part was refreshed.
+
+    ``waiting`` are the parts in which something was written that no query finds yet.
+    """
+
+    counts: Mapping[str, int]
+    waiting: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenedSink:
     """A destination opened for one generation. Whoever reads or writes rows alone needs ``sink`` alone.
 
     ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
-    ``whole`` is None where the destination can't take several batches as one step.
+    ``whole`` is None where the destination can't take several batches as one step. ``refreshes`` returns None where
+    queries find at once what was applied. It raises as ``Sink`` does.
     """
 
     sink: Sink
@@ -406,3 +429,4 @@ class OpenedSink:
     records: CoordinationRecords
     blocked_by: Callable[[], str | None] = lambda: None
     whole: WholeSteps | None = None
+    refreshes: Callable[[], Refreshes | None] = lambda: None

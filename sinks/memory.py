@@ -28,6 +28,7 @@ from sinks.contract import (
     Rejection,
     StoredRow,
     TopicPartition,
+    marks_of_rows,
 )
 from sinks.stored_progress import check_stored, check_written
 
@@ -166,7 +167,9 @@ class MemorySink:
         wanted = {_key_bytes(key) for key in keys}
         return (stored for stored in self.scan(table) if _key_bytes(stored.key) in wanted)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
+        if key is None:
+            return self._marks_below(table, "g")
         with self._store.lock:
             generation = self._store.generation(self._number)
             known = generation.newest.get(table.name, {}).get(_key_bytes(key))
@@ -174,15 +177,22 @@ class MemorySink:
             return ()
         return (Leftover("the mark of its deletion", False) if known.row is None else Leftover("the row", True),)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         with self._store.lock:
             generation = self._store.generation(self._number)
             rows = generation.newest.get(table.name, {})
-            known = rows.get(_key_bytes(key))
-            if known is not None and known.row is None and below is not None and known.tag < below:
-                generation.erased[table.name] = max(known.tag, generation.erased.get(table.name, ""))
-                del rows[_key_bytes(key)]
-        return self.leftovers(table, key)
+            for each in list(rows) if key is None else [_key_bytes(key)]:
+                known = rows.get(each)
+                if known is not None and known.row is None and below is not None and known.tag < below:
+                    generation.erased[table.name] = max(known.tag, generation.erased.get(table.name, ""))
+                    del rows[each]
+        return self.leftovers(table, key) if key is not None else self._marks_below(table, below or "g")
+
+    def _marks_below(self, table: Table, below: str) -> Sequence[Leftover]:
+        with self._store.lock:
+            newest = self._store.generation(self._number).newest.get(table.name, {}).values()
+            count = sum(event.row is None and event.tag < below for event in newest)
+        return marks_of_rows(count)
 
     def close(self) -> None:
         """Nothing is held open."""

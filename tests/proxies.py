@@ -1,5 +1,6 @@
-"""Small TCP proxies between a client and a server, as poolers, load balancers and ends of TLS do."""
+"""Small proxies of TCP and HTTP between a client and a server, as poolers, load balancers and ends of TLS do."""
 
+import http.client
 import selectors
 import socket
 import ssl
@@ -7,8 +8,16 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import urlsplit
 
 Address = tuple[str, int]
+
+Answer = tuple[int, str, bytes]
+"""Status, content type and body."""
+
+JSON: Final = "application/json"
 
 
 @contextmanager
@@ -122,3 +131,67 @@ def _pass_both_ways(secret: ssl.SSLSocket, server: socket.socket) -> None:
                 if not data:
                     return
                 target.sendall(data)
+
+
+@contextmanager
+def before(
+    url: str,
+    change: Callable[[BaseHTTPRequestHandler, bytes, Callable[[bytes], Answer]], Answer | None],
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:
+    """A reverse proxy before a server. ``change`` gets request, body and what sends it on; None cuts the connection."""
+    target = urlsplit(url)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length") or 0))
+            answer = change(self, body, self._sent_on)
+            if answer is None:
+                self.close_connection = True
+                return
+            status, kind, content = answer
+            self.send_response(status)
+            self.send_header("content-type", kind)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def _sent_on(self, body: bytes) -> Answer:
+            connection = http.client.HTTPConnection(target.hostname or "", target.port, timeout=30)
+            kind = self.headers.get("content-type") or JSON
+            connection.request(self.command, self.path, body or None, {"content-type": kind})
+            got = connection.getresponse()
+            answer = got.status, got.headers.get("content-type") or JSON, got.read()
+            connection.close()
+            return answer
+
+        def do_GET(self) -> None:
+            self._serve()
+
+        def do_POST(self) -> None:
+            self._serve()
+
+        def do_PUT(self) -> None:
+            self._serve()
+
+        def do_DELETE(self) -> None:
+            self._serve()
+
+        def do_HEAD(self) -> None:
+            self._serve()
+
+        def log_message(self, *_: object) -> None:
+            """Says nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -174,6 +174,16 @@ class Streams:
         finally:
             opened.sink.close()
 
+    def on_topic(self, generation: int = 1) -> list[tuple[bytes, bytes]]:
+        """Keys and values of the records of the result's topic, in order."""
+        topic = self.plan().result_topic(generation)
+        assert topic is not None
+        found = []
+        for record in TopicReader(self.client).records(topic.name):
+            assert record.value is not None
+            found.append((record.key, record.value))
+        return found
+
     def aside(self, kind: str) -> list[dict[str, Any]]:
         """The records of the side topic of this kind, the newest of each key."""
         newest: dict[bytes, dict[str, Any]] = {}

@@ -15,9 +15,9 @@ from views.values import Kind, SqlType, Value
 
 Encoder = Callable[[Value], bytes]
 
-_NULL_FIRST, _VALUE, _NULL_LAST = b"\x00", b"\x01", b"\x02"
-_SIGN: Final = 1 << 63
-_NUMBERS: Final = frozenset((Kind.INT2, Kind.INT4, Kind.INT8, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ))
+_NULL_FIRST, VALUE, _NULL_LAST = b"\x00", b"\x01", b"\x02"
+SIGN: Final = 1 << 63
+NUMBERS: Final = frozenset((Kind.INT2, Kind.INT4, Kind.INT8, Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ))
 """Those whose values are integers."""
 _INVERTED: Final = bytes(255 - byte for byte in range(256))
 _BELOW_ZERO, _ZERO, _ABOVE_ZERO = b"\x00", b"\x01", b"\x02"
@@ -32,8 +32,8 @@ def encoder(of: SqlType, *, descending: bool = False, nulls_first: bool = False)
     plain = _plain(of)
     null = _NULL_FIRST if nulls_first else _NULL_LAST
     if descending:
-        return lambda value: null if value is None else _VALUE + plain(value).translate(_INVERTED)
-    return lambda value: null if value is None else _VALUE + plain(value)
+        return lambda value: null if value is None else VALUE + plain(value).translate(_INVERTED)
+    return lambda value: null if value is None else VALUE + plain(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ def order_encoder(directions: Sequence[Direction]) -> Callable[[Sequence[Value]]
     def encode(values: Sequence[Value]) -> bytes:
         return b"".join([encode(value) for encode, value in zip(encoders, values, strict=True)])
 
-    if not directions or any(of.type.kind not in _NUMBERS for of in directions):
+    if not directions or any(of.type.kind not in NUMBERS for of in directions):
         return encode
     # Tuned: most keys are integers and not null. These are the same bytes in one call.
     pack = struct.Struct(">" + "BQ" * len(directions)).pack
-    value_mark = _VALUE[0]
+    value_mark = VALUE[0]
     if len(directions) == 1 and not directions[0].descending:
 
         def encode_number(values: Sequence[Value]) -> bytes:
             (value,) = values
-            return encode(values) if value is None else pack(value_mark, value + _SIGN)  # type: ignore[operator]  # an int
+            return encode(values) if value is None else pack(value_mark, value + SIGN)  # type: ignore[operator]  # an int
 
         return encode_number
     if len(directions) == 2 and not any(of.descending for of in directions):
@@ -75,10 +75,10 @@ def order_encoder(directions: Sequence[Direction]) -> Callable[[Sequence[Value]]
             one, other = values
             if one is None or other is None:
                 return encode(values)
-            return pack(value_mark, one + _SIGN, value_mark, other + _SIGN)  # type: ignore[operator]  # both are ints
+            return pack(value_mark, one + SIGN, value_mark, other + SIGN)  # type: ignore[operator]  # both are ints
 
         return encode_two
-    scales = [(-1, _SIGN - 1) if of.descending else (1, _SIGN) for of in directions]
+    scales = [(-1, SIGN - 1) if of.descending else (1, SIGN) for of in directions]
 
     def encode_numbers(values: Sequence[Value]) -> bytes:
         if None in values:
@@ -95,8 +95,8 @@ def _plain(of: SqlType) -> Encoder:
     match of.kind:
         case Kind.BOOL:
             return lambda value: b"\x01" if value else b"\x00"
-        case kind if kind in _NUMBERS:
-            return lambda value: (value + _SIGN).to_bytes(8, "big")  # type: ignore[operator]  # an int
+        case kind if kind in NUMBERS:
+            return lambda value: (value + SIGN).to_bytes(8, "big")  # type: ignore[operator]  # an int
         case Kind.NUMERIC:
             return lambda value: numeric_key(decimal_of(value))  # type: ignore[arg-type]  # text
         case Kind.TEXT | Kind.UUID:

@@ -162,7 +162,8 @@ _EPOCH: Final = datetime(2000, 1, 1)  # noqa: DTZ001  a timestamp without a time
 _YEARS_400_DAYS: Final = 146_097
 _TIMESTAMP = re.compile(r"(\d{4,})-(\d\d)-(\d\d)(?:T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?Z?)?( BC)?")
 _TEXTS_MAX: Final = 10_000
-"""How many texts of instants are remembered: a row that many others join has the same one in each of them."""
+"""How many texts of instants and of days are remembered: a row that many others join has the same one in each of them,
+and rows of one time have the same days."""
 
 _FLOAT_EXPONENT_MIN: Final = 1e15
 """From here on PostgreSQL writes a float with an exponent."""
@@ -209,11 +210,16 @@ def parse_micros(text: str) -> int:
     if match is None:
         raise ValueError("not a timestamp in ISO 8601")
     year, month, day, hour, minute, second, fraction, bc = match.groups()
-    days = days_of(1 - int(year) if bc else int(year), int(month), int(day))
+    days = _days_of_texts(year, month, day, bc)
     hours, minutes, seconds = int(hour or 0), int(minute or 0), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
         raise ValueError("not a time of day")
     return days * _DAY_US + ((hours * 60 + minutes) * 60 + seconds) * 1_000_000 + int((fraction or "0").ljust(6, "0"))
+
+
+@lru_cache(_TEXTS_MAX)
+def _days_of_texts(year: str, month: str, day: str, bc: str | None) -> int:
+    return days_of(1 - int(year) if bc else int(year), int(month), int(day))
 
 
 def _year_text(year: int) -> tuple[str, str]:
@@ -224,9 +230,14 @@ def days_text(days: int) -> str:
     """A date as PostgreSQL writes it in ISO style."""
     if days in _INFINITY_TEXTS:
         return _INFINITY_TEXTS[days]
+    return "".join(_date_and_era(days))
+
+
+@lru_cache(_TEXTS_MAX)
+def _date_and_era(days: int) -> tuple[str, str]:
     year, month, day = date_of(days)
     digits, era = _year_text(year)
-    return f"{digits}-{month:02}-{day:02}{era}"
+    return f"{digits}-{month:02}-{day:02}", era
 
 
 @lru_cache(_TEXTS_MAX)
@@ -236,11 +247,10 @@ def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
         return _INFINITY_TEXTS[micros]
     days, of_day = divmod(micros, _DAY_US)
     seconds, fraction = divmod(of_day, 1_000_000)
-    year, month, day = date_of(days)
-    digits, era = _year_text(year)
+    date_text, era = _date_and_era(days)
     part = f".{fraction:06}".rstrip("0") if fraction else ""
     clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{digits}-{month:02}-{day:02}{separator}{clock}{part}{zone}{era}"
+    return f"{date_text}{separator}{clock}{part}{zone}{era}"
 
 
 def float_json(number: float) -> str:

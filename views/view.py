@@ -13,7 +13,8 @@ no moment of the source has both. Where they are too many for that, the rest goe
 output is written.
 
 A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
-all of them are in. Then the whole result is.
+all of them are in. Then the whole result is. Few rows are brought in as those of steps are. Where they are more, they
+are only taken in at first, and what the operators keep is computed once, from all of them together.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, takewhile
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -38,10 +40,12 @@ from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.counters import Counters, added
 from views.evaluation import compiled_all
 from views.failures import FanOutExceeded
+from views.operators.building import Building, Item, forget
 from views.operators.changes import Changes, Work
-from views.operators.dataflow import Dataflow
-from views.ordering import row_encoder
+from views.operators.dataflow import COMPUTED, Dataflow
+from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
+from views.portions import Code
 from views.retention import whole_minutes
 from views.shard import Shard
 from views.state.contract import Entry, Reading, State, Step
@@ -63,6 +67,9 @@ _BUILD_CHANGES_MAX: Final = 200_000
 So it is where rows are taken away that are too old.
 """
 
+_ROW_BY_ROW_MAX: Final = 20_000
+"""So many rows of tables are brought in as those of steps are while a state is built."""
+
 _EXPIRED_AT_ONCE: Final = 20_000
 """How many rows of tables are taken away in one transaction at most, as they are too old."""
 
@@ -75,6 +82,7 @@ _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
 
 _FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
+_IS_TO_COMPUTE: Final = b"\x00compute"
 _NOT_ARRANGED, _ARRANGED = b"", b"1"
 _KEY_LENGTH: Final = struct.Struct("<I")
 """Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
@@ -179,8 +187,13 @@ class View:
         *,
         changes_max: int = CHANGES_MAX,
         shard: Shard | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """Raises KeyError when a table or column of the plan isn't among the shapes."""
+        """``scratch`` is where a large building has temporary files, which go with it; None is the system's place.
+
+        Raises KeyError when a table or column of the plan isn't among the shapes.
+        """
+        self._scratch = scratch
         self.plan = plan
         self._shard = shard
         self._state = state
@@ -199,6 +212,7 @@ class View:
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
         self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
+        self._items = self._written()
         self._build_size = sys.maxsize
         self._expire_size = _EXPIRED_AT_ONCE
 
@@ -328,12 +342,45 @@ class View:
         if stored is None:
             raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
         work = Work(state, limit, time_ms=whole_minutes(time_ms))
-        changes, changed_in = self._dataflow.changed(events, work)
-        kept = self._keep_pending(state, changes, keeps_gone=False)
-        done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
-        counters = added(Counters(**orjson.loads(stored)), done)
+        before = Counters(**orjson.loads(stored))
+        if state.get(_IS_TO_COMPUTE) is not None or before.changes_in + len(events) > _ROW_BY_ROW_MAX:
+            state.put(_IS_TO_COMPUTE, b"")
+            done = Counters(0, self._dataflow.taken(events, work), 0, work.changed)
+        else:
+            changes, changed_in = self._dataflow.changed(events, work)
+            kept = self._keep_pending(state, changes, keeps_gone=False)
+            done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
+        counters = added(before, done)
         state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
         return work.changed
+
+    def compute(self, meanwhile: Callable[[int], None] = lambda _: None) -> None:
+        """Compute what wasn't yet while rows were brought in: all rows are in. It may take long.
+
+        ``meanwhile`` is called every so often, with how many more rows of tables were read since. What it raises is
+        raised, and so are EvaluationError, the state's errors, LockstepError for a full disk, and FanOutExceeded where
+        a row has more partners than the view's limit. The building can't go on then: it begins again.
+        """
+        if not self._state.read(lambda state: state.get(_IS_TO_COMPUTE) is not None):
+            return
+        forget(self._state, (*COMPUTED, _PENDING, _REFUSED))
+        building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
+        result = building.sorter()
+        for rows in self._dataflow.built(building):
+            result.add(self._items(rows))
+        count, last = 0, None
+        for portion in building.arranged(_PENDING, result.sorted()):
+            assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
+            count, last = count + len(portion), portion[-1][0]
+        building.flush()
+
+        def work(state: Step) -> None:
+            before = Counters(**orjson.loads(state.get(_IS_BUILDING) or b"{}"))
+            counters = replace(before, changes_out=count, inside=before.inside + building.changed, rows=count)
+            state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
+            state.delete(_IS_TO_COMPUTE)
+
+        self._state.update(work)
 
     def end_building(
         self,
@@ -344,11 +391,13 @@ class View:
         seq: int = SNAPSHOT_SEQ,
         time_ms: int = 0,
     ) -> None:
-        """All rows are in: the result is exact at ``lsn``, and all of it is pending.
+        """All rows are in: the result is exact at ``lsn``, and all of it is pending. What is to be computed is first.
 
         ``seq`` is greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's time: no
         earlier one than that of any output from an earlier state.
         """
+
+        self.compute()
 
         def work(state: Step) -> None:
             stored = state.get(_IS_BUILDING)
@@ -532,6 +581,29 @@ class View:
                 state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
         return _Kept(len(rows) + gone, grown)
+
+    def _written(self) -> Callable[[list[Row]], list[Item]]:
+        """The function that makes pending rows of a portion of the result, each with its key."""
+        code = Code(self.plan.root.columns)
+        expressions = dict(self.plan.outputs)
+
+        def as_event(name: str) -> str:
+            made = expressions[name]
+            value = code.value(made)
+            return f"{name!r}: " + (
+                value if made.type.is_same_in_events else f"{code.name(to_event(made.type))}({value})"
+            )
+
+        dumps, pack = code.name(orjson.dumps), code.name(_KEY_LENGTH.pack)
+        encoded = code.key([(expressions[name], Direction(expressions[name].type)) for name in self.plan.key])
+        key = ", ".join(map(as_event, self.plan.key))
+        row = ", ".join(map(as_event, self._names))
+        pending = f"{pack}(len(key := {dumps}({{{key}}}))) + key + {dumps}({{{row}}})"
+        return code.of_rows(f'({encoded}, b"", {pending})', self._item)
+
+    def _item(self, row: Row) -> Item:
+        values = self._outputs(row)
+        return self._encode_key([values[place] for place in self._key_places]), b"", self._pending_row(values)
 
     def _pending_row(self, values: Row, *, is_gone: bool = False) -> bytes:
         own: list[JsonValue] = [*values]

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from cdc.kafka.printed_login import PrintedLogin, referable
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 
 _Client = TypeVar("_Client")
@@ -65,7 +66,10 @@ class Refusals:
                 " kafka.bootstrap_servers; then run `lockstep doctor`",
             )
         if self._last.code() == KafkaError._AUTHENTICATION:
-            hint = "check kafka.sasl_mechanism, kafka.username and the password; then run `lockstep doctor`"
+            hint = (
+                "check kafka.sasl_mechanism, kafka.username and the password, or what its command prints; then run"
+                " `lockstep doctor`"
+            )
         else:
             hint = (
                 "check kafka.security_protocol, and set kafka.certificate_file and kafka.key_file where brokers ask for"
@@ -78,10 +82,14 @@ def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str,
     """A client of librdkafka's with these settings. It hasn't connected yet.
 
     Raises ConfigurationError when they can't be used, as where a file of a certificate is missing. Raises Unavailable
-    when the machine has no room for the client.
+    when the machine has no room for the client. A command of theirs is run: raises as ``SecretCommand.read``, too.
     """
+    login = PrintedLogin.of(settings)
+    given = settings
+    if login is not None:
+        given, kind = login.settings(settings), referable(kind)
     try:
-        return kind({**settings, "logger": _UNHEARD})
+        client = kind({**given, "logger": _UNHEARD})
     except KafkaException as error:
         details: KafkaError = error.args[0]
         if details.code() in _BAD_SETTINGS:
@@ -91,3 +99,6 @@ def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str,
                 " there and readable, and SASL needs sasl_mechanism, username and a password",
             ) from error
         raise Unavailable(f"no client of Kafka can be made now: {details.str()}") from error
+    if login is not None:
+        login.log_in_with(client)
+    return client

@@ -4,13 +4,16 @@ Only closed segments are compacted. So a record is written that nobody sees, sin
 one closes its segment. Compaction takes a record of an aborted transaction away: once it is gone, all before it has
 been compacted.
 
+A topic may have a `min.compaction.lag.ms`: then such a record stays for as long, too, and the first run can prove
+nothing. It leaves one as a mark, in a closed segment, and remembers where. A later run finds out that it is gone.
+
 What was changed is remembered on a topic before it is changed. Whoever was killed in between leaves it to the next one.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -38,6 +41,12 @@ _TRANSACTION_MS: Final = 15_000
 _KEPT_MAX: Final = 1_000
 """How many compactions of a topic are remembered at most: the oldest say nothing that the others don't."""
 
+_MARKS_MAX: Final = 100
+"""How many marks of a topic that aren't old enough are remembered at most."""
+
+_CLOSING_RECORDS: Final = 2
+"""So many records are written behind a mark: brokers learn of a shorter segment a moment after it was set."""
+
 _FORMAT: Final = 1
 _DENIED: Final = (
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -56,29 +65,38 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Records that were written in order to be compacted away, by partition, at a time in milliseconds since 1970."""
+
+    at_ms: int
+    at: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """What is remembered of a topic. ``settings`` are those to be put back, None where it has its own."""
+    """What is remembered of a topic. ``settings`` are those to be put back, None where it has its own.
+
+    ``marks`` are those that may be there still, oldest first.
+    """
 
     settings: Mapping[str, str | None] | None = None
     passes: tuple[Pass, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
     def to_bytes(self) -> bytes:
-        passes = [
-            {"at_ms": each.at_ms, "through": {str(partition): offset for partition, offset in each.through.items()}}
-            for each in self.passes
-        ]
-        return orjson.dumps({"format": _FORMAT, "settings": self.settings, "passes": passes})
+        passes = [{"at_ms": each.at_ms, "through": _texts(each.through)} for each in self.passes]
+        marks = [{"at_ms": each.at_ms, "at": _texts(each.at)} for each in self.marks]
+        return orjson.dumps({"format": _FORMAT, "settings": self.settings, "passes": passes, "marks": marks})
 
     @classmethod
     def from_record(cls, record: StoredRecord) -> Self:
         """Raises LockstepError for a record that isn't one."""
         try:
             value = {_FORMAT: orjson.loads(record.value)}[orjson.loads(record.value)["format"]]
-            passes = tuple(
-                Pass(int(each["at_ms"]), {int(partition): int(end) for partition, end in each["through"].items()})
-                for each in value["passes"]
-            )
-            return cls(None if value["settings"] is None else dict(value["settings"]), passes)
+            passes = tuple(Pass(int(each["at_ms"]), _numbers(each["through"])) for each in value["passes"])
+            # An earlier version has left none.
+            marks = tuple(Mark(int(each["at_ms"]), _numbers(each["at"])) for each in value.get("marks", ()))
+            return cls(None if value["settings"] is None else dict(value["settings"]), passes, marks)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LockstepError(
                 f"{record.what} is none of this version's",
@@ -90,6 +108,35 @@ class TopicRecord:
         """When a record was there at a compaction for the first time, as far as is known: at the latest."""
         times = [each.at_ms for each in self.passes if each.through.get(partition, -1) > offset]
         return min(times, default=None)
+
+    def marked_since_ms(self, partition: int, offset: int) -> int | None:
+        """When the first mark behind a record was left, None where there is none."""
+        times = [mark.at_ms for mark in self.marks if mark.at.get(partition, -1) > offset]
+        return min(times, default=None)
+
+    def ripe_marks(self, partitions: Collection[int], *, before_ms: int) -> dict[int, int]:
+        """The newest mark in each of these partitions from before a time, as far as there is one."""
+        ripe = [mark.at for mark in self.marks if mark.at_ms < before_ms]
+        return {partition: offset for at in ripe for partition, offset in at.items() if partition in partitions}
+
+    def with_mark(self, mark: Mark, *, before_ms: int) -> Self:
+        """With one more. Of those from before a time only the newest of each partition are of use.
+
+        Where there are too many, the new one is left out: who comes often would else never find one that is old enough.
+        """
+        ripe = [each for each in self.marks if each.at_ms < before_ms]
+        newest = {partition: offset for each in ripe for partition, offset in each.at.items()}
+        young = [each for each in self.marks if each.at_ms >= before_ms]
+        kept = [Mark(ripe[-1].at_ms, newest)] if ripe else []
+        return replace(self, marks=(*kept, *[*young, mark][:_MARKS_MAX]))
+
+
+def _texts(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): offset for partition, offset in offsets.items()}
+
+
+def _numbers(offsets: Mapping[str, Any]) -> dict[int, int]:
+    return {int(partition): int(offset) for partition, offset in offsets.items()}
 
 
 class ForcedCompaction:
@@ -135,14 +182,18 @@ class ForcedCompaction:
         self._begin()
         self.restore()
 
-    def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float) -> bool:
+    def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float, lag_ms: int = 0) -> bool:
         """Have these partitions of a topic compacted up to now. Returns whether they were in time.
+
+        Of a topic that compacts nothing younger than ``lag_ms`` that is up to where an earlier call was, so long ago.
+        The first call has nothing to wait for, and returns False at once.
 
         Raises LockstepError where the brokers refuse it, or another one has begun the same. Raises Unavailable when
         they don't answer.
         """
         try:
-            through = self._compacted(topic, partitions, deadline=time.monotonic() + timeout_s)
+            deadline = time.monotonic() + timeout_s
+            through = self._compacted(topic, partitions, deadline=deadline, lag_ms=lag_ms)
             if through is None:
                 return False
             record = self.remembered(topic)
@@ -155,7 +206,9 @@ class ForcedCompaction:
             ) from error
         return True
 
-    def _compacted(self, topic: str, partitions: Collection[int], *, deadline: float) -> dict[int, int] | None:
+    def _compacted(
+        self, topic: str, partitions: Collection[int], *, deadline: float, lag_ms: int
+    ) -> dict[int, int] | None:
         """Up to which offset each of the partitions was compacted, None where that wasn't in time."""
         self._take_over()
         record = self.remembered(topic)
@@ -163,7 +216,7 @@ class ForcedCompaction:
             self._remember(topic, replace(record, settings=self._cluster.own_config(topic, TEMPORARY)))
         try:
             self._cluster.change_config(topic, TEMPORARY)
-            first = self._roll(topic, partitions)
+            first = self._marked(topic, partitions, lag_ms) if lag_ms else self._roll(topic, partitions)
             waiting, rolled = set(first.items()), time.monotonic()
             while waiting and time.monotonic() < deadline:
                 self._check()
@@ -178,7 +231,19 @@ class ForcedCompaction:
             self._put_back(topic, exists=True)
             raise
         self._put_back(topic, exists=True)
-        return None if waiting else first
+        return None if waiting or set(first) != set(partitions) else first
+
+    def _marked(self, topic: str, partitions: Collection[int], lag_ms: int) -> dict[int, int]:
+        """Leave a mark, and return those of earlier calls that may go by now."""
+        now_ms = time.time_ns() // 1_000_000
+        ripe = self.remembered(topic).ripe_marks(partitions, before_ms=now_ms - lag_ms)
+        mark = Mark(now_ms, self._roll(topic, partitions))
+        for _ in range(_CLOSING_RECORDS):
+            self._check()
+            self._sleep(_ROLL_EVERY_S)
+            self._roll(topic, partitions)
+        self._remember(topic, self.remembered(topic).with_mark(mark, before_ms=now_ms - lag_ms))
+        return ripe
 
     def close(self) -> None:
         """Nothing is held open by the brokers."""

@@ -5,7 +5,9 @@ A log cleaner takes records away by and by, and readers of what is committed don
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -14,6 +16,9 @@ from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_HEADER, TAG_START
+from cdc.spilling import SpillingMap
+
+_OFFSET: Final = Struct("<q")
 
 _PATIENCE_S: Final = 60.0
 """How long a read may get nothing at all."""
@@ -62,6 +67,64 @@ def key_records(
     finally:
         close_consumer(consumer)
     return found
+
+
+def replaced_records(
+    client: Mapping[str, str | int],
+    topic: str,
+    *,
+    below: int,
+    directory: Path,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> list[KeyRecord]:
+    """What of the records below an offset isn't the newest committed one of its key, and tombstones.
+
+    Of a topic with one partition. At most two records stand for all of them: one for those with values and one for
+    tombstones, at the greatest offset, with the newest time. Reads the topic twice; the newest record of each key is
+    remembered in a temporary file in ``directory`` where that is much. Raises as ``key_records``.
+    """
+    cluster = TopicAdmin(client)
+    partitions = partitions_of([topic], cluster.partition_counts([topic]))
+    assert len(partitions) == 1, topic
+    at = partitions[0]
+    found = dict[bool, KeyRecord]()
+    with SpillingMap(directory) as newest:
+        committed = cluster.committed_ends([at])[at]
+        for message in _read(client, at, committed, only_committed=True, while_waiting=while_waiting):
+            newest[_key(message)] = _OFFSET.pack(message.offset() or 0)
+        end = min(below, cluster.end_offsets([at], while_waiting=while_waiting)[at])
+        for message in _read(client, at, end, only_committed=False, while_waiting=while_waiting):
+            record = _record(message)
+            if not record.is_tombstone and newest.get(_key(message)) == _OFFSET.pack(record.offset):
+                continue
+            before = found.get(record.is_tombstone, record)
+            found[record.is_tombstone] = replace(record, timestamp_ms=max(before.timestamp_ms, record.timestamp_ms))
+    return list(found.values())
+
+
+def _read(
+    client: Mapping[str, str | int],
+    at: tuple[str, int],
+    end: int,
+    *,
+    only_committed: bool,
+    while_waiting: Callable[[], None],
+) -> Iterator[Message]:
+    topic, partition = at
+    consumer = open_consumer(client, committed=only_committed)
+    try:
+        for message in _messages(consumer, TopicPartition(topic, partition, 0), end):
+            while_waiting()
+            yield message
+    except KafkaException as error:
+        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+    finally:
+        close_consumer(consumer)
+
+
+def _key(message: Message) -> bytes:
+    key = message.key()
+    return key if isinstance(key, bytes) else b""
 
 
 def still_there(client: Mapping[str, str | int], topic: str, at: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:

@@ -263,6 +263,11 @@ def match_topic_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
     return _in_one_order(control_topic(prefix, MATCHES), settings, kept_ms=MATCH_COMPACTION_LAG_MS)
 
 
+def stream_result_topic_plan(topic: str, settings: TopicSettings) -> TopicPlan:
+    """The topic of a stream query's rows: one partition, so that they are in the order in which they came."""
+    return _in_one_order(topic, settings, kept_ms=VIEW_COMPACTION_LAG_MS)
+
+
 def _in_one_order(topic: str, settings: TopicSettings, *, kept_ms: int) -> TopicPlan:
     """A compacted topic with one partition that keeps each record for so long at least."""
     plan = table_topic_plan(topic, settings)

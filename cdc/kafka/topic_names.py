@@ -92,6 +92,16 @@ def stream_query_topic(prefix: str, query: str) -> str:
     return f"{control_topic(prefix, STREAM_QUERIES)}.{_escaped(query)}"
 
 
+def stream_result_topic(prefix: str, query: str, generation: int) -> str:
+    """``<prefix>.__stream_queries.<query>.g<generation>``: the rows of a stream query's result."""
+    return f"{stream_query_topic(prefix, query)}.g{generation}"
+
+
+def is_stream_query_topic(prefix: str, topic: str) -> bool:
+    """Whether some stream query writes it: a result, or what one lacks."""
+    return topic.startswith(f"{control_topic(prefix, STREAM_QUERIES)}.")
+
+
 def is_outbox_topic(prefix: str, topic: str) -> bool:
     """Whether it is the topic of some aggregate type. A table's never is: its schema's dot would be the third."""
     return topic.startswith(f"{prefix}.{_OUTBOX}.")

@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Field, PrivateAttr, SecretStr, StrictBool,
 from cdc.model.table import TableName
 from cdc.model.table_pattern import TablePattern, is_pattern
 from cdc.postgres.dsn import holds_secret, parse_dsn
-from cdc.secret import read_secret, secret_from_command
+from cdc.printed_secret import SecretCommand, password_command
+from cdc.secret import read_secret
 from cdc.settings import Settings
 
 SOURCE_PASSWORD_VARIABLE = "LOCKSTEP_SOURCE_PASSWORD"  # noqa: S105  the name of a variable, not a password
@@ -121,6 +122,10 @@ class SourceSettings(Settings):
         min_length=1,
         description="instead of password_file: program and arguments that print the password, run at each connection",
     )
+    password_lifetime_s: Annotated[float, Field(gt=0)] | None = Field(
+        default=None,
+        description="for how long what password_command prints is used again, where it doesn't say so itself",
+    )
     tables: tuple[str, ...] = Field(
         min_length=1, description="schema.table of every captured table; patterns take in all that match: 'public.*'"
     )
@@ -203,6 +208,8 @@ class SourceSettings(Settings):
     def _one_password(self) -> Self:
         if self.password_file is not None and self.password_command is not None:
             raise ValueError("password_file and password_command exclude each other")
+        if self.password_lifetime_s is not None and self.password_command is None:
+            raise ValueError("password_lifetime_s is of what password_command prints")
         return self
 
     @model_validator(mode="after")
@@ -303,11 +310,20 @@ class SourceSettings(Settings):
         named = tuple(name for name in self.named if name not in left) if left else self.named
         return (*named, *(self._taken_in or ()))
 
+    @property
+    def command(self) -> SecretCommand[SecretStr] | None:
+        """What prints the password."""
+        if self.password_command is None:
+            return None
+        return password_command(
+            self.password_command, setting="source.password_command", lifetime_s=self.password_lifetime_s
+        )
+
     def password(self) -> SecretStr | None:
         """The password as it is now, if there is one.
 
-        Raises ConfigurationError when its file can't be read, and as ``secret_from_command``.
+        Raises ConfigurationError when its file can't be read, and as ``SecretCommand.read``.
         """
-        if self.password_command is not None:
-            return secret_from_command(self.password_command, setting="source.password_command")
+        if (command := self.command) is not None:
+            return command.read().value
         return read_secret(variable=SOURCE_PASSWORD_VARIABLE, file=self.password_file)

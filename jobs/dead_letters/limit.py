@@ -32,15 +32,26 @@ def in_words(reasons: Iterable[str]) -> str:
     return text + (f"; {others:,} others" if others else "")
 
 
-def check_open(sink: str, generation: int, reasons: Iterable[str], *, max_open: int) -> None:
-    """Raise LockstepError when more rejections would be open than allowed. ``reasons`` has one entry for each."""
-    given = list(reasons)
-    if len(given) <= max_open:
+class TooManyOpen(LockstepError):
+    """More rejections would be open than may be, most of them of this ``topic``."""
+
+    def __init__(self, message: str, *, hint: str, topic: str) -> None:
+        super().__init__(message, hint=hint)
+        self.topic = topic
+
+
+def check_open(sink: str, generation: int, rejected: Iterable[tuple[str, str]], *, max_open: int) -> None:
+    """Raise TooManyOpen when more rejections would be open than allowed. ``rejected`` has topic and reason of each."""
+    pairs = list(rejected)
+    if len(pairs) <= max_open:
         return
-    raise LockstepError(
+    given = [reason for _, reason in pairs]
+    ((topic, _),) = Counter(topic for topic, _ in pairs).most_common(1)
+    raise TooManyOpen(
         f"more rejections of sink {sink!r}, generation {generation}, would be open than max_open_rejections allows,"
         f" {len(given):,} of {max_open:,}: {in_words(given)}",
         hint="nothing was skipped: the batch is read again at the next start. Mend what the reasons say, then"
         f" `lockstep rejections retry {sink} --generation {generation} --all`, or give them up with"
         f" `lockstep rejections discard {sink}`; max_open_rejections in [sinks.{sink}] of lockstep.toml allows more",
+        topic=topic,
     )

@@ -50,13 +50,13 @@ class KnownDeadLetters:
         """The newest tag of each row."""
         return {row: max(by_tag) for row, by_tag in self.rows.items()}
 
-    def reasons_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
-        """The reason of each row whose rejection would be open once these have come and those have gone."""
+    def open_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[tuple[str, str]]:
+        """Topic and reason of each row whose rejection would be open once these have come and those have gone."""
         reasons = {row: by_tag[max(by_tag)].reason for row, by_tag in self.rows.items()}
         for row in void:
             reasons.pop(row, None)
         reasons |= {(event.position.topic, event.key): event.reason for event in rejected}
-        return list(reasons.values())
+        return [(topic, reason) for (topic, _), reason in reasons.items()]
 
     def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
         """Forget a row's dead letters, or those of older tags only. Returns their records' keys."""
@@ -98,14 +98,14 @@ class DeadLetters:
         """Keep a batch's rejections, and close earlier ones that it has made void. Returns what is open then.
 
         Call it before the batch counts as done. When the batch comes again, call it again: that changes nothing.
-        Raises LockstepError when more than ``max_open`` would be open. Nothing is written then, and the batch has to
+        Raises TooManyOpen when more than ``max_open`` would be open. Nothing is written then, and the batch has to
         come again. Raises as ``publish`` too.
         """
         given, void_rows = list(rejected), list(void)
-        if given and len(self._known.reasons_with(given, void_rows)) > max_open:
+        if given and len(self._known.open_with(given, void_rows)) > max_open:
             # Commands close rejections too, and don't tell the job.
             self._known = self._read(self._topics | {event.position.topic for event in given})
-            check_open(self._sink, self._generation, self._known.reasons_with(given, void_rows), max_open=max_open)
+            check_open(self._sink, self._generation, self._known.open_with(given, void_rows), max_open=max_open)
         # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
         self.close(void_rows)
         self.publish(given, rejected_at_ms=rejected_at_ms)

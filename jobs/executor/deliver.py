@@ -11,7 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
 from cdc.model.event import Events, Position, TableEvents
+from cdc.model.table import TableName
 from jobs.executor.decode import decode
 from jobs.executor.log_reader import read_log
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
@@ -19,17 +21,22 @@ from jobs.executor.result import (
     Failure,
     RejectedEvent,
     Result,
+    TablesRefused,
     check_rejections,
     to_arrow,
     without_large_values,
 )
 from jobs.executor.row_versions import versions_of
+from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import Task
 from jobs.executor.window import Window, newest
-from sinks.contract import Batch, Rejection, Sink, TopicPartition
+from sinks.contract import Batch, Outcome, Rejection, Sink, TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
+
+_OF_NO_TABLE: Final = (Unavailable, Fenced, PositionMismatch, ShapesOutdated, UnsupportedChange)
+"""Errors of the destination as a whole, of another job, or of what was read."""
 
 PORTION_BYTES: Final = 24 * 1024 * 1024
 """How much of a window becomes Python objects at once: these take several times the memory."""
@@ -47,7 +54,7 @@ def deliver(task: Task, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Record
         freeze_opened()
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
-        result.failures.append(Failure.of(error))
+        result.failures += Failure.all_of(error)
         for _ in remaining:  # a worker whose input isn't read to its end is thrown away
             pass
     yield to_arrow(result)
@@ -116,7 +123,7 @@ def apply_portion(
         versions=versions,
     )
     *before, last = _without_open_rejections(task, whole) if task.rejected_before else [whole]
-    outcomes = [sink.apply(batch) for batch in (*before, replace(last, next_offsets=next_offsets))]
+    outcomes = [_applied(task, sink, batch) for batch in (*before, replace(last, next_offsets=next_offsets))]
     rejections = [*(rejection for outcome in outcomes for rejection in outcome.rejections), *decoded.rejections]
     result.applied += sum(outcome.applied for outcome in outcomes)
     result.stale += sum(outcome.stale for outcome in outcomes)
@@ -130,7 +137,45 @@ def apply_portion(
         result.resolved += _resolved(task, events, rejections)
     if rejections:
         result.rejected = list(without_large_values([*result.rejected, *_with_records(rejections, records)]))
-        check_rejections(task.sink, result.rejected)
+        check_rejections(task.sink, result.rejected, None if task.steps is not None else task.tables)
+
+
+def _applied(task: Task, sink: Sink, batch: Batch) -> Outcome:
+    """Apply a batch. Raises TablesRefused where the destination refuses some tables of it, and not each by itself.
+
+    Nothing of a step is repeated: a consistent sink stops as a whole.
+    """
+    try:
+        return sink.apply(batch)
+    except _OF_NO_TABLE:
+        raise
+    except LockstepError:
+        if task.steps is not None:
+            raise
+        close_sink(task)  # it may be in the middle of something
+        errors = _refused_alone(sink_for(task), batch)
+        if not errors:
+            raise
+        raise TablesRefused(errors) from None
+
+
+def _refused_alone(sink: Sink, batch: Batch) -> dict[TableName, LockstepError]:
+    """The tables of a batch that the destination refuses, each with its error. It gets those of each by themselves.
+
+    What it takes of it comes again with the batch, as does the rest: the offsets aren't stored with it.
+    """
+    versions = {each.events.table: [each] for each in batch.versions}
+    events = {each.table: each for each in Events.of(batch.events).tables}
+    errors: dict[TableName, LockstepError] = {}
+    for table in sorted({*events, *versions}):
+        own = Events([events[table]] if table in events else [])
+        try:
+            sink.apply(replace(batch, events=own, versions=versions.get(table, []), next_offsets={}))
+        except _OF_NO_TABLE:
+            raise
+        except LockstepError as error:
+            errors[table] = error
+    return errors
 
 
 def _without_open_rejections(task: Task, batch: Batch) -> Iterator[Batch]:

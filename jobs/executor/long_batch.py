@@ -9,9 +9,10 @@ make earlier ones void, errors, and a backlog, which several tasks read faster.
 """
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -46,6 +47,9 @@ TELL_S: Final = 0.1
 ALIVE_S: Final = 5.0
 """How often the driver is told that there is nothing to tell, so that it can tell a destination that hangs."""
 
+WORK_S: Final = 0.5
+"""How long a task may be at work on what it has read before it tells the driver that it has read that."""
+
 END: Final = b"\n"
 GO_ON: Final = b"+"
 GO_ON_S: Final = 1.0
@@ -76,8 +80,8 @@ class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
     ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
-    ``has_got_on`` says that something was read or written
-    since then, be it applied already or not: a step may be of very much, and nothing of it is told before its end.
+    ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
+    very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is further, as far as it is told.
     """
 
     rows: int = 0
@@ -88,6 +92,7 @@ class Told:
     view: ViewFigures | None = None
     has_got_on: bool = False
     shard: int | None = None
+    read: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
     def is_at_work(self) -> bool:
@@ -106,35 +111,54 @@ class Told:
             "applied": self.applied,
             "stale": self.stale,
             "commit_time_ms": self.commit_time_ms,
-            "next_offsets": [[*at, offset] for at, offset in self.next_offsets.items()],
+            "next_offsets": _entries(self.next_offsets),
             "view": None if self.view is None else self.view.to_json(),
             "has_got_on": self.has_got_on,
             "shard": self.shard,
+            "read": _entries(self.read),
         }
         return orjson.dumps(facts) + b"\n"
 
-    def add_json(self, line: bytes) -> None:
-        """Add what came later."""
+    def add_json(self, line: bytes) -> bool:
+        """Add what came later. Whether it is of those that the driver answers."""
         facts = orjson.loads(line)
+        self.read |= _offsets(facts["read"])
+        if len(facts) == 1:
+            return False
         self.rows += facts["rows"]
         self.applied += facts["applied"]
         self.stale += facts["stale"]
         self.commit_time_ms = max(self.commit_time_ms, facts["commit_time_ms"])
-        self.next_offsets |= {(topic, partition): offset for topic, partition, offset in facts["next_offsets"]}
+        self.next_offsets |= _offsets(facts["next_offsets"])
         if facts["view"] is not None:
             self.view = ViewFigures.from_json(facts["view"])
         self.has_got_on = self.has_got_on or facts["has_got_on"]
         self.shard = facts["shard"]
+        return True
+
+
+def _entries(offsets: Offsets) -> list[list[Any]]:
+    return [[*at, offset] for at, offset in offsets.items()]
+
+
+def _offsets(entries: Iterable[Any]) -> Offsets:
+    return {(topic, partition): offset for topic, partition, offset in entries}
 
 
 class DriverLine:
-    """A task's line to its driver. Without a driver at its other end, the batch is over."""
+    """A task's line to its driver. Without a driver at its other end, the batch is over.
+
+    A thread of its own tells the driver what was read, where the work on that takes long: the task may hang in it.
+    """
 
     def __init__(self, path: str, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._heard_at = monotonic()
         self._is_ended = False
         self._newly_stored = 0
+        self._lock = threading.Lock()
+        self._work: tuple[Offsets] | None = None
+        self._ended = threading.Event()
         self._socket: socket.socket | None = socket.socket(socket.AF_UNIX)
         try:
             self._socket.connect(path)
@@ -142,10 +166,29 @@ class DriverLine:
             self.close()
 
     def __enter__(self) -> Self:
+        threading.Thread(target=self._tell_read, name="read", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @contextmanager
+    def at_work_on(self, read: Offsets) -> Iterator[None]:
+        """While it is at work on what was read below these offsets. They aren't changed meanwhile."""
+        self._work = (read,)
+        try:
+            yield
+        finally:
+            self._work = None
+
+    def _tell_read(self) -> None:
+        seen = told = None
+        while not self._ended.wait(WORK_S):
+            work = self._work
+            if work is not None and work is seen and work is not told:
+                self._send(orjson.dumps({"read": _entries(work[0])}) + b"\n")
+                told = work
+            seen = work
 
     def is_over(self) -> bool:
         """Whether the driver has ended the batch, or itself, or hangs."""
@@ -170,13 +213,18 @@ class DriverLine:
         return taken
 
     def tell(self, told: Told) -> None:
-        if self._socket is not None:
-            try:
-                self._socket.sendall(told.to_json())
-            except OSError:
-                self.close()
+        self._send(told.to_json())
+
+    def _send(self, line: bytes) -> None:
+        with self._lock:
+            if self._socket is not None:
+                try:
+                    self._socket.sendall(line)
+                except OSError:
+                    self.close()
 
     def close(self) -> None:
+        self._ended.set()
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -201,7 +249,7 @@ def deliver_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]
             _follow(task, batch, wanted_ranges, line, result)
     except Exception as error:
         close_sink(task)  # the next attempt starts with a new connection
-        result.failures.append(Failure.of(error))
+        result.failures += Failure.all_of(error)
         for _ in remaining:  # a worker whose input isn't read to its end is thrown away
             pass
     yield to_arrow(result)
@@ -229,7 +277,8 @@ def _follow(task: Task, batch: LongBatch, wanted_ranges: Sequence[Range], line: 
                     break
                 rows_before = result.rows
                 if polled.records:
-                    apply_all(task, iter(polled.records), result)
+                    with line.at_work_on(polled.ends):
+                        apply_all(task, iter(polled.records), result)
                     freeze_opened()
                 _reach(result, polled.ends)
                 if not is_applied(planned, result.next_offsets):

@@ -1,7 +1,7 @@
 """What a task returns to the driver, and its form in Arrow: counts, offsets, rejected events and errors."""
 
-import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,8 +15,10 @@ from cdc.model.errors import (
     PositionMismatch,
     Unavailable,
     UnsupportedChange,
+    bug,
 )
 from cdc.model.event import Position
+from cdc.model.table import TableName
 from jobs.executor.shape_history import ShapesOutdated
 from sinks.contract import TopicPartition
 from views.figures import ViewFigures
@@ -37,14 +39,27 @@ A row of a view isn't in the log: its task ends there, and the next one goes on.
 """
 
 
+class TablesRefused(LockstepError):
+    """The destination refuses all that came of these tables, each with its error, and may take others.
+
+    As an error it is that of the first one.
+    """
+
+    def __init__(self, errors: Mapping[TableName, LockstepError]) -> None:
+        first = next(iter(errors.values()))
+        super().__init__(first.message, hint=first.hint)
+        self.errors = dict(errors)
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way to the driver."""
+    """An error on its way to the driver. ``table`` is the one that it is about, None where it is about all of them."""
 
     kind: str
     message: str
     hint: str | None = None
     retry_after_s: float = 0.0
+    table: TableName | None = None
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
@@ -54,13 +69,25 @@ class Failure:
             return cls(kind, error.message, error.hint, error.retry_after_s)
         if isinstance(error, LockstepError):
             return cls(type(error).__name__, error.message, error.hint)
-        # A bug. Where it happened is told, but not its text, which may quote a row.
-        frames = [
-            f"{frame.filename.rpartition('/')[2]}:{frame.name}" for frame in traceback.extract_tb(error.__traceback__)
-        ]
-        return cls(
-            type(error).__name__, f"{type(error).__name__} in {' > '.join(frames[-4:])}", "this is a bug of Lockstep's"
-        )
+        told = bug(error)
+        return cls(type(error).__name__, told.message, told.hint)
+
+    @classmethod
+    def all_of(cls, error: Exception) -> "list[Failure]":
+        """One for each table that the error is about."""
+        if isinstance(error, TablesRefused):
+            return [replace(cls.of(each), table=table) for table, each in error.errors.items()]
+        return [cls.of(error)]
+
+    def to_json(self) -> list[Any]:
+        table = None if self.table is None else [self.table.schema, self.table.name]
+        return [self.kind, self.message, self.hint, self.retry_after_s, table]
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> "Failure":
+        *told, table = fields
+        kind, message, hint, retry_after_s = told
+        return cls(kind, message, hint, retry_after_s, None if table is None else TableName(*table))
 
     def error(self) -> LockstepError:
         """The error again, as near to its own class as matters to the driver."""
@@ -93,10 +120,11 @@ class Result:
     """What became of the records of a task, or of a whole batch.
 
     ``rows`` counts records; ``applied`` and ``stale`` count folded events. ``commit_time_ms`` is the newest of them, in
-    milliseconds since 1970.
+    milliseconds since 1970. ``set_aside`` counts rows of a stream query that its task has put on the side topic.
     """
 
     rows: int = 0
+    set_aside: int = 0
     applied: int = 0
     stale: int = 0
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
@@ -124,6 +152,7 @@ class Result:
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
         self.rows += other.rows
+        self.set_aside += other.set_aside
         self.applied += other.applied
         self.stale += other.stale
         if other.shard is None:
@@ -153,14 +182,25 @@ def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[Rejected
         yield event if event.value is None or size <= VALUES_BYTES_MAX else replace(event, value=None, is_in_log=True)
 
 
-def check_rejections(sink: str, rejected: Sequence[RejectedEvent]) -> None:
-    """Raise LockstepError when so many were rejected that it can't be the rows."""
-    if len(rejected) > REJECTIONS_MAX:
-        raise LockstepError(
-            f"sink {sink!r} rejected {len(rejected)} events of one batch, which isn't the rows' fault; "
-            f"the first reason: {rejected[0].reason}",
-            hint="mend what the reason says and start the job again; the batch is read again, nothing was skipped",
-        )
+def check_rejections(
+    sink: str, rejected: Sequence[RejectedEvent], tables: Mapping[str, TableName] | None = None
+) -> None:
+    """Raise LockstepError when so many were rejected that it can't be the rows.
+
+    With ``tables``, by topic, it is TablesRefused for the one that most of them are of.
+    """
+    if len(rejected) <= REJECTIONS_MAX:
+        return
+    ((topic, count),) = Counter(event.position.topic for event in rejected).most_common(1)
+    first = next(event for event in rejected if event.position.topic == topic)
+    error = LockstepError(
+        f"sink {sink!r} rejected {len(rejected)} events of one batch, which isn't the rows' fault; "
+        f"the first reason: {first.reason}",
+        hint="mend what the reason says and start the job again; the batch is read again, nothing was skipped",
+    )
+    if tables is None or topic not in tables or 2 * count < len(rejected):
+        raise error
+    raise TablesRefused({tables[topic]: error})
 
 
 def to_arrow(result: Result) -> "pa.RecordBatch":
@@ -170,6 +210,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
     facts: list[dict[str, Any]] = [
         {
             "rows": result.rows,
+            "set_aside": result.set_aside,
             "applied": result.applied,
             "stale": result.stale,
             "next_offsets": [[*partition, offset] for partition, offset in result.next_offsets.items()],
@@ -178,9 +219,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "lacks_record": result.lacks_record,
             "awaits_copy": result.awaits_copy,
             "has_more": result.has_more,
-            "failures": [
-                [failure.kind, failure.message, failure.hint, failure.retry_after_s] for failure in result.failures
-            ],
+            "failures": [failure.to_json() for failure in result.failures],
             "view": None if result.view is None else result.view.to_json(),
             "shard": result.shard,
         }
@@ -222,6 +261,7 @@ def from_arrow(table: "pa.Table") -> Result:
             total.add(
                 Result(
                     rows=fact["rows"],
+                    set_aside=fact["set_aside"],
                     applied=fact["applied"],
                     stale=fact["stale"],
                     next_offsets={(topic, partition): offset for topic, partition, offset in fact["next_offsets"]},
@@ -230,7 +270,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     lacks_record=fact["lacks_record"],
                     awaits_copy=fact["awaits_copy"],
                     has_more=fact["has_more"],
-                    failures=[Failure(*failure) for failure in fact["failures"]],
+                    failures=[Failure.from_json(failure) for failure in fact["failures"]],
                     view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
                     shard=fact["shard"],
                 )

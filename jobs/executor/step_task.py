@@ -8,7 +8,7 @@ A generation that is being filled gets its records as they come: it has parts of
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import chain
 
 import pyarrow as pa
@@ -129,7 +129,7 @@ class _Steps:
         for start, end in portions(records):
             next_offsets = reached if end == records.num_rows else {}
             portion = records.slice(start, end - start)
-            with self._whole.step():
+            with self._at_work(), self._whole.step():
                 self._check_stored()
                 apply_portion(self._task, self._opened.sink, portion, next_offsets, self._result)
         self._stored = self._result.next_offsets = reached
@@ -144,7 +144,7 @@ class _Steps:
         if is_empty and before.is_reached and not self._moves(reached):
             return
         after = before.after(epoch=cut.epoch, lsn=cut.lsn, commit_time_ms=cut.commit_time_ms)
-        with self._whole.step():
+        with self._at_work(), self._whole.step():
             self._check_stored()
             last = None
             for portion in self._portions(taken.records):
@@ -161,6 +161,13 @@ class _Steps:
         self._moved_s = time.monotonic()
         self._result.next_offsets = reached
         self._result.commit_time_ms = max(self._result.commit_time_ms, cut.commit_time_ms)
+
+    def _at_work(self) -> AbstractContextManager[None]:
+        """While what was read is applied."""
+        return nullcontext() if self._line is None else self._line.at_work_on(self._read())
+
+    def _read(self) -> Offsets:
+        return self._feed.of_topics(self._log.next_offsets)
 
     def _check_stored(self) -> None:
         """Raise DataLost where the store lacks what was applied to it: a step on top of a gap is as of no commit."""
@@ -200,7 +207,9 @@ class _Steps:
         if now_s - self._told_s < (TELL_S if reached != self._told else ALIVE_S):
             return
         came = self._log.came
-        line.tell(take_told(self._result, self._told, has_got_on=came > self._told_came))
+        told = take_told(self._result, self._told, has_got_on=came > self._told_came)
+        told.read = self._read() if self._waits else {}
+        line.tell(told)
         self._told, self._told_came, self._told_s = dict(reached), came, now_s
 
     def _tell_of_life(self) -> None:

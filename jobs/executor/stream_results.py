@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 import orjson
 import pyarrow as pa
@@ -13,8 +13,14 @@ from cdc.model.table import Table
 from cdc.model.tag import Tag
 from jobs.executor.computed_row import typed_value
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections, to_arrow
-from jobs.executor.task_input import Task
+from jobs.executor.result import Failure, RejectedEvent, Result, to_arrow
+from jobs.executor.stream_topics import (
+    RECORD_OVERHEAD_BYTES,
+    check_same_topics,
+    close_topics,
+    topics_for,
+)
+from jobs.executor.task_input import StreamInput, Task
 from sinks.contract import Batch
 
 _ROWS_AT_ONCE: Final = 1_000
@@ -81,28 +87,59 @@ def why_unfit(row: _Row, table: Table) -> str | None:
     return None
 
 
+def why_too_long(row: _Row, stream: StreamInput) -> str | None:
+    """Why the result's topic can't have this row, None where it can, or there is none. Pure."""
+    size = len(orjson.dumps(row.key)) + len(row.text) + RECORD_OVERHEAD_BYTES
+    if stream.result_topic is None or size <= stream.result_record_bytes_max:
+        return None
+    return f"its {size:,} bytes don't fit into a record of topic {stream.result_topic}"
+
+
 def apply_results(
     task: Task, table: Table, batch_id: int, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Apply one task's rows and yield its result, for ``mapInArrow``. All rows of a key are in one task."""
+    stream = task.stream
+    assert stream is not None
     result = Result()
     remaining = iter(batches)
     try:
         rows = [read_row(text, table) for batch in remaining for text in batch.column("row").to_pylist()]
-        _apply(task, table, batch_id, rows, result)
+        if rows:
+            # All that the batch reads is read by now, so these are rows of the topics' own records, or none is written.
+            assert task.client is not None
+            check_same_topics(stream.query, task.client, stream.topic_ids)
+            apply_rows(task, table, batch_id, rows, topics_for(task.client, stream, task.run), result)
         freeze_opened()
     except Exception as error:
-        close_sink(task)  # the next attempt starts with a new connection
+        close_sink(task)  # the next attempt starts with new connections
+        close_topics(stream)
         result.failures.append(Failure.of(error))
         for _ in remaining:  # a worker whose input isn't read to its end is thrown away
             pass
     yield to_arrow(result)
 
 
-def _apply(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], result: Result) -> None:
+class Topics(Protocol):
+    """Where rows go besides the sink, as ``StreamTopics``."""
+
+    def write_row(self, key: bytes, row: bytes, tag: str) -> None: ...
+
+    def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+def apply_rows(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], topics: Topics, result: Result) -> None:
+    """Apply rows to the sink, and then to the topics: what is on them is in the sink. ``result`` gets the counts.
+
+    Raises what the sink and ``topics`` raise, and LockstepError where the sink has rows of a later batch.
+    """
+    stream = task.stream
+    assert stream is not None
     result.rows = len(rows)
     tag = batch_tag(batch_id)
-    told = [(row, why_unfit(row, table)) for row in rows]
+    told = [(row, why_unfit(row, table) or why_too_long(row, stream)) for row in rows]
     kept, refused = distinct([row for row, reason in told if reason is None], key=table.key)
     refused += [(row, reason) for row, reason in told if reason is not None]
     for start in range(0, len(kept), _ROWS_AT_ONCE):
@@ -124,17 +161,23 @@ def _apply(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], result
         outcome = sink_for(task).apply(Batch(new, fence=task.fence))
         result.applied += outcome.applied
         result.stale += outcome.stale
-        by_position = {event.position: event for event in new}
+        by_place = {event.position.offset: kept[event.position.offset] for event in new}
         for rejection in outcome.rejections:
-            event = by_position[rejection.event.position]
-            values: Any = event.row
-            refused.append((_Row(event.key, values, orjson.dumps(values)), rejection.reason))
-    # Their values come along whatever their size: no log has them.
-    result.rejected = [
-        RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)
-        for index, (row, reason) in enumerate(sorted(refused, key=lambda one: (one[0].text, one[1])))
-    ]
-    check_rejections(task.sink, result.rejected)
+            refused.append((by_place.pop(rejection.event.position.offset), rejection.reason))
+        if stream.result_topic is not None:
+            for row in by_place.values():
+                topics.write_row(orjson.dumps(row.key), row.text, tag)
+    result.set_aside = len(refused)
+    in_order = sorted(refused, key=lambda one: (one[0].text, one[1]))
+    # However many these are: nobody has to hold them all, and a wrong mapping shows in the figures.
+    topics.set_aside(
+        batch_id,
+        (
+            RejectedEvent(Position(str(table.name), 0, index), orjson.dumps(row.key), row.text, tag, reason)
+            for index, (row, reason) in enumerate(in_order)
+        ),
+    )
+    topics.flush()
 
 
 def _stored_tags(task: Task, table: Table, rows: Sequence[_Row]) -> dict[bytes, str]:

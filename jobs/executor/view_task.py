@@ -116,8 +116,14 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
     is_to_be_built = False
     while True:
         with _opened_state(task, task.view) as state:
-            most, shard = task.settings.changes_max, task.view.shard
-            view = View(task.view.plan, task.shapes, state, changes_max=most, shard=shard)
+            view = View(
+                task.view.plan,
+                task.shapes,
+                state,
+                changes_max=task.settings.changes_max,
+                scratch=Path(task.view.directory),
+                shard=task.view.shard,
+            )
             topic = _topic_of(task, state)
             is_usable = (
                 view.log() == task.view.log
@@ -383,6 +389,7 @@ class _Run:
         has_got_on = came > self._told_came
         now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
         now.view, now.shard = self._figures(), self._result.shard
+        now.read = self._feed.of_topics(self._log.next_offsets) if self._log.waits else {}
         self._line.tell(now)
         self._told, self._told_came, self._told_s = dict(told), came, now_s
         self._progress.tell(self._told)
@@ -429,6 +436,11 @@ class _Run:
             self._inbox.add(self._view.own_events(decode(records, self._task).events))
 
     def _step(self, cut: Cut) -> None:
+        read = self._feed.of_topics(self._log.next_offsets)
+        with nullcontext() if self._line is None else self._line.at_work_on(read):
+            self._take_in(cut)
+
+    def _take_in(self, cut: Cut) -> None:
         if (cut.epoch, cut.lsn) < (self._position.epoch, self._position.lsn):
             return
         taken = self._log.take(cut)
@@ -478,17 +490,24 @@ class _Run:
         for portion in self._inbox.portions(_FED_ROWS):
             rows = list(portion)
             self._view.build(rows, time_ms=time_ms)
-            self._building.add(len(rows))
-            # A driver that hears nothing takes the task for one that hangs, and ends its batch.
-            self._tell(time.monotonic())
-            if self._goes_on and self._line is not None and self._line.is_over():
-                raise _IsOver
+            self._note_computed(len(rows))
+        self._building.begin(Doing.COMPUTING, self._inbox.rows)
+        self._view.compute(self._note_computed)
         seq = self._seq_of_new_state(cut)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._note_run()
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
+
+    def _note_computed(self, rows: int) -> None:
+        """So many more rows of tables are computed. Raises _IsOver."""
+        assert self._building is not None
+        self._building.add(rows)
+        # A driver that hears nothing takes the task for one that hangs, and ends its batch.
+        self._tell(time.monotonic())
+        if self._goes_on and self._line is not None and self._line.is_over():
+            raise _IsOver
 
     def _arrange(self) -> None:
         """Have what differs from an earlier state's rows come first, and those go that the result doesn't have."""

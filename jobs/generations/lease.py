@@ -7,6 +7,7 @@ Both are coordination records of the destination, so there is one truth wherever
     several machines don't agree, but a counter that moves is alive. A destination without a fence may have several jobs
     for a while, so each has an entry of its own. Of two that write at the same moment one is lost, and comes back.
     It has the time too, for who looks only once and needn't be sure.
+    The job with the greatest claim tells with it what it has read (``jobs.generations.read_so_far``).
     It has the greatest claim as well. A job that finds a greater one than its own ends, however long it hung; one that
     finds a smaller one writes its own again. So of any number of jobs the newest is left, whatever was lost meanwhile.
     Where the destination fences, its fence decides. One that is smaller than the job's own says that the destination
@@ -21,13 +22,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 import orjson
 
 from cdc.model.errors import DataLost, Fenced, Unavailable
 from jobs.generations.batch_gate import BatchGate
+from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords, OpenedSink
 
 PAUSE_MAX_S: Final = 90.0
@@ -79,11 +81,13 @@ class Claim:
 class LastBeat:
     """The last sign of life of a generation's jobs, by the clock of who gave it.
 
-    ``is_alive`` is False where it was a goodbye, and none goes on. An earlier version tells no time.
+    ``is_alive`` is False where it was a goodbye, and none goes on. An earlier version tells no time. ``read`` is what
+    the newest of them has read, None where it has told nothing of it.
     """
 
     at_ms: int | None
     is_alive: bool
+    read: ReadSoFar | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +174,11 @@ class GenerationLease:
         self._paused_at = 0.0
         self._expired = ""
         self._lock = threading.RLock()
+        self._read_so_far: Callable[[], ReadSoFar | None] = lambda: None
+
+    def tells(self, read_so_far: Callable[[], ReadSoFar | None]) -> None:
+        """From now on each sign of life says what was read. The function must not wait for a destination."""
+        self._read_so_far = read_so_far
 
     def reopen(self, opened: OpenedSink) -> None:
         """Go on by another connection. What this job has claimed and shown stays. The one before isn't used any more.
@@ -347,14 +356,18 @@ class GenerationLease:
         self._beat_at = now
         living = self._seen.living(record.beats)
         record = replace(record, beats={**living, self._run: Beat(self._beats, self._paused_for)})
-        self._save(record if self._claim is None else replace(record, claim=self._claim, once=self._once))
+        if self._claim is None:
+            self._save(record)
+        else:
+            self._save(replace(record, claim=self._claim, once=self._once), self._read_so_far())
 
-    def _save(self, record: _Record) -> None:
+    def _save(self, record: _Record, read: ReadSoFar | None = None) -> None:
         facts = {
             "jobs": {run: asdict(beat) for run, beat in record.beats.items()},
             "at_ms": self._now_ms(),
             "claim": None if record.claim is None else asdict(record.claim),
             "once": record.once,
+            "read": None if read is None else read.to_json(),
         }
         self._records.save(self._heartbeat_name, orjson.dumps(facts).decode())
 
@@ -400,7 +413,7 @@ def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
     if text is None:
         return None
     fields = orjson.loads(text)
-    return LastBeat(fields.get("at_ms"), bool(fields.get("jobs")))
+    return LastBeat(fields.get("at_ms"), bool(fields.get("jobs")), ReadSoFar.from_json(fields.get("read")))
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:

@@ -19,6 +19,7 @@ from cdc.model.table import TableName
 from cdc.model.times import time_text
 from jobs.generations.asides import Aside, AsideState, load_asides
 from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
+from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords
 
 _NEWER: Final = "newer_run"
@@ -46,7 +47,8 @@ class JobStatus:
     """What is known of a generation's job. ``since_ms`` is since when, by its own clock; None where nobody knows.
 
     ``reason`` and ``hint`` are those of the error of one that has stopped. ``last_sign_ms`` is the time of the last
-    sign of life of one that runs, by its own clock. ``asides`` are the tables that it has set aside.
+    sign of life of one that runs, by its own clock. ``asides`` are the tables that it has set aside. ``read`` is what
+    one that runs has read.
     """
 
     state: JobState
@@ -55,6 +57,7 @@ class JobStatus:
     hint: str | None = None
     last_sign_ms: int | None = field(default=None, compare=False)
     asides: Mapping[TableName, Aside] = field(default_factory=dict)
+    read: ReadSoFar | None = field(default=None, compare=False)
 
     @property
     def needs_somebody(self) -> bool:
@@ -129,7 +132,11 @@ def job_statuses(
     still.update({number: beat for number, beat in alive.items() if number not in running})
     return {
         number: replace(
-            JobStatus(JobState.RUNNING, last_sign_ms=None if beat is None else beat.at_ms)
+            JobStatus(
+                JobState.RUNNING,
+                last_sign_ms=None if beat is None else beat.at_ms,
+                read=None if beat is None else beat.read,
+            )
             if number in running
             else _ended(records, number, beat),
             asides=load_asides(records, number),

@@ -27,6 +27,7 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
+from jobs.executor.result import TablesRefused
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.generations.asides import (
@@ -132,6 +133,8 @@ class SinkJob:
         self._asides_lock = threading.Lock()
         self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
         self._told: tuple[str, ...] = ()  # what was told of tables that are set aside
+        self._obeyed: Orders = {}  # those that the newest query began with
+        self._refused: TablesRefused | None = None  # tables that the destination has refused in the last query
         self._checked_again: Asides | None = None  # for which a query has ended, and may have for one of them
 
     def run(self) -> None:
@@ -198,6 +201,10 @@ class SinkJob:
             except ShapesOutdated:
                 self._look_at_claims()
                 # The next start reads the shapes after this event has come, so it isn't raised for it again.
+            except TablesRefused as refused:
+                self._look_at_claims()
+                if not self._have_shapes_changed() and not self._has_lost_rights():
+                    self._refused = refused  # with the lease of the next query
             except LockstepError:
                 # A newer job has the same checkpoint, and its query may end this one's before the claims are looked at.
                 self._look_at_claims()
@@ -233,9 +240,11 @@ class SinkJob:
         opened = self._plan.opened()
         try:
             lease.begin()
+            self._set_refused_aside(opened, lease)
             self._look_at_captured()
             # A view can't go on without one of its tables: nothing of it is set aside.
             orders = self._obey(opened, lease) if self._plan.settings.view is None else {}
+            self._obeyed = orders
             plan = self._plan
             if not plan.tables and (self._tables or self._captured is not None):
                 return self._wait_for_orders(opened, lease, orders)
@@ -557,6 +566,18 @@ class SinkJob:
         with self._asides_lock:
             self._save_asides(lease, failed(self._asides, errors, orders, now_ms=_now_ms()))
         raise _SetAside
+
+    def _set_refused_aside(self, opened: OpenedSink, lease: GenerationLease) -> None:
+        """Go on without the tables that the destination has refused. Raises _SetAside; without others, their error.
+
+        A destination that takes nothing doesn't take this either: then it is no matter of single tables.
+        """
+        refused, self._refused = self._refused, None
+        if refused is None:
+            return
+        if not self._sets_aside(refused.errors) or opened.generations.load_progress() is None:
+            raise LockstepError(refused.message, hint=refused.hint)
+        self._set_aside(lease, refused.errors, self._obeyed)
 
     def _start(
         self, opened: OpenedSink, log: LogFacts, stored: Progress | None

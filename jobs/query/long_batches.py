@@ -159,11 +159,11 @@ class LongBatches:
             received, is_there = received + more, bool(more)
         *lines, line.rest = (line.rest + received).split(b"\n")
         told = Told()
-        for text in lines:
-            told.add_json(text)
-        if lines:
+        answered = sum([told.add_json(text) for text in lines])
+        if answered:
             line.shard, line.is_building = told.shard, told.is_building
-            line.not_stored += len(lines)
+        if lines:
+            line.not_stored += answered
             if self._on_told(told) and is_there:
                 line.connection.sendall(STORED * line.not_stored)
                 line.not_stored = 0

@@ -6,7 +6,9 @@ from typing import Final
 
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.offsets import Offsets
+from jobs.query.read_mark import ReadMark
 from jobs.query.resume_check import check_deletes_are_there
 from jobs.query.watermark import Watermark
 from sinks.contract import NOTHING_WRITTEN, Generations, Progress, TopicPartition
@@ -92,6 +94,18 @@ class ProgressKeeper:
         self._new = frozenset(topic_ids) - {topic for topic, _ in self._applied}
         self._began_at_ms = self._saved_at_ms
         self._owes_watermark = False
+        self._read_mark = ReadMark(self._applied, watermark, tells_lsn=not is_paused)
+
+    def read_to(self, ends: Offsets) -> None:
+        """Everything below these offsets was read, and isn't applied yet. Doesn't wait for a destination that hangs.
+
+        What a start position left out isn't counted.
+        """
+        self._read_mark.reach({at: end for at, end in ends.items() if at not in self._skipped})
+
+    def read_so_far(self) -> ReadSoFar:
+        """Doesn't wait for a destination that hangs either."""
+        return self._read_mark.so_far()
 
     def release_watermark(self) -> None:
         """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
@@ -164,6 +178,7 @@ class ProgressKeeper:
                     # Behind a gap nothing counts as complete, so the watermark stays where it is.
                     reached = self._skipped if at in self._skipped else self._applied
                     reached[at] = max(end, reached.get(at, 0))
+            self.read_to(ends)
             self._watermark.advance(self._applied)
             # Not now, even when nothing is left: only ``learn`` has looked for what is new.
             self._complete_at_ms = self._watermark.behind_since_ms or self._complete_at_ms
@@ -183,6 +198,8 @@ class ProgressKeeper:
         """
         with self._lock:
             now_ms = self._now_ms()
+            records = list(records)
+            self._read_mark.learn(records, now_ms=now_ms)
             is_other = selection not in ("", self._selection)
             self._selection = selection or self._selection
             for record in records:

@@ -20,11 +20,12 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.control_records import ProgressRecord
 from cdc.row_rate import RowRate
+from jobs.dead_letters.limit import TooManyOpen
 from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import LongBatch, Told, deliver_long
-from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
+from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, TablesRefused, check_rejections, from_arrow
 from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
 from jobs.executor.view_shards import told_to_shard
@@ -186,6 +187,7 @@ class SinkQuery:
         self._is_told_stored = True
         self._lease = lease
         lease.guard(self._gate)
+        lease.tells(keeper.read_so_far)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
         self._compiles = True
@@ -446,6 +448,8 @@ class SinkQuery:
             # A long batch tells where it is, past the markers of transactions; no row has stored that.
             written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
         else:
+            # Its tasks tell nothing before their end: what they are to read counts as read.
+            self._keeper.read_to(ends)
             records = self._records(frame, wanted_ranges, tasks_max=1 if is_small else self._tasks_max)
             result = self._deliver(lambda: records, {part.topic for part in wanted_ranges}, is_long=False)
             written = result.next_offsets
@@ -546,6 +550,8 @@ class SinkQuery:
             figures = shards.figures(told.shard, figures)
         if figures is not None:
             self._figures.told(figures)
+        if told.read and shards is None:  # what one shard has read, others may not have
+            self._keeper.read_to(told.read)
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
@@ -620,7 +626,10 @@ class SinkQuery:
                 self._long_batches.begin()
             work = self._writer(topics, is_long=is_long)(records())
             result = from_arrow(work.toArrow())
-            errors = [failure.error() for failure in result.failures]
+            errors = [failure.error() for failure in result.failures if failure.table is None]
+            of_tables = {each.table: each.error() for each in result.failures if each.table is not None}
+            if of_tables:
+                errors.append(TablesRefused(of_tables))
             # What needs somebody comes before what ends by itself.
             errors.sort(key=lambda error: isinstance(error, Unavailable))
             if not errors:
@@ -644,13 +653,20 @@ class SinkQuery:
         if not (result.rejected or result.resolved):
             return
         self._lease.check()
-        check_rejections(self._task.sink, result.rejected)
-        self._rejections = self._dead_letters.keep(
-            result.rejected,
-            result.resolved,
-            rejected_at_ms=_now_ms(),
-            max_open=self._plan.settings.max_open_rejections,
-        )
+        tables = None if self._task.reads_whole_transactions else self._task.tables
+        check_rejections(self._task.sink, result.rejected, tables)
+        try:
+            self._rejections = self._dead_letters.keep(
+                result.rejected,
+                result.resolved,
+                rejected_at_ms=_now_ms(),
+                max_open=self._plan.settings.max_open_rejections,
+            )
+        except TooManyOpen as error:
+            table = None if tables is None else tables.get(error.topic)
+            if table is None:
+                raise
+            raise TablesRefused({table: error}) from None
         self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:

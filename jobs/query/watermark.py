@@ -55,6 +55,12 @@ class Watermark:
         self._topics = frozenset(topics)
         self._pending: list[_Pending] = []
 
+    def twin(self) -> "Watermark":
+        """Another one at the same position, that nothing was added to yet."""
+        return Watermark(
+            self._topics, epoch=self.epoch, lsn=self.lsn, commit_time_ms=self.commit_time_ms, joining=self.joining
+        )
+
     @property
     def behind_since_ms(self) -> int | None:
         """When the oldest record that isn't covered was learned of; None when all are covered."""

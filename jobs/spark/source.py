@@ -8,11 +8,12 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.settings import OAUTHBEARER, KafkaSettings
 from cdc.model.errors import ConfigurationError
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
+from jobs.spark.java_tokens import quoted, token_options
 
 _ANSWER_S: Final = 10
 """How long one client waits for an answer."""
@@ -145,6 +146,8 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
+    if kafka.sasl_mechanism == OAUTHBEARER:
+        return token_options(kafka)
     password = kafka.password()
     if kafka.sasl_mechanism is None or kafka.username is None or password is None:
         raise ConfigurationError(
@@ -158,12 +161,8 @@ def _sasl_options(kafka: KafkaSettings) -> dict[str, str]:
 
 
 def jaas_config(mechanism: str, username: str, password: str) -> str:
-    """Java's notation for a login; quotes and backslashes inside the quotes are escaped."""
-    return f"{_LOGIN_MODULES[mechanism]} required username={_quoted(username)} password={_quoted(password)};"
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    """Java's notation for a login; see ``quoted``."""
+    return f"{_LOGIN_MODULES[mechanism]} required username={quoted(username)} password={quoted(password)};"
 
 
 def _tls_options(kafka: KafkaSettings) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from cdc.model.table import ReplicaIdentity, Table
+from jobs.executor.stream_topics import side_room
 from jobs.streams.settings import (
     CLOCK_OFFSET,
     PRIVATE,
@@ -38,9 +39,6 @@ _TIME: Final = PRIVATE + "time"
 POSITION: Final = (PRIVATE + "topic", PRIVATE + "partition", PRIVATE + "offset")
 """The columns of an event with the place of its record."""
 _KIND: Final = PRIVATE + "kind"
-
-_SIDE_FACTS_BYTES: Final = 2048
-"""As many bytes at most has a record of the side topic besides what it keeps: names, times, a position, a reason."""
 
 _JSON_BYTES_MAX: Final = 6
 """So many bytes has a character in JSON at most: a control character, as \\u0001."""
@@ -293,12 +291,6 @@ def _check_is_query(spark: SparkSession, sql: str) -> None:
     for kind in ("Command", "ParsedStatement"):
         if plans.classForName(f"org.apache.spark.sql.catalyst.plans.logical.{kind}", True, False).isInstance(parsed):
             raise QueryRefused("sql: it is a statement and no query: begin it with select or with")
-
-
-def side_room(bytes_max: int) -> tuple[int, int]:
-    """How many bytes a key and a value may have in JSON, in a record of the side topic of so many. Pure."""
-    room = max(0, bytes_max - _SIDE_FACTS_BYTES)
-    return room // 4, room * 3 // 4
 
 
 def result_table(name: str, frame: DataFrame, *, key: tuple[str, ...], said_in: str) -> Table:

@@ -1,12 +1,12 @@
 """The job of one stream query: Spark runs it, and each batch's final rows go to a sink before Spark commits the batch.
 
-A batch in order: what takes no part in it goes to the side topic, the rows go to the sink, the figures are stored,
-Spark commits. A job that is killed anywhere runs the batch again, with the same offsets and the same watermark. Records
-of the side topic then have the same keys and values, and rows the same tag.
+A batch in order: what takes no part in it goes to the side topic, the rows go to the sink and then to their own topic,
+the figures are stored, Spark commits. A job that is killed anywhere runs the batch again, with the same offsets and the
+same watermark. Records of the topics then have the same keys and values, and rows the same tag.
 """
 
-import hashlib
 import json
+import logging
 import threading
 import time
 import uuid
@@ -16,22 +16,24 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.kafka.topic_admin import TopicAdmin, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
+from cdc.kafka.topic_names import stream_result_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, PositionMismatch, Unavailable
-from cdc.model.event import JsonValue
+from cdc.model.log_message import LogMessage
 from cdc.model.table import Table
-from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, from_arrow
+from jobs.executor.result import RESULT_SCHEMA, from_arrow
 from jobs.executor.stream_results import apply_results
-from jobs.executor.task_input import Task
+from jobs.executor.stream_topics import check_topic_ids
+from jobs.executor.task_input import StreamInput, Task
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import (
     Phase,
     Record,
@@ -56,15 +58,17 @@ from jobs.streams.frames import (
     quoted,
     result_texts,
     side_frame,
-    side_room,
     union,
 )
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
+from jobs.streams.posting import RowPoster
 from jobs.streams.records import begun_name, figures_name, waiting_name
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
+from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
 from jobs.streams.settings import StreamSettings
 from sinks.contract import OpenedSink
+
+logger = logging.getLogger("lockstep.streams")
 
 _CONF: Final[Mapping[str, str]] = {
     # What is kept may be more than fits into memory, and the JVM's own would be written anew for each batch.
@@ -82,9 +86,8 @@ _LOOK_S: Final = 2.0
 
 _TICK_S: Final = 0.2
 
+_RECORD_BYTES: Final = "max.message.bytes"
 _BUFFER_BYTES: Final = 32 * 1024 * 1024
-_SIDE_KEY_BYTES_MAX: Final = 1000
-_REASON_MAX: Final = 300
 
 _JOINED: Final = ("START_OFFSET_DOES_NOT_MATCH_ASSIGNED", "MISMATCHED_TOPIC_PARTITIONS")
 """How Spark says that a partition has joined while it began. It takes it in when it begins again."""
@@ -181,6 +184,13 @@ class _Run:
         self._gate = threading.Lock()
         self._is_closed = False
         self._query: StreamingQuery | None = None
+        self._read: ReadSoFar | None = None
+        lease.tells(lambda: self._read)
+        self._poster: RowPoster | None = None
+        self._shown: list[int] = []
+        self._is_live = False
+        self._has_earlier = True
+        """Builds before the one that readers have may be there still."""
         self._late_of: tuple[int, int] = (-1, 0)
         """A batch, and how many late events it has set aside."""
 
@@ -190,10 +200,13 @@ class _Run:
         streams = self._read_streams()
         if (is_due := self._await_topics(streams)) is not None:
             return is_due
-        begun = self._begun(streams)
+        side_topic, result_topic = plan.side_topic, plan.result_topic(self._generation)
+        topics = [side_topic, *filter(None, [result_topic])]
+        self._cluster.create(self._cluster.missing(topics))
+        self._side_bytes_max, *result_bytes_max = [record_bytes_max(self._cluster, topic) for topic in topics]
+        begun = self._begun(streams, result_topic)
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._begun_with = streams, begun
-        self._cluster.create(self._cluster.missing([plan.side_topic]))
         require_in_use(self._opened.records, name, self._generation)
         location = checkpoint_location(
             plan.spark.checkpoint_directory, pipeline=plan.pipeline, sink=name, generation=self._generation
@@ -201,38 +214,73 @@ class _Run:
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
         self._check_checkpoint()
+        self._read = ReadSoFar(sum(self._figures.offsets.values()))
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
         self._is_live = self._opened.generations.live() == self._generation
-        if self._is_live:
-            self._drop_earlier()
         self._ends = self._cluster.committed_ends(list(begun.start))
         fence = self._lease.claim(self._opened.sink.claim)
         self._table = table
         self._task = Task(
             name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
-            uuid.uuid4().hex, open=plan.open,
+            uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open,
+            stream=StreamInput(
+                name, begun.topic_ids, side_topic.name, self._side_bytes_max,
+                None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
+            ),
         )  # fmt: skip
         call = BatchCall(self._batch)
-        rows = result_texts(frame.repartition(2, *[f.col(quoted(column)) for column in table.key]))
+        frame = frame.repartition(2, *[f.col(quoted(column)) for column in plan.query.order_columns])
+        if result_topic is not None:
+            frame = frame.sortWithinPartitions(*[f.col(quoted(column)) for column in table.key])
+        rows = result_texts(frame)
         trigger: dict[str, Any] = (
             {"availableNow": True} if plan.once else {"processingTime": f"{plan.spark.trigger_ms} milliseconds"}
         )
+        poster = self._start_poster()
         try:
+            if self._is_live:
+                self._drop_earlier()
             writer = rows.writeStream.foreachBatch(call).outputMode("append").option("checkpointLocation", location)
             self._query = (
                 writer.queryName(f"{name}-g{self._generation}-{time.monotonic_ns()}").trigger(**trigger).start()
             )
             self._report(SinkStarted(name, self._generation, location))
             is_due = self._wait(self._query)
+            self._end()
+            self._raise_failure(self._query, may_be_interrupted=is_due or self._stop.is_set())
+            self._go_live()
+            if poster is not None and plan.once and not is_due:
+                poster.finish(self._stop, while_waiting=self._lease.heartbeat)
+            if self._is_live and self._has_earlier and not is_due:
+                self._drop_earlier()
+            return is_due
         except (PySparkException, Py4JError) as error:
             raise stream_error(name, str(error)) from error
         finally:
             self._end()
+            if poster is not None:
+                poster.close()
             call.close()
-        self._raise_failure(self._query, may_be_interrupted=is_due or self._stop.is_set())
-        self._go_live()
-        return is_due
+
+    def _start_poster(self) -> RowPoster | None:
+        """Have rows posted to the webhook, where there is one."""
+        if self._plan.query.webhook is None:
+            return None
+        self._shown = self._shown_generations()
+        self._poster = RowPoster(
+            self._plan,
+            self._lease,
+            generations=lambda: self._shown,
+            said=lambda reason, retry_in_s: self._report(SinkWaiting(self._plan.name, reason, retry_in_s)),
+        )
+        return self._poster
+
+    def _shown_generations(self) -> list[int]:
+        """The builds whose rows readers have or had, this one the last, once it is live."""
+        known = list_generations(self._opened)
+        earlier = [each.number for each in known if each.phase is not Phase.RETIRED and each.number < self._generation]
+        return [*sorted(earlier), *([self._generation] if self._is_live else [])]
 
     def _read_streams(self) -> dict[str, StreamSettings]:
         """The streams that the query reads. Raises ConfigurationError for a query that can't be kept."""
@@ -301,12 +349,13 @@ class _Run:
         newest = newest_generation(self._plan, self._opened)
         return newest is not None and newest > self._generation
 
-    def _begun(self, streams: Mapping[str, StreamSettings]) -> Begun:
+    def _begun(self, streams: Mapping[str, StreamSettings], result_topic: TopicPlan | None) -> Begun:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
         records, name = self._opened.records, begun_name(self._generation)
         topics = sorted(stream.topic for stream in streams.values())
         counts = self._cluster.partition_counts(topics, must_see=True)
-        topic_ids, definition = self._cluster.topic_ids(topics), self._plan.definition(streams)
+        own = [] if result_topic is None else [result_topic.name]
+        topic_ids, definition = self._cluster.topic_ids([*topics, *own]), self._plan.definition(streams)
         text = records.load(name)
         if text is None:
             begun = Begun(definition, topic_ids, self._cluster.begin_offsets(partitions_of(topics, counts)))
@@ -314,7 +363,7 @@ class _Run:
             return begun
         begun = Begun.parse(text)
         check_definition(self._plan.name, begun, definition)
-        check_topics(self._plan.name, begun, topic_ids)
+        check_topic_ids(self._plan.name, begun.topic_ids, topic_ids)
         # Where nothing was read yet, Spark wants an offset of partitions too that have joined since.
         joined = dict.fromkeys(partitions_of(topics, counts), 0)
         return replace(begun, start={**joined, **begun.start})
@@ -344,11 +393,15 @@ class _Run:
             if time.monotonic() >= look_at:
                 if self._has_newer():
                     return True
+                if self._is_live and self._has_earlier:
+                    self._drop_earlier()
                 look_at = time.monotonic() + _LOOK_S
         return False
 
     def _end(self) -> None:
         """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
+        if self._is_closed:
+            return
         is_free = self._gate.acquire(timeout=self._plan.spark.stop_timeout_s)
         self._is_closed = True
         if is_free:
@@ -391,7 +444,8 @@ class _Run:
             raise LockstepError(f"the checkpoint {self._checkpoint.location} has no offsets of batch {batch_id}")
         # Offsets were planned in a topic that may have been recreated since: they would mean other records now.
         begun = self._begun_with
-        check_topics(self._plan.name, begun, self._cluster.topic_ids(sorted(begun.topic_ids)))
+        self._check_topics()
+        self._read = ReadSoFar(sum(this.ends.values()))
         starts = begun.start if before is None else before.ends
         counts = self._set_aside(frame.sparkSession, starts, this.ends, None if before is None else before.watermark_ms)
         work = ArrowMap(partial(apply_results, self._task, self._table, batch_id), RESULT_SCHEMA)
@@ -399,21 +453,24 @@ class _Run:
         if result.failures:
             errors = [failure.error() for failure in result.failures]
             raise min(errors, key=lambda error: isinstance(error, Unavailable))
-        self._keep_refused(frame.sparkSession, batch_id, result)
+        # Or while it was read, which a batch without rows finds out here: Spark doesn't commit it then.
+        self._check_topics()
         self._late_of = batch_id, counts[LATE]
         done = Figures(
             batch=batch_id,
             watermark_ms=this.watermark_ms or None,
             at_ms=_now_ms(),
-            results=result.rows - len(result.rejected),
+            results=result.rows - result.set_aside,
             late=counts[LATE],
             malformed=counts[MALFORMED],
-            refused=len(result.rejected),
+            refused=result.set_aside,
             state_rows=state_rows,
             offsets=this.ends,
         )
         self._figures = self._figures.after(done)
         self._lease.save_record(figures_name(self._generation), self._figures.text())
+        if self._poster is not None and done.results:
+            self._poster.wake()
         self._report(
             StreamReport(
                 sink=self._plan.name,
@@ -447,7 +504,7 @@ class _Run:
                 "failOnDataLoss": "true",
             }
             records = session.read.format("kafka").options(**options).load()
-            side = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._plan.side_record_bytes_max)
+            side = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._side_bytes_max)
             frames.append(side(records, name, stream))
         if not frames:
             return {LATE: 0, MALFORMED: 0}
@@ -462,18 +519,16 @@ class _Run:
             **kafka_options(self._plan.kafka),
             "topic": self._plan.side_topic.name,
             "kafka.acks": "all",
-            "kafka.max.request.size": str(self._plan.side_record_bytes_max),
+            "kafka.max.request.size": str(self._side_bytes_max),
             # Kafka's client has less by default than a record may have here.
-            "kafka.buffer.memory": str(max(_BUFFER_BYTES, 2 * self._plan.side_record_bytes_max)),
+            "kafka.buffer.memory": str(max(_BUFFER_BYTES, 2 * self._side_bytes_max)),
         }
         frame.select("key", "value").write.format("kafka").options(**options).save()
 
-    def _keep_refused(self, session: SparkSession, batch_id: int, result: Result) -> None:
-        """Write rows that the result can't have to the side topic."""
-        if result.rejected:
-            bytes_max = self._plan.side_record_bytes_max
-            rows = [refused_record(batch_id, row, bytes_max=bytes_max) for row in result.rejected]
-            self._write_aside(session.createDataFrame(rows, "key string, value string"))
+    def _check_topics(self) -> None:
+        """Raise PositionMismatch where a topic was recreated since the result was begun."""
+        known = self._begun_with.topic_ids
+        check_topic_ids(self._plan.name, known, self._cluster.topic_ids(sorted(known)))
 
     def _compare_dropped(self) -> int:
         """How many rows Spark keeps, as of the last batch. Raises LockstepError where it has dropped others than we.
@@ -506,18 +561,50 @@ class _Run:
             return
         self._opened.generations.switch()
         self._is_live = True
+        if self._poster is not None:
+            self._shown = self._shown_generations()
+            self._poster.wake()
         self._drop_earlier()
 
     def _drop_earlier(self) -> None:
-        """Drop the builds before the one that readers have. A job that was killed may have left some."""
+        """Drop the builds before the one that readers have. A job that was killed may have left some.
+
+        One whose rows the webhook hasn't got yet stays until it has: its topic has rows that this build may lack.
+        """
+        self._has_earlier = False
         for earlier in list_generations(self._opened):
-            if earlier.number < self._generation:
-                set_phase(self._opened.records, earlier.number, Phase.RETIRED)
-                dropped = self._plan.opened(earlier.number)
-                try:
-                    dropped.generations.drop()
-                finally:
-                    dropped.sink.close()
+            if earlier.number >= self._generation:
+                continue
+            was_shown = earlier.phase is not Phase.RETIRED
+            if self._poster is not None and was_shown and not self._poster.has_posted(earlier.number):
+                self._has_earlier = True
+                continue
+            set_phase(self._opened.records, earlier.number, Phase.RETIRED)
+            dropped = self._plan.opened(earlier.number)
+            try:
+                dropped.generations.drop()
+            finally:
+                dropped.sink.close()
+            topic = stream_result_topic(self._plan.pipeline, self._plan.name, earlier.number)
+            if self._cluster.exists(topic):
+                self._cluster.remove([topic])
+
+
+def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:
+    """How long a record of a topic may be: as planned, which it is altered for, or else what it takes as it is."""
+    wanted = int(plan.config[_RECORD_BYTES])
+    known = int(cluster.configs([plan.name])[plan.name][_RECORD_BYTES])
+    if known >= wanted:
+        return wanted
+    try:
+        cluster.change_config(plan.name, {_RECORD_BYTES: str(wanted)})
+    except Unavailable:
+        raise
+    except LockstepError as refused:
+        subject: Mapping[str, str | int] = {"topic": plan.name, "takes": known, "wanted": wanted}
+        logger.warning(LogMessage("topic takes smaller records than the settings say", subject, str(refused)))
+        return known
+    return wanted
 
 
 def lacking_topic(query: str, streams: Mapping[str, StreamSettings], topics: Collection[str]) -> LockstepError | None:
@@ -543,37 +630,6 @@ def stream_error(query: str, text: str) -> LockstepError:
         hint="records were deleted before they were read, or the topic was recreated; where a new start says the same,"
         f" `lockstep streams rebuild {query}` builds the result from what the topics still hold",
     )
-
-
-def refused_record(batch_id: int, row: RejectedEvent, *, bytes_max: int) -> tuple[str, str]:
-    """Key and value of a row that the result can't have, for the side topic. Pure.
-
-    Of a key or a row that is too long for that the beginning of its JSON is kept as a text, beside its length.
-    """
-    key: dict[str, JsonValue] = {"batch": batch_id, "row": row.position.offset}
-    if len(row.key) <= _SIDE_KEY_BYTES_MAX:
-        key["key"] = orjson.loads(row.key)
-    else:
-        key["key_sha256"] = hashlib.sha256(row.key).hexdigest()
-    key_room, value_room = side_room(bytes_max)
-    value = {
-        "kind": "refused",
-        "reason": row.reason[:_REASON_MAX],
-        "batch": batch_id,
-        **_kept_json("key", row.key, key_room),
-        **_kept_json("row", row.value, value_room),
-    }
-    return orjson.dumps(key).decode(), orjson.dumps(value).decode()
-
-
-def _kept_json(name: str, document: bytes | None, room: int) -> dict[str, JsonValue]:
-    """A document under its name, or what fits of it."""
-    if document is None or len(document) <= room:
-        return {name: None if document is None else orjson.loads(document)}
-    part = document.decode()[:room]
-    while (size := len(orjson.dumps(part))) > room and part:
-        part = part[: min(len(part) - 1, len(part) * room // size)]
-    return {f"{name}_text": part, f"{name}_bytes": len(document)}
 
 
 def _now_ms() -> int:

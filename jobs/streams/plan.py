@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
-from cdc.kafka.topic_names import stream_query_topic
+from cdc.kafka.topic_admin import TopicPlan, stream_result_topic_plan, table_topic_plan
+from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
 from cdc.model.event import JsonValue
 from jobs.settings import SparkSettings
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
@@ -42,7 +42,8 @@ class StreamQueryPlan:
     def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
         """What the result depends on, where these are the streams that the query reads."""
         return {
-            **self.query.model_dump(mode="json", exclude_none=True),
+            **self.query.model_dump(mode="json", exclude_none=True, exclude={"topic", "webhook"}),
+            **({"topic": True} if self.query.has_topic else {}),
             **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
             **definition(self.settings),
         }
@@ -58,3 +59,9 @@ class StreamQueryPlan:
         topic = table_topic_plan(stream_query_topic(self.pipeline, self.name), self.kafka.topics)
         size = {"max.message.bytes": str(self.side_record_bytes_max)}
         return TopicPlan(topic.name, 1, topic.replication_factor, {**topic.config, **size})
+
+    def result_topic(self, generation: int) -> TopicPlan | None:
+        """The topic of this build's rows, None where there is to be none. Each has one key, so compaction keeps all."""
+        if not self.query.has_topic:
+            return None
+        return stream_result_topic_plan(stream_result_topic(self.pipeline, self.name, generation), self.kafka.topics)

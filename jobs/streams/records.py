@@ -14,3 +14,8 @@ def waiting_name(generation: int) -> str:
 def figures_name(generation: int) -> str:
     """What has been done for it: ``Figures``."""
     return f"g{generation}.stream_figures"
+
+
+def posted_name(generation: int) -> str:
+    """What of its rows the webhook has: ``Posted``."""
+    return f"g{generation}.stream_posted"

@@ -6,7 +6,7 @@ from typing import Self
 
 import orjson
 
-from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from jobs.offsets import Offsets
 
@@ -70,7 +70,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read."""
+    """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read.
+
+    ``topic_ids`` has the topic of the result as well, where there is one.
+    """
 
     definition: Mapping[str, JsonValue]
     topic_ids: Mapping[str, str]
@@ -98,22 +101,14 @@ def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValu
     Order counts: Spark keeps the values of a stream's columns by their places.
     """
     changed = sorted(
-        name for name, value in definition.items() if orjson.dumps(value) != orjson.dumps(begun.definition.get(name))
+        name
+        for name in {**begun.definition, **definition}
+        if orjson.dumps(definition.get(name)) != orjson.dumps(begun.definition.get(name))
     )
     if changed:
         raise ConfigurationError(
             f"stream query {query!r} was begun with other settings: {', '.join(changed)}",
             hint=f"put them back, or build the result again: lockstep streams rebuild {query}",
-        )
-
-
-def check_topics(query: str, begun: Begun, topic_ids: Mapping[str, str]) -> None:
-    """Raise PositionMismatch where a topic was recreated: offsets mean other records now."""
-    changed = sorted(topic for topic, known in begun.topic_ids.items() if topic_ids.get(topic, known) != known)
-    if changed:
-        raise PositionMismatch(
-            f"topic {changed[0]}, which stream query {query!r} reads, was removed and created again",
-            hint=f"build the result again from what the topics hold: lockstep streams rebuild {query}",
         )
 
 

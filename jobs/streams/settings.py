@@ -8,6 +8,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from cdc.model.table import Column, TableName
 from cdc.settings import Settings
+from cdc.webhook import WEBHOOK_VARIABLE_END, WebhookSettings
 
 STREAM_QUERIES_SCHEMA: Final = "stream_queries"
 """A query's result is a table of this schema, under the query's name."""
@@ -251,6 +252,10 @@ class StreamQuerySettings(Settings):
     sql: Annotated[str | None, Field(default=None, min_length=1)]
     key: Annotated[tuple[str, ...], Field(default=(), min_length=1)]
     pattern: PatternSettings | None = None
+    topic: StrictBool = Field(default=False, description="whether the rows are on a topic of their own as well")
+    webhook: WebhookSettings | None = Field(
+        default=None, description="an HTTP endpoint to which each row is posted, from that topic"
+    )
 
     @field_validator("key")
     @classmethod
@@ -269,6 +274,16 @@ class StreamQuerySettings(Settings):
                 " remove it"
             )
         return self
+
+    @property
+    def has_topic(self) -> bool:
+        """Whether its rows are on a topic. Those for a webhook wait there."""
+        return self.topic or self.webhook is not None
+
+    @property
+    def order_columns(self) -> tuple[str, ...]:
+        """Rows that have these in common come in order: matches of the same events' key, by their time."""
+        return self.key if self.pattern is None else self.pattern.per
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -298,6 +313,11 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
     if repeated:
         raise ValueError(f"names a column twice: {', '.join(repeated)}")
     return names
+
+
+def webhook_variable(query: str) -> str:
+    """The environment variable that may hold the address of a query's webhook."""
+    return f"LOCKSTEP_STREAM_QUERY_{query.upper()}{WEBHOOK_VARIABLE_END}"
 
 
 def result_name(query: str) -> TableName:

@@ -30,6 +30,7 @@ from lockstep.dashboard.model import (
     SinkDetail,
     SinkState,
     SourceState,
+    StageFigures,
     StreamQueryState,
     Tables,
     TableState,
@@ -40,7 +41,7 @@ from lockstep.dashboard.model import (
     ViewBuilding,
     ViewState,
 )
-from monitor.lag import APPLIED, IN_KAFKA, RECEIVED, WAL_END
+from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE, WAL_END, StageState
 from monitor.steps import rebuild_step
 from monitor.stream_queries import WAITING, StreamQueryStatus
 from monitor.verification import VerifyOutcome
@@ -114,7 +115,9 @@ def pipeline_state(
         minutes_until_full=slot.get("minutes_until_full"),
     )
     capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates)
-    sinks = tuple(_sink(stage, lag, subject, rates) for stage in stages.values() if "sink" in stage)
+    sinks = tuple(
+        _sink(stage, _beside(stage, stages), lag, subject, rates) for stage in stages.values() if "job" in stage
+    )
     return PipelineState(
         pipeline=subject.pipeline,
         version=subject.version,
@@ -144,25 +147,40 @@ def _capture(received: Known, in_kafka: Known, rates: Rates) -> CaptureState:
     )
 
 
-def _sink(stage: Known, lag: Known, subject: Subject, rates: Rates) -> SinkState:
+def _beside(stage: Known, stages: Mapping[str, Known]) -> tuple[Known, Known]:
+    """The stages of what a generation's job has read, and of what queries find. Empty where there is none."""
     label = stage["stage"].removeprefix(APPLIED)
+    return stages.get(f"{READ}{label}", {}), stages.get(f"{VISIBLE}{label}", {})
+
+
+def _sink(stage: Known, beside: tuple[Known, Known], lag: Known, subject: Subject, rates: Rates) -> SinkState:
+    """Its figures are those of what is applied. Its state is that of the stage that hangs, where another one does."""
+    label = stage["stage"].removeprefix(APPLIED)
+    read, visible = beside
+    judged = next((each for each in beside if each.get("state") == StageState.STALLED.value), stage)
     return SinkState(
         name=stage["sink"],
         kind=subject.kinds.get(stage["sink"], ""),
         generation=stage["generation"],
         live=stage["live"],
-        state="unanswered" if stage["sink"] in lag.get("unanswered", {}) else stage["state"],
-        since_ms=stage["since_ms"],
-        reason=stage["reason"],
-        next_step=stage["hint"],
+        state="unanswered" if stage["sink"] in lag.get("unanswered", {}) else judged["state"],
+        since_ms=judged["since_ms"],
+        reason=judged["reason"],
+        next_step=judged["hint"],
         lsn=stage["lsn"],
         seconds_behind=stage["seconds_behind"],
         bytes_behind=stage["bytes_behind"],
         events_behind=stage["events_behind"],
+        read=_stage_figures(read),
+        visible=_stage_figures(visible),
         events_per_s=rates.sinks.get(label),
         open_rejections=lag.get("open_rejections", {}).get(label, 0),
         view=None if stage.get("view") is None else _view(stage["view"]),
     )
+
+
+def _stage_figures(stage: Known) -> StageFigures | None:
+    return StageFigures(**{name: stage[name] for name in StageFigures.model_fields}) if stage else None
 
 
 def _stream_query(status: StreamQueryStatus) -> StreamQueryState:
@@ -181,6 +199,7 @@ def _stream_query(status: StreamQueryStatus) -> StreamQueryState:
         malformed=figures.malformed,
         refused=figures.refused,
         state_rows=figures.state_rows,
+        in_hand=status.in_hand,
     )
 
 

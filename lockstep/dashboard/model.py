@@ -85,20 +85,39 @@ class ViewState(Document):
     building: ViewBuilding | None = None
 
 
+class StageFigures(Document):
+    """How far a stage beside the applied one is."""
+
+    state: str
+    lsn: str | None = None
+    seconds_behind: float | None = None
+    bytes_behind: int | None = None
+    events_behind: int | None = None
+
+
 class SinkState(StageDocument):
-    """A generation of a sink. Readers see the one that is ``live``. Of a view, ``view`` is what its job told last."""
+    """A generation of a sink. Readers see the one that is ``live``. Of a view, ``view`` is what its job told last.
+
+    Its figures are those of what is applied. ``read`` is what its job has read of Kafka, ``visible`` what queries find:
+    null where they find at once what is applied. ``state`` is also of these.
+    """
 
     name: str
     kind: str
     generation: int
     live: bool
     events_behind: int | None = None
+    read: StageFigures | None = None
+    visible: StageFigures | None = None
     open_rejections: int = 0
     view: ViewState | None = None
 
 
 class StreamQueryState(Document):
-    """A build of a stream query's result: the figures count over its life. Results are final up to ``watermark_ms``."""
+    """A build of a stream query's result: the figures count over its life. Results are final up to ``watermark_ms``.
+
+    ``in_hand`` counts the records that its job has read, and whose results aren't written yet.
+    """
 
     name: str
     generation: int | None
@@ -113,6 +132,7 @@ class StreamQueryState(Document):
     malformed: int
     refused: int
     state_rows: int
+    in_hand: int | None = None
 
 
 class TopicsState(Document):

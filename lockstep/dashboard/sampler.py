@@ -16,6 +16,7 @@ from cdc.model.errors import LockstepError
 from lockstep.config import Config, resolved
 from lockstep.dashboard.captured_tables import CapturedTables
 from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_state
+from lockstep.dashboard.memory import give_back
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
 from monitor.lag import APPLIED, LagReport
@@ -25,6 +26,10 @@ logger = logging.getLogger("lockstep.dashboard")
 
 EVERY_S: Final = 1.0
 _ENDS_EVERY_S: Final = 2.0
+_SETTLED_S: Final = 5.0
+_GIVE_BACK_S: Final = 600.0
+"""When memory that is free goes back to the system: once the clients of all stores are loaded, and now and then."""
+
 _LOOKS: Final = 6
 """Rates are measured over so many looks at the topics' ends."""
 
@@ -143,10 +148,14 @@ class Sampler:
         }
 
     def _run(self) -> None:
+        give_back_at = time.monotonic() + _SETTLED_S
         try:
             while not self._stopping.is_set():
                 began = time.monotonic()
                 self._look()
+                if began >= give_back_at:
+                    give_back()
+                    give_back_at = began + _GIVE_BACK_S
                 self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
         except Exception:
             logger.exception("a bug has ended the thread that looks at the pipeline")

@@ -35,6 +35,7 @@ from lockstep.dashboard.access import Access, Guard
 from lockstep.dashboard.actions import Actions
 from lockstep.dashboard.captured_tables import CapturedTables
 from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
+from lockstep.dashboard.memory import bound_areas
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
 from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
@@ -668,6 +669,7 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: Ex
     Where the file has another configuration, the process begins anew with that. Raises LockstepError where nothing
     would be looked at any more.
     """
+    bound_areas()
     settings = config.dashboard
     access = access_of(config, os.environ.get(TOKEN_VARIABLE))
     streams = EventStreams()

@@ -22,6 +22,9 @@ _SSLMODE_DEFAULT: Final = "prefer"
 
 _ENCRYPTED_MODES: Final = ("require", "verify-ca", "verify-full")
 
+_AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
+"""Mechanisms that send the password itself, or a token."""
+
 _WHY: Final = "whoever is on the way reads the rows, and can change them"
 _LIBPQ_FIX: Final = "add sslmode=verify-full, and sslrootcert= with the server's authority, to {where}"
 
@@ -36,10 +39,14 @@ def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def encryption_findings(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """The same of Kafka and the sinks, by their settings."""
+    """The same of Kafka, the sinks, and the webhooks of stream queries, by their settings."""
     findings = _kafka(config.kafka)
     for name, settings in config.sinks.items():
         findings += _sink(name, settings, environment)
+    for name, query in config.stream_queries.items():
+        if query.webhook is not None and query.webhook.url is not None:
+            better = "let the webhook's address begin with https"
+            findings += _plain(f"stream query {name}", [query.webhook.url], scheme="http", better=better)
     return findings
 
 
@@ -49,7 +56,9 @@ def _kafka(kafka: KafkaSettings) -> list[Finding]:
         return []
     what = "the connection isn't encrypted"
     if kafka.security_protocol == "sasl_plaintext":
-        what += ", although it has a password" + (", which is sent as it is" if kafka.sasl_mechanism == "PLAIN" else "")
+        what += ", although it has a password" + (
+            ", which is sent as it is" if kafka.sasl_mechanism in _AS_IT_IS else ""
+        )
     better = "sasl_ssl" if kafka.security_protocol.startswith("sasl") else "ssl"
     return [warning("Kafka", what, _WHY, f'set kafka.security_protocol = "{better}", and a listener for it')]
 
@@ -61,7 +70,9 @@ def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> 
             return _plain(subject, settings.urls, scheme="http", better="let each address begin with https")
         case RedisSettings():
             url = settings.url.get_secret_value()
-            return _plain(subject, [url], scheme="redis", better="let the address begin with rediss")
+            scheme = url.partition(":")[0]
+            urls = [f"{scheme}://{address}" for address in settings.sentinels] or [url]
+            return _plain(subject, urls, scheme="redis", better="let the address begin with rediss")
         case DeltaSettings():
             addresses = settings.storage_options.values()
             return _plain(subject, addresses, scheme="http", better="let the endpoint begin with https")

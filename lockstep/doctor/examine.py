@@ -20,7 +20,7 @@ from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config
 from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.java import java_findings
-from lockstep.doctor.kafka import check_kafka
+from lockstep.doctor.kafka import check_kafka, token_findings
 from lockstep.doctor.message_rights import message_findings
 from lockstep.doctor.patterns import choose_tables
 from lockstep.doctor.position import check_position, publication_subject
@@ -35,7 +35,14 @@ from lockstep.doctor.sinks import (
     uncaptured_findings,
 )
 from lockstep.doctor.spark_sql import SparkSql
-from lockstep.doctor.streams import check_stream_query, check_stream_topics, state_findings, unread_streams
+from lockstep.doctor.streams import (
+    check_stream_query,
+    check_stream_query_topics,
+    check_stream_topics,
+    state_findings,
+    unread_streams,
+    webhook_findings,
+)
 from migrations.source import ddl_messages_sql, publication_sql
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -79,7 +86,13 @@ def examine(config: Config) -> list[Finding]:
         for name in config.stream_queries:
             check = partial(check_stream_query, name=name, sql=sql, read=read)
             way = f"check the address of the sink that [stream_queries.{name}] names, and that its server runs"
-            findings += _guarded(f"stream query {name}", check, config, way=way)
+            subject, settings = f"stream query {name}", config.stream_queries[name].webhook
+            found = _guarded(subject, check, config, way=way)
+            findings += found
+            if settings is not None:
+                findings += webhook_findings(name, settings)
+            if _was_reached(subject, found) and _was_reached("Kafka", kafka):
+                findings += _guarded(subject, partial(check_stream_query_topics, name=name), config)
         findings += unread_streams(config.streams, config.stream_queries, read)
     findings += state_findings(config.spark, config.stream_queries)
     if config.streams and _was_reached("Kafka", kafka):
@@ -93,6 +106,7 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded("histories", check_histories, config)
     if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
+    findings += token_findings(config)
     findings += encryption_findings(config)
     findings += _guarded("rows", _rows, config)
     return findings

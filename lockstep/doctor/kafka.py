@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
-from cdc.kafka.settings import TopicSettings
+from cdc.kafka.settings import OAUTHBEARER, TopicSettings
 from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
@@ -14,6 +14,24 @@ from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRec
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import TAG_HEADER, parse_value
 from lockstep.config import Config
+
+
+def token_findings(config: Config) -> list[Finding]:
+    """What executors on other machines would read by Java's client of Kafka, which gets no tokens there. Pure."""
+    if config.kafka.sasl_mechanism != OAUTHBEARER or config.spark.is_local:
+        return []
+    readers = [f"sink {name}" for name, settings in config.sinks.items() if settings.expressions()]
+    readers += [f"stream query {name}" for name in config.stream_queries]
+    return [
+        error(
+            reader,
+            "its executors read by Java's client of Kafka, which gets no token of OAUTHBEARER on other machines",
+            "its job would wait for Kafka for ever",
+            "give Lockstep a login of SCRAM-SHA-512 or a certificate, or do without"
+            + (" it" if reader.startswith("stream") else " computed and where"),
+        )
+        for reader in readers
+    ]
 
 
 def check_kafka(config: Config) -> list[Finding]:

@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans, without_rights
+from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.postgres.connection import connect
-from cdc.postgres.preflight.finding import Finding, Severity, error, ok, warning
+from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.query.view_plan import planned_view
 from lockstep.captured_tables import captured_shapes
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
+from lockstep.doctor.written_topics import JOB_STOPS, written_topics
 from sinks.registry import (
     SinkSettings,
     check_new_generation,
@@ -25,10 +26,6 @@ from sinks.registry import (
     with_definition,
 )
 from views.failures import Refused
-
-_JOB_STOPS: Final = "its job would stop there"
-_TOPIC_RIGHTS: Final = ("Describe", "Read", "Write", "Delete")
-"""What the job of a view needs on its topic. It deletes it with the generation."""
 
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
@@ -53,7 +50,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
             if each.record is not None:
                 check_owner(name, each.number, each.record, config.pipeline.name)
     except LockstepError as foreign:
-        return [error(f"sink {name}", foreign.message, _JOB_STOPS, foreign.hint or "")]
+        return [error(f"sink {name}", foreign.message, JOB_STOPS, foreign.hint or "")]
     built = next((each.record for each in generations if each.number == live), None)
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
@@ -64,14 +61,14 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
         try:
             tables = [planned_view(settings.view, shapes).table]
         except Refused as refused:
-            return findings + _refusals(name, refused, why=_JOB_STOPS if built is None else _rebuild_stops(name))
+            return findings + _refusals(name, refused, why=JOB_STOPS if built is None else _rebuild_stops(name))
     if tables and definition(used) != definition(settings):
         findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
     elif tables and built is None:
-        findings += _setting_findings(name, settings, tables, sql, why=_JOB_STOPS)
+        findings += _setting_findings(name, settings, tables, sql, why=JOB_STOPS)
     if tables and built is not None:
         # These are evaluated from now on too, over the tables as they are by now.
-        findings += _expression_findings(name, used, tables, sql, why=_JOB_STOPS)
+        findings += _expression_findings(name, used, tables, sql, why=JOB_STOPS)
         findings += [
             warning(f"sink {name}", problem, "its job leaves that out", f"mend it in {section_of(name, settings)}")
             for problem in problems_at_work(used, tables)
@@ -101,24 +98,7 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
     pipeline, cluster = config.pipeline.name, TopicAdmin(config.kafka.client())
     topics = [view_topic(pipeline, name, number) for number in numbers]
     plans = {plan.name: plan for topic in topics for plan in view_topic_plans(pipeline, topic, config.kafka.topics)}
-    subject, existing = f"view {name}", cluster.partition_counts(plans)
-    lacking = cluster.lacking_rights(plans, _TOPIC_RIGHTS)
-    findings = [
-        error(subject, f"the right {', '.join(rights)} on topic {topic} lacks", _JOB_STOPS, without_rights(rights))
-        for topic, rights in lacking.items()
-    ]
-    missing = [plan for topic, plan in plans.items() if topic not in existing and topic not in lacking]
-    refused = cluster.why_not_created(missing)
-    for topic in plans:
-        if topic in lacking:
-            continue
-        if topic in refused:
-            findings.append(error(subject, refused[topic].message, _JOB_STOPS, refused[topic].hint or ""))
-        elif topic in topics:
-            findings.append(
-                ok(subject, f"topic {topic} {'is there' if topic in existing else 'is created by its job'}")
-            )
-    return findings
+    return written_topics(cluster, f"view {name}", plans, named=topics)
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:

@@ -1,17 +1,21 @@
 """Whether stream queries can be kept, as their jobs would ask Spark at their start, and whether their topics exist."""
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import LockstepError
 from cdc.postgres.preflight.finding import Finding, Severity, error, ok
-from jobs.generations.record import check_owner, list_generations
+from cdc.webhook import Webhook, WebhookSettings
+from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.settings import SparkSettings
+from jobs.streams.settings import webhook_variable
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
+from lockstep.doctor.written_topics import JOB_STOPS, written_topics
 from lockstep.stream_queries import stream_query_plan
 
-_JOB_STOPS = "its job would stop there"
+_SIDE_RIGHTS: Final = ("Describe", "Read", "Write")
 
 
 def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[str, list[str]]) -> list[Finding]:
@@ -26,16 +30,48 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
             if each.record is not None:
                 check_owner(name, each.number, each.record, config.pipeline.name)
     except LockstepError as foreign:
-        return [error(subject, foreign.message, _JOB_STOPS, foreign.hint or "")]
+        return [error(subject, foreign.message, JOB_STOPS, foreign.hint or "")]
     finally:
         opened.sink.close()
     problems, streams = sql.examine_stream_query(plan)
     if not problems:
         read[name] = streams
     remedy = f"mend [stream_queries.{name}]; docs/stream-queries.md says what a query may be"
-    return [error(subject, problem, _JOB_STOPS, remedy) for problem in problems] or [
+    return [error(subject, problem, JOB_STOPS, remedy) for problem in problems] or [
         ok(subject, "its store answers, and Spark takes the query")
     ]
+
+
+def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
+    """Whether the job of a query may write its topics, or create those that aren't there.
+
+    Raises LockstepError where its store or Kafka doesn't answer.
+    """
+    plan, cluster = stream_query_plan(config, name), TopicAdmin(config.kafka.client())
+    subject, side = f"stream query {name}", plan.side_topic
+    findings = written_topics(cluster, subject, {side.name: side}, named=(), rights=_SIDE_RIGHTS)
+    if not plan.query.has_topic:
+        return findings
+    opened = plan.opened(1)
+    try:
+        numbers = [each.number for each in list_generations(opened) if each.phase is not Phase.RETIRED] or [1]
+    finally:
+        opened.sink.close()
+    plans = {topic.name: topic for number in numbers if (topic := plan.result_topic(number)) is not None}
+    return findings + written_topics(cluster, subject, plans, named=plans)
+
+
+def webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:
+    """What lacks for rows to be posted. Nothing is sent: a receiver might take it for a row."""
+    subject, why = f"stream query {query}", "its rows wait on their topic, and aren't posted"
+    webhook = Webhook(settings, setting=f"stream_queries.{query}.webhook", variable=webhook_variable(query))
+    found = []
+    for ask in (webhook.address, webhook.headers):
+        try:
+            ask()
+        except LockstepError as lacking:
+            found.append(error(subject, lacking.message, why, lacking.hint or ""))
+    return found or [ok(subject, "its webhook has an address and its headers; nothing was sent to it")]
 
 
 def state_findings(spark: SparkSettings, queries: Collection[str]) -> list[Finding]:

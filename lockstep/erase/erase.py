@@ -1,7 +1,9 @@
 """``lockstep erase``: what it does, one place after the other."""
 
+import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -17,24 +19,38 @@ from cdc.kafka.topic_names import (
     is_outbox_topic,
     is_view_topic,
     shared_outbox_topic,
+    stream_query_topic,
+    view_topic,
 )
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import TableName
+from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
 from jobs.dead_letters.record import event_of
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.shape_history import newest_shapes
 from lockstep.config import Config
+from lockstep.erase.deleted_row import DeletedRow
+from lockstep.erase.matches import MatchErasing
 from lockstep.erase.report import Place, Report
-from lockstep.erase.sinks import DeletedRow, SinkErasing, stopped
+from lockstep.erase.sinks import SinkErasing
 from lockstep.erase.source import deleted_at_source, kept_wal
-from lockstep.erase.topics import TopicErasing
+from lockstep.erase.stopping import stopped
+from lockstep.erase.topics import RecordWords, TopicErasing
+from lockstep.erase.views import ViewErasing
 from lockstep.verify.canonical import key_values
 from lockstep.verify.waiting import Waiting
 from sinks.contract import Leftover
 
 _LOOK_EVERY_S: Final = 0.3
+
+_OF_VIEWS: Final = RecordWords(with_what="of rows that a view's sink refused", of_many=True)
+_IN_A_STREAM_QUERY: Final = (
+    "it reads the table's own topic. Its result is final, and its checkpoint and topic {topic} keep events by keys of"
+    " their own. Delete what its result has by hand; `lockstep streams rebuild {query}` then builds it again from what"
+    " the topics still hold. Delete records of {topic} by hand"
+)
 
 _OF_KINDS: Final = {
     "opensearch": "OpenSearch: snapshots of its indexes.",
@@ -103,7 +119,7 @@ class _Erasing:
             for topic in self._compaction.restore():
                 self._say(f"put back the settings of topic {topic}, which an interrupted run had changed")
         _, key, lsn = deleted_at_source(self._config, self._name, text, Waiting(self._stopping))
-        self._wait_published(lsn)
+        gone_at = self._wait_published(lsn)
         logged = newest_shapes(read_schema_records(self._client, self._pipeline)).get(self._name)
         if logged is None:
             raise LockstepError(f"{self._name} isn't in the log yet", hint="start `lockstep capture`")
@@ -112,22 +128,31 @@ class _Erasing:
             return record_key == key
 
         records = self._topics.records(self._topic, is_wanted)
-        row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic)
+        row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic, gone_at)
         # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
         erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
         of_sinks: list[Place] = []
-        for sink in self._config.sinks:
+        for sink, settings in self._config.sinks.items():
+            if settings.view is not None:
+                continue
             if not dry_run:
                 self._say(f"sink {sink}")
             of_sinks += erasing.places(sink, only_look=dry_run)
         places += of_sinks
+        common = (self._config, row, self._topics)
+        views = ViewErasing(*common, timeout_s=self._timeout_s, check=self._check, say=self._say)
+        places += views.places(only_look=dry_run)
         # A sink that has the row still may have refused its deletion, which is a dead letter then.
         is_gone = all(place.is_proven for place in of_sinks)
-        places += self._dead_letters(key, close=not dry_run and is_gone)
+        places += self._dead_letters(key, views.dead_letters_of(), close=not dry_run and is_gone, only_look=dry_run)
+        # After the sinks: what tells of searches tells of what they have.
+        matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
+        places += matches.places(only_look=dry_run)
+        places += self._of_stream_queries()
         places += self._local(key)
-        unchecked = self._unchecked()
+        unchecked = self._unchecked(views)
         if not records and not any(place.found for place in places):
             unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
@@ -136,13 +161,16 @@ class _Erasing:
         if self._stopping():
             raise stopped()
 
-    def _wait_published(self, lsn: Lsn) -> None:
-        """Until capture has published all up to here: an event that is still to come would bring the row back."""
+    def _wait_published(self, lsn: Lsn) -> str:
+        """Until capture has published all up to here: an event that is still to come would bring the row back.
+
+        Returns a tag from after all of it.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             state = read_state(self._client, self._pipeline, self._config.slot)
             if state is not None and state.end_lsn >= lsn:
-                return
+                return str(Tag(state.epoch, lsn, 0))
             if time.monotonic() > deadline:
                 raise LockstepError(
                     f"capture hasn't published what is committed up to {format_lsn(lsn)} within"
@@ -165,7 +193,7 @@ class _Erasing:
             )
         return newest.tag
 
-    def _dead_letters(self, key: bytes, *, close: bool) -> list[Place]:
+    def _dead_letters(self, key: bytes, of_views: set[str], *, close: bool, only_look: bool) -> list[Place]:
         name = control_topic(self._pipeline, DEAD_LETTERS)
         if not TopicAdmin(self._client).exists(name):
             return []
@@ -173,13 +201,47 @@ class _Erasing:
         def is_wanted(record_key: bytes) -> bool:
             return event_of(record_key) == (self._topic, key)
 
+        def is_of_a_view(record_key: bytes) -> bool:
+            event = event_of(record_key)
+            return event is not None and event[0] in of_views
+
         if not close:
-            return [self._topics.look(name, is_wanted)]
+            return [self._topics.look(name, is_wanted), *self._of_views(name, is_of_a_view, of_views, only_look)]
         dead_letters = DeadLetterTopic(self._client, self._pipeline)
         readable, unreadable = dead_letters.read()
         keys = [record.record_key for record in readable] + [record.record_key for record in unreadable]
         dead_letters.send((record_key, None) for record_key in keys if is_wanted(record_key))
-        return [self._topics.erase(name, is_wanted)]
+        return [self._topics.erase(name, is_wanted), *self._of_views(name, is_of_a_view, of_views, only_look)]
+
+    def _of_views(
+        self, name: str, is_wanted: Callable[[bytes], bool], of_views: set[str], only_look: bool
+    ) -> list[Place]:
+        """Dead letters of views that read the table: one that is open may be of any row."""
+        if not of_views:
+            return []
+        work = self._topics.look if only_look else self._topics.erase
+        place = replace(work(name, is_wanted, _OF_VIEWS), name=f"topic {name}, rows of views")
+        if place.is_proven or only_look:
+            return [place]
+        why = "`lockstep rejections list` shows what views have refused: retry or discard it, then run this again"
+        return [replace(place, why=why)]
+
+    def _of_stream_queries(self) -> list[Place]:
+        """Those that read the table's own topic. What others read isn't known to have values of the row."""
+        names = [name for name, stream in self._config.streams.items() if stream.topic == self._topic]
+        return [
+            Place(f"stream query {query}", unasked=_IN_A_STREAM_QUERY.format(query=query, topic=self._side(query)))
+            for query, section in self._config.stream_queries.items()
+            if any(
+                name in section.pattern.streams
+                if section.pattern is not None
+                else re.search(rf"\b{re.escape(name)}\b", section.sql or "") is not None
+                for name in names
+            )
+        ]
+
+    def _side(self, query: str) -> str:
+        return stream_query_topic(self._pipeline, query)
 
     def _local(self, key: bytes) -> list[Place]:
         """The store of large values, where it is on this machine."""
@@ -195,7 +257,7 @@ class _Erasing:
         why = "capture removes them with the deletion: run the command again once it has come by"
         return [Place(place, left, left, why)]
 
-    def _unchecked(self) -> list[str]:
+    def _unchecked(self, views: ViewErasing) -> list[str]:
         """What is never looked at from here, in sentences."""
         wal = kept_wal(self._config)
         sentences = [
@@ -210,11 +272,11 @@ class _Erasing:
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
-        if queries := ", ".join(self._config.stream_queries):
-            sentences.append(
-                f"stream queries ({queries}): their results, their side topics, and the events that their checkpoints"
-                " keep, where events have values of the row."
-            )
+        sentences += [
+            f"stream query {query}: its result in stream_queries.{query}, the topic {self._side(query)} and the events"
+            " that its checkpoint keeps. They are of what others wrote to its streams, by keys of their own."
+            for query in self._config.stream_queries
+        ]
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic
@@ -227,9 +289,21 @@ class _Erasing:
             retention_ms = int(configs[topic]["retention.ms"])
             kept = "for ever" if retention_ms < 0 else f"for {retention_ms / 3_600_000:.0f} h"
             sentences.append(f"topic {topic}: its records have keys of their own. It keeps them {kept}.")
+        looked_at = {
+            view_topic(self._pipeline, view, generation.number)
+            for view, generations in views.reading()
+            if not isinstance(generations, LockstepError)
+            for generation in generations
+        }
         sentences += [
-            f"topic {topic}: rows of a view, by the view's key. It goes with the view's generation."
+            f"topic {topic}: rows of a view that doesn't read the table, or isn't in this configuration. It goes with"
+            " the view's generation."
             for topic in sorted(topics)
-            if is_view_topic(self._pipeline, topic)
+            if is_view_topic(self._pipeline, topic) and topic not in looked_at
         ]
+        if looked_at or any(True for _ in views.reading()):
+            sentences.append(
+                "states of views, where their jobs keep them: free pages of their files. A view that is built again"
+                " has a new file."
+            )
         return sentences

@@ -4,42 +4,26 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from cdc.model.errors import Fenced, LockstepError
-from cdc.model.event import JsonValue, Position, RowEvent
-from cdc.model.table import Table
+from cdc.model.event import Position, RowEvent
 from jobs.generations.asides import Wish, load_asides, load_orders
 from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
+from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
+from lockstep.erase.stopping import Stopped
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Batch, Leftover, OpenedSink
-from sinks.registry import SinkSettings, open_sink
+from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.wrappers.retrying import Retries, retrying
 
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 10.0
 """How long a server that doesn't answer is asked again."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedRow:
-    """The row to be erased. ``tag`` is that of its deletion, "" where no topic has it any more."""
-
-    table: Table
-    key: dict[str, JsonValue]
-    tag: str
-    topic: str
-
-
-_IN_A_VIEW: Final = (
-    "a view's rows and its state have no key of this table. The view takes the row out of its result, and its sink may"
-    " keep a mark with values. `lockstep rebuild {sink} --switch`, then `lockstep generations {sink} --drop` of the"
-    " older one leave nothing but dead letters of rows that its sink has refused, until their topic is compacted"
-)
 
 
 _NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
@@ -56,10 +40,6 @@ class SinkErasing:
 
     def places(self, sink: str, *, only_look: bool) -> Iterator[Place]:
         """Every generation of a sink, oldest first. One that can't be asked is a place too."""
-        settings = self._config.sinks[sink]
-        if settings.view is not None:
-            yield from self._of_view(sink, settings)
-            return
         try:
             generations = list_of(self._config, sink)
         except LockstepError as error:
@@ -74,20 +54,6 @@ class SinkErasing:
                 )
                 continue
             yield self._place(sink, generation, only_look=only_look)
-
-    def _of_view(self, sink: str, settings: SinkSettings) -> Iterator[Place]:
-        """Nothing is proven of one that reads the table, in today's query or in that of a generation that is there."""
-        table = self._row.table.name
-        try:
-            reads = table in self._config.sink_tables(settings) or any(
-                table in self._config.sink_tables(settings_of_generation(self._config, sink, generation))
-                for generation in list_of(self._config, sink)
-            )
-        except LockstepError as error:
-            yield Place(f"view {sink}", unasked=error.message)
-            return
-        if reads:
-            yield Place(f"view {sink}", unasked=_IN_A_VIEW.format(sink=sink))
 
     def _place(self, sink: str, generation: Generation, *, only_look: bool) -> Place:
         name = f"sink {sink}, generation {generation.number}" + (" (live)" if generation.is_live else "")
@@ -106,7 +72,7 @@ class SinkErasing:
                 left, why = self._erased(sink, generation.number, opened)
                 return Place(name, found, tuple(left), why)
         except LockstepError as error:
-            if isinstance(error, _Stopped):
+            if isinstance(error, Stopped):
                 raise
             return Place(name, unasked=error.message)
 
@@ -171,12 +137,3 @@ class SinkErasing:
             on_wait=lambda _: self._check(),
             give_up_after_s=_PATIENCE_S,
         )
-
-
-class _Stopped(LockstepError):
-    """Somebody has asked to stop."""
-
-
-def stopped() -> LockstepError:
-    """The error for who was asked to stop in the middle."""
-    return _Stopped("stopped before it was done", hint="run the same command again: it goes on")

@@ -37,32 +37,74 @@ class TopicRules:
 
 
 def leftovers_of(
-    records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicRecord, *, now_ms: int
+    records: Sequence[KeyRecord],
+    rules: TopicRules,
+    remembered: TopicRecord,
+    *,
+    now_ms: int,
+    words: "RecordWords | None" = None,
 ) -> tuple[Leftover, ...]:
     """What records of a key are, and until when at the latest. Pure.
 
     One that has a later one behind it goes when the topic is compacted. A tombstone stays for a while after the first
-    compaction that came by it.
+    compaction that came by it. Where records have to stay for a while, a mark behind them has to be old enough.
     """
+    words = words or RecordWords()
     found = []
     values = [record for record in records if not record.is_tombstone]
     if values:
         until_ms = None
         newest_ms = max(record.timestamp_ms for record in values)
-        if rules.is_compacted and rules.min_compaction_lag_ms and now_ms < newest_ms + rules.min_compaction_lag_ms:
+        if not rules.is_compacted:
+            until_ms = None if rules.retention_ms < 0 else now_ms + rules.retention_ms
+        elif (ripe_ms := _ripe_ms(values, rules, remembered, now_ms=now_ms)) is not None:
+            until_ms = ripe_ms
+        elif rules.min_compaction_lag_ms and now_ms < newest_ms + rules.min_compaction_lag_ms:
             until_ms = now_ms + rules.min_compaction_lag_ms  # of the segment's newest record, which may be from now
-        elif not rules.is_compacted and rules.retention_ms >= 0:
-            until_ms = now_ms + rules.retention_ms
-        found.append(Leftover(f"{_counted(len(values), 'record')} with the row", True, until_ms))
+        found.append(Leftover(words.values(len(values)), words.have_values, until_ms))
     tombstones = [record for record in records if record.is_tombstone]
     if tombstones:
         times = [remembered.compacted_since_ms(record.partition, record.offset) for record in tombstones]
         known = [time_ms + rules.delete_retention_ms for time_ms in times if time_ms is not None]
         until_ms = max(known) if len(known) == len(times) else None
+        if until_ms is None and (ripe_ms := _ripe_ms(tombstones, rules, remembered, now_ms=now_ms)) is not None:
+            until_ms = ripe_ms + rules.delete_retention_ms
         # Expired ones go with the next compaction, whenever that is: who could have it made has just tried.
         until_ms = None if until_ms is not None and until_ms < now_ms else until_ms
-        found.append(Leftover("a tombstone with the key", False, until_ms))
+        found.append(Leftover(words.tombstones, words.tombstones_have_values, until_ms))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordWords:
+    """What a topic's records are for people: what those of a key that aren't tombstones have, and what a tombstone is.
+
+    ``of_many``: they are those of all keys, which may have values of the row themselves, and nobody has counted them.
+    """
+
+    with_what: str = "with the row"
+    have_values: bool = True
+    of_many: bool = False
+
+    @property
+    def tombstones_have_values(self) -> bool:
+        return self.of_many
+
+    @property
+    def tombstones(self) -> str:
+        return "tombstones with keys of rows that are gone" if self.of_many else "a tombstone with the key"
+
+    def values(self, count: int) -> str:
+        """The words for so many."""
+        return f"records {self.with_what}" if self.of_many else f"{_counted(count, 'record')} {self.with_what}"
+
+
+def _ripe_ms(records: Sequence[KeyRecord], rules: TopicRules, remembered: TopicRecord, *, now_ms: int) -> int | None:
+    """When marks behind all of these records are old enough; None where that isn't known, or was some time ago."""
+    times = [remembered.marked_since_ms(record.partition, record.offset) for record in records]
+    known = [time_ms + rules.min_compaction_lag_ms for time_ms in times if time_ms is not None]
+    latest_ms = max(known, default=0)
+    return latest_ms if len(known) == len(times) and latest_ms > now_ms else None
 
 
 def needs_compaction(
@@ -102,32 +144,49 @@ class TopicErasing:
         """All that the topic has of these keys."""
         return key_records(self._client, topic, is_wanted, while_waiting=self._check)
 
-    def look(self, topic: str, is_wanted: Callable[[bytes], bool]) -> Place:
+    def look(self, topic: str, is_wanted: Callable[[bytes], bool], words: RecordWords | None = None) -> Place:
         """What is there. Changes nothing."""
-        left = self._leftovers(topic, self.records(topic, is_wanted))
+        return self.look_at(topic, lambda: self.records(topic, is_wanted), words)
+
+    def erase(self, topic: str, is_wanted: Callable[[bytes], bool], words: RecordWords | None = None) -> Place:
+        """Have the topic compacted where that takes something away, and read it again."""
+        return self.erase_those(topic, lambda: self.records(topic, is_wanted), words)
+
+    def look_at(self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None) -> Place:
+        """As ``look``, for the records that ``read`` finds."""
+        left = self._leftovers(topic, read(), words)
         return Place(f"topic {topic}", left, left)
 
-    def erase(self, topic: str, is_wanted: Callable[[bytes], bool]) -> Place:
-        """Have the topic compacted where that takes something away, and read it again."""
-        records = self.records(topic, is_wanted)
+    def erase_those(
+        self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None
+    ) -> Place:
+        """As ``erase``, for the records that ``read`` finds, now and once more after a compaction."""
+        records = read()
         rules = self._rules(topic)
-        found = self._leftovers(topic, records)
+        found = self._leftovers(topic, records, words)
         partitions = needs_compaction(records, rules, self._compaction.remembered(topic), now_ms=_now_ms())
         why = None if rules.is_compacted else f"its {_POLICY} isn't compact: set it, or delete the records by hand"
         if partitions:
-            self._say(f"topic {topic} is being compacted; that takes up to {self._timeout_s:.0f} s")
-            if not self._compaction.compact(topic, partitions, timeout_s=self._timeout_s):
+            lag_ms = rules.min_compaction_lag_ms
+            what = (
+                "is being compacted" if not lag_ms else f"is being compacted, up to what is {lag_ms / 1000:.0f} s old"
+            )
+            self._say(f"topic {topic} {what}; that takes up to {self._timeout_s:.0f} s")
+            if not self._compaction.compact(topic, partitions, timeout_s=self._timeout_s, lag_ms=lag_ms):
                 why = (
                     f"the brokers didn't compact it within {self._timeout_s:.0f} s: run the command again, with a"
                     " longer --timeout"
                 )
-            records = self.records(topic, is_wanted)
-        return Place(f"topic {topic}", found, self._leftovers(topic, records), why)
+            records = read()
+        return Place(f"topic {topic}", found, self._leftovers(topic, records, words), why)
 
-    def _leftovers(self, topic: str, records: Sequence[KeyRecord]) -> tuple[Leftover, ...]:
+    def _leftovers(
+        self, topic: str, records: Sequence[KeyRecord], words: RecordWords | None = None
+    ) -> tuple[Leftover, ...]:
         if not records:
             return ()
-        return leftovers_of(records, self._rules(topic), self._compaction.remembered(topic), now_ms=_now_ms())
+        rules, remembered = self._rules(topic), self._compaction.remembered(topic)
+        return leftovers_of(records, rules, remembered, now_ms=_now_ms(), words=words)
 
     def _rules(self, topic: str) -> TopicRules:
         return TopicRules.of(self._cluster.configs([topic])[topic])

@@ -4,24 +4,23 @@ No error holds a header, a password or the address of a webhook, which may be a 
 """
 
 import contextlib
-import http.client
 import os
 import signal
 import smtplib
 import ssl
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from email.message import EmailMessage
 from email.utils import getaddresses
 from pathlib import Path
 from typing import Final, Protocol
-from urllib.parse import urlsplit
 
 import orjson
 
 from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.webhook import Webhook, WebhookSettings
 from monitor.alerts.book import Kind, Message
-from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.alerts.settings import WEBHOOK_URL_VARIABLE, AlertSettings, MailSettings
 
 _TIMEOUT_S: Final = 10.0
 _COMMAND_TIMEOUT_S: Final = 30.0
@@ -41,7 +40,7 @@ def channels_of(settings: AlertSettings) -> dict[str, Channel]:
     """
     channels: dict[str, Channel] = {}
     if settings.webhook is not None:
-        channels["webhook"] = Webhook(settings.webhook)
+        channels["webhook"] = WebhookChannel(settings.webhook)
     if settings.command:
         channels["command"] = Command(settings.command)
     if settings.mail is not None:
@@ -50,45 +49,15 @@ def channels_of(settings: AlertSettings) -> dict[str, Channel]:
     return channels
 
 
-class Webhook:
-    """POSTs a message as JSON. Any answer below 300 is a receipt; a redirect isn't followed."""
+class WebhookChannel:
+    """POSTs a message as JSON, each over a connection of its own: they are rare."""
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
 
     def send(self, message: Message) -> None:
-        address = self._settings.address()
-        if address is None:
-            raise ConfigurationError(
-                "alerts.webhook has no address",
-                hint="set url, url_file or $LOCKSTEP_ALERTS_WEBHOOK_URL",
-            )
-        headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self._headers()}
-        parts = urlsplit(address.get_secret_value())
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        status = 0
-        try:
-            with contextlib.closing(self._connection(parts.scheme, parts.hostname or "", parts.port)) as connection:
-                connection.request("POST", path, orjson.dumps(message.to_json()), headers)
-                status = connection.getresponse().status
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            # The error's own words may hold a header that couldn't be sent.
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
-        if status >= 300:
-            raise Unavailable(f"the webhook at {parts.hostname} answered with status {status}")
-
-    def _headers(self) -> Mapping[str, str]:
-        missing = [variable for variable in self._settings.headers.values() if variable not in os.environ]
-        if missing:
-            raise ConfigurationError(f"alerts.webhook.headers names {missing[0]}, which the environment lacks")
-        return {header: os.environ[variable] for header, variable in self._settings.headers.items()}
-
-    def _connection(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
-        if scheme == "https":
-            context = _tls(self._settings.ca_file)
-            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        with Webhook(self._settings, setting="alerts.webhook", variable=WEBHOOK_URL_VARIABLE) as webhook:
+            webhook.post(orjson.dumps(message.to_json()))
 
 
 class Command:

@@ -16,7 +16,7 @@ from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
-from monitor.stream_queries import StreamQueryStatus
+from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
 from monitor.verification import VerifyOutcome, VerifySettings
 
 _CRITICAL_SLOT_MINUTES: Final = 15.0
@@ -57,8 +57,10 @@ OF_GENERATIONS: Final = (
     "view-growing",
 )
 """Their subject is a generation of a sink."""
-OF_STREAM_QUERIES: Final = ("stream-query-stopped", "stream-query-unreachable")
-"""Their subject is a stream query, and of the first one a build of its result."""
+OF_STREAM_BUILDS: Final = ("stream-query-stopped", "stream-query-undelivered")
+"""Their subject is a build of a stream query's result."""
+OF_STREAM_QUERIES: Final = (*OF_STREAM_BUILDS, "stream-query-unreachable")
+"""Their subject is a stream query, or a build of its result."""
 
 NAMES: Final = (
     *OF_CAPTURE,
@@ -228,7 +230,7 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
         yield from ((name, None) for name in OF_STREAM_QUERIES)
     for status in facts.stream_queries or ():
         if status.problem is not None:
-            yield "stream-query-stopped", status.label
+            yield from ((name, status.label) for name in OF_STREAM_BUILDS)
 
 
 def _unmeasured(report: LagReport) -> set[str]:
@@ -534,6 +536,16 @@ def _stream_queries(facts: Facts) -> Iterator[Condition]:
             passes=True,
         )
     for status in facts.stream_queries or ():
+        if status.problem is None and status.why_undelivered:
+            yield Condition(
+                "stream-query-undelivered",
+                status.label,
+                Severity.CRITICAL,
+                f"rows of stream query {status.label} don't get to its webhook: {status.why_undelivered}",
+                RECEIVER_STEP,
+                status.posted.since_ms,
+                passes=True,
+            )
         if status.problem is None and status.needs_somebody:
             yield Condition(
                 "stream-query-stopped",

@@ -212,7 +212,9 @@ def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]
         if isinstance(settings, OpenSearchSettings):
             urls = settings.urls
         elif isinstance(settings, RedisSettings):
-            urls = (settings.url.get_secret_value(),)
+            url = settings.url.get_secret_value()
+            scheme = url.partition(":")[0]
+            urls = tuple(f"{scheme}://{host}:{port}" for host, port in settings.sentinel_addresses) or (url,)
         for url in urls:
             parts = urlsplit(url)
             if parts.scheme in ("https", "rediss") and parts.hostname:

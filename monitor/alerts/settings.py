@@ -7,30 +7,10 @@ from pydantic import Field, SecretStr, StrictBool, field_validator, model_valida
 
 from cdc.secret import read_secret
 from cdc.settings import Settings
+from cdc.webhook import WebhookSettings
 
 MAIL_PASSWORD_VARIABLE: Final = "LOCKSTEP_ALERTS_MAIL_PASSWORD"  # noqa: S105  the name of a variable
 WEBHOOK_URL_VARIABLE: Final = "LOCKSTEP_ALERTS_WEBHOOK_URL"
-
-
-class WebhookSettings(Settings):
-    """An HTTP endpoint that takes a JSON document by POST."""
-
-    url: str | None = Field(
-        default=None,
-        pattern="^https?://",
-        description=f"its address; one that is a secret itself belongs into url_file or ${WEBHOOK_URL_VARIABLE}",
-    )
-    url_file: Path | None = Field(default=None, description="file that holds the address")
-    headers: dict[str, str] = Field(
-        default={}, description="header -> environment variable that holds its value, such as a token"
-    )
-    ca_file: Path | None = Field(default=None, description="authorities to trust instead of the system's")
-
-    def address(self) -> SecretStr | None:
-        """The address. Raises ConfigurationError when its file can't be read."""
-        if self.url is not None and self.url_file is None:
-            return SecretStr(self.url)
-        return read_secret(variable=WEBHOOK_URL_VARIABLE, file=self.url_file)
 
 
 class MailSettings(Settings):

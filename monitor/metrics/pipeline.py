@@ -1,12 +1,15 @@
 """The lag report as metrics: gauges that are whole at each look. Pure."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from jobs.generations.asides import AsideState
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
 from monitor.stream_queries import STATES, UNKNOWN, StreamQueryStatus
+
+_OWN_STATES: Final = (StageState.CURRENT, StageState.BEHIND, StageState.STALLED)
 
 
 def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
@@ -23,6 +26,8 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_stage_behind_bytes", stage.bytes_behind, *labels)
         gauges.set("lockstep_stage_behind_seconds", stage.seconds_behind, *labels)
         gauges.set("lockstep_stage_behind_events", stage.events_behind, *labels)
+        if stage.of_sink is not None and stage.state not in (*_OWN_STATES, StageState.UNKNOWN):
+            continue  # the state of the applied stage beside it, which would be told twice
         for state in [stage.state] if stage.state is StageState.UNKNOWN else StageState:
             gauges.set("lockstep_stage_state", float(stage.state is state), *labels, state.value)
         sink = stage.sink
@@ -62,10 +67,14 @@ def add_stream_queries(gauges: Gauges, statuses: Sequence[StreamQueryStatus]) ->
     for status in statuses:
         if status.generation is not None or status.problem is not None:
             labels = status.name, "" if status.generation is None else str(status.generation)
+            gauges.set("lockstep_stream_query_in_hand_events", status.in_hand, *labels)
             for state in [UNKNOWN] if status.state == UNKNOWN else STATES:
                 gauges.set("lockstep_stream_query_job", float(status.state == state), *labels, state)
+            if status.problem is None:
+                gauges.set("lockstep_stream_query_undelivered_rows", status.posted.waiting, *labels)
 
 
 def _labels(stage: Stage) -> tuple[str, str, str]:
     name = stage.name.partition(":")[0]
-    return (name, "", "") if stage.sink is None else (name, stage.sink.name, str(stage.sink.generation))
+    sink = stage.generation
+    return (name, "", "") if sink is None else (name, sink.name, str(sink.generation))

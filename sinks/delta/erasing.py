@@ -7,13 +7,15 @@ it whose row isn't there is a repetition, as with what a warehouse has purged.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
-from sinks.contract import Leftover
-from sinks.delta.lake import talking
-from sinks.delta.names import quoted
+from sinks.contract import Leftover, marks_of_rows
+from sinks.delta.lake import Lake, talking
+from sinks.delta.merge import time_literal
+from sinks.delta.names import SYNCED_COLUMN, quoted
 from sinks.delta.opened_table import OpenedTable, is_among
 from sinks.delta.tables import DeltaTables
 
@@ -36,6 +38,34 @@ def erased_tag(opened: OpenedTable) -> str:
     return opened.table.metadata().configuration.get(ERASED, "")
 
 
+def purge(lake: Lake, opened: OpenedTable, *, below: str, before: datetime | None = None) -> bool:
+    """Remove the rows that were deleted before a time, None: whenever, of tags below this one. Returns whether any was.
+
+    Nothing goes by its time of a table that doesn't know it. Raises Overtaken.
+    """
+    import pyarrow.dataset as ds
+
+    if before is not None and not opened.has_synced_at:
+        return False
+    # Stubs of Arrow's expressions lack most of them.
+    condition: Any = ds.field("_deleted") & (ds.field("_tag").cast("large_string") < below)
+    predicate = f"{quoted('_deleted')} and {quoted('_tag')} < '{below}'"
+    if before is not None:
+        condition &= ds.field(SYNCED_COLUMN) < before
+        predicate += f" and {quoted(SYNCED_COLUMN)} < {time_literal(before)}"
+    newest = ""
+    with talking():
+        for batch in opened.table.to_pyarrow_dataset().scanner(columns=["_tag"], filter=condition).to_batches():
+            newest = max([newest, *batch.column("_tag").to_pylist()])
+    if not newest:
+        return False
+    # First what keeps them gone: of two commits a kill may leave the first alone.
+    if newest > erased_tag(opened):
+        lake.set_properties(opened.path, opened.table, {ERASED: newest})
+    lake.commit(opened.path, opened.table, lambda commit: opened.table.delete(predicate, commit_properties=commit))
+    return True
+
+
 class DeltaErasing:
     """Erases rows of one generation. Replaced files are kept for ``retention_hours``."""
 
@@ -43,11 +73,13 @@ class DeltaErasing:
         self._tables = tables
         self._retention_hours = retention_hours
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> list[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
         """The row, or its mark, older files with it, and commits that tell of these."""
         opened = self._opened(table)
         if opened is None:
             return []
+        if key is None:
+            return self._of_all(opened, None)
         found = []
         stored = [row for batch in _of_key(opened.table.to_pyarrow_dataset(), opened, key) for row in batch.to_pylist()]
         if stored:
@@ -64,15 +96,40 @@ class DeltaErasing:
             found.append(Leftover("commits with the least and greatest values of files", True, until_ms))
         return found
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> list[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> list[Leftover]:
         """See ``Sink.erase``."""
         opened = self._opened(table)
         if opened is None or opened.is_bulk:
             return self.leftovers(table, key)
+        if key is None:
+            if below is not None:
+                self._tables.repeat(opened, lambda opened: purge(self._tables.lake, opened, below=below))
+            self._clean_up(opened)
+            opened.refresh()
+            return self._of_all(opened, below)
         if below is not None:
             self._tables.repeat(opened, lambda opened: self._erase(opened, key, below))
         self._clean_up(opened)
         return self.leftovers(table, key)
+
+    def _of_all(self, opened: OpenedTable, below: str | None) -> list[Leftover]:
+        """Marks of tags below this one, None: all, and whatever isn't a part of the table any more.
+
+        Which of the replaced files had which row is known no longer.
+        """
+        import pyarrow.dataset as ds
+
+        condition: Any = ds.field("_deleted")
+        if below is not None:
+            condition &= ds.field("_tag").cast("large_string") < below
+        with talking():
+            marks = opened.table.to_pyarrow_dataset().count_rows(filter=condition)
+            unused = opened.table.vacuum(retention_hours=0, dry_run=True, enforce_retention_duration=False, full=True)
+        old = sum(path.endswith(".parquet") for path in unused)
+        until_ms = time.time_ns() // 1_000_000 + self._retention_hours * _HOUR_MS
+        files = [Leftover(f"{old} replaced file{'s' * (old > 1)} of the table", True, until_ms)] if old else []
+        commits = [Leftover("commits with the least and greatest values of files", True, until_ms)]
+        return [*marks_of_rows(marks), *files, *commits]
 
     def _opened(self, table: Table) -> OpenedTable | None:
         build = self._tables.build(self._tables.bookkeeping.read())

@@ -1,27 +1,40 @@
 """The generations of a Delta sink, as the bookkeeping table has them."""
 
+import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Final
 
-from cdc.model.errors import LockstepError
+from cdc.model.append_only import is_append_only
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.bulk_load import begin_bulk_load, end_bulk_load
+from sinks.delta.erasing import purge
+from sinks.delta.opened_table import OpenedTable
+from sinks.delta.settings import DeltaSettings
 from sinks.delta.tables import DeltaTables
 from sinks.progress_json import dump_progress, load_progress
-from sinks.stored_progress import check_stored
+from sinks.stored_progress import behind_the_watermark, check_stored, watermark_tag
+
+PURGE_S: Final = 3600.0
+"""The shortest time between two purges: one writes each file anew that a row goes from."""
 
 
 class DeltaGenerations:
     """The generations of a Delta sink, bound to the one of its tables."""
 
-    def __init__(self, tables: DeltaTables, *, target_file_bytes: int) -> None:
+    def __init__(self, tables: DeltaTables, settings: DeltaSettings) -> None:
         self._tables = tables
+        self._purge_after_s = settings.purge_deleted_after_days * 86_400 if settings.synced_at else 0.0
+        self._purge_at = 0.0
         self._bookkeeping = tables.bookkeeping
         self._number = tables.generation
-        self._target_file_bytes = target_file_bytes
+        self._target_file_bytes = settings.target_file_bytes
         self._known: Progress | None = None
 
     def begin_bulk(self) -> None:
@@ -78,6 +91,29 @@ class DeltaGenerations:
 
         self._bookkeeping.change(save)
         self._known = progress
+        if not self._purge_after_s or not progress.watermark_lsn or time.monotonic() < self._purge_at:
+            return
+        if whole is None and behind_the_watermark(progress):
+            return
+        self._purge_at = time.monotonic() + PURGE_S
+        self._purge(watermark_tag(progress), whole)
+
+    def _purge(self, below: str, whole: Collection[TableName] | None) -> None:
+        """Remove what was deleted long ago. What can't be done now is done another time."""
+        build = self._tables.build(self._bookkeeping.read())
+        before = datetime.now(UTC) - timedelta(seconds=self._purge_after_s)
+        for name in sorted(build.tables):
+            if whole is not None and name not in whole:
+                continue
+            opened = self._tables.open(name)
+            with suppress(Unavailable):
+                self._tables.repeat(opened, lambda opened: self._purge_table(opened, before, below))
+
+    def _purge_table(self, opened: OpenedTable, before: datetime, below: str) -> None:
+        if opened.fence != self._tables.fence:
+            raise self._tables.fenced_off()
+        if not opened.is_bulk and not is_append_only(opened.rows().shape.table):
+            purge(self._tables.lake, opened, before=before, below=below)
 
     def migrate(self) -> None:
         """Has no effect: what an earlier version has stored is refused, and built again."""

@@ -1,15 +1,23 @@
 """Writes rows into a Delta table: appends, merges by tag, and values of new columns."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from sinks.delta.lake import Lake
-from sinks.delta.names import OWN_COLUMNS, quoted
+from sinks.delta.names import OWN_COLUMNS, SYNCED_COLUMN, quoted
 from sinks.delta.opened_table import OpenedTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import CommitProperties
+
+
+def with_synced_at(schema: "pa.Schema") -> "pa.Schema":
+    """The columns with that of when a row was written last."""
+    import pyarrow as pa
+
+    return schema.append(pa.field(SYNCED_COLUMN, pa.timestamp("us", "UTC")))
 
 
 def append(opened: OpenedTable, data: "pa.Table", properties: "CommitProperties") -> None:
@@ -27,12 +35,14 @@ def merge(
     *,
     overwrite_equal_tags: bool,
     deletes_before: str = "",
+    deleted_at: datetime | None = None,
     erased: str = "",
 ) -> Mapping[str, Any]:
     """Insert rows, or replace those of a lesser tag, in one commit. Returns deltalake's figures.
 
     With ``deletes_before`` all other rows of a lesser tag than this one are marked as deleted, and so are those that
-    come again as such. Rows up to the tag ``erased`` that aren't there are repetitions, and aren't inserted.
+    come again as such. ``deleted_at`` is when, where rows have that. Rows up to the tag ``erased`` that aren't there
+    are repetitions, and aren't inserted.
     """
     newer = f"{quoted('_tag', of='s')} {'>=' if overwrite_equal_tags else '>'} {quoted('_tag', of='t')}"
     is_live = f"not {quoted('_deleted', of='t')}"
@@ -52,16 +62,27 @@ def merge(
         .when_not_matched_insert_all(f"{quoted('_tag', of='s')} > '{erased}'" if erased else None)
     )
     if deletes_before:
+        marks = {quoted("_deleted"): "true"}
+        if deleted_at is not None:
+            marks[quoted(SYNCED_COLUMN)] = time_literal(deleted_at)
         merger = merger.when_not_matched_by_source_update(
-            {quoted("_deleted"): "true"}, f"{quoted('_tag', of='t')} < '{deletes_before}' and {is_live}"
+            marks, f"{quoted('_tag', of='t')} < '{deletes_before}' and {is_live}"
         )
     return merger.execute()
 
 
-def fit(data: "pa.Table", columns: "pa.Schema") -> "pa.Table":
-    """The rows with all columns that the table has."""
+def time_literal(time: datetime) -> str:
+    """A time in SQL that is compared with such a column: text, which takes the column's type. A typed one has none."""
+    return f"'{time.astimezone(UTC).replace(tzinfo=None).isoformat()}Z'"
+
+
+def fit(data: "pa.Table", columns: "pa.Schema", *, synced_at: datetime | None = None) -> "pa.Table":
+    """The rows with all columns that the table has. ``synced_at``: they are written then, where the table has that."""
     import pyarrow as pa
 
+    if synced_at is not None:
+        times = pa.array([synced_at] * data.num_rows, pa.timestamp("us", "UTC"))
+        data = data.append_column(columns.field(SYNCED_COLUMN), times)
     for field in columns:
         if field.name not in data.column_names:
             data = data.append_column(field, pa.nulls(data.num_rows, field.type))

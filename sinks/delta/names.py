@@ -11,6 +11,9 @@ from sinks.columns.shape import unfit_column
 OWN_COLUMNS: Final = ("_exact", "_tag", "_deleted")
 """The columns that the sink adds to each table."""
 
+SYNCED_COLUMN: Final = "_synced_at"
+"""The column that says when a row was written last, where the settings want it."""
+
 _DELTALAKES: Final = "__delta_rs_"
 """With what the columns begin that deltalake adds while it merges."""
 
@@ -27,12 +30,13 @@ def quoted(name: str, *, of: str = "") -> str:
     return f"{of}.{quoted}" if of else quoted
 
 
-def check_columns(table: Table) -> None:
-    """Raise LockstepError for columns that a Delta table can't have."""
+def check_columns(table: Table, *, synced_at: bool = False) -> None:
+    """Raise LockstepError for columns that a Delta table can't have. ``synced_at``: it has that column of ours too."""
     taken: dict[str, str] = {}
+    ours = {*OWN_COLUMNS, SYNCED_COLUMN} if synced_at else OWN_COLUMNS
     for column in table.columns:
         name = column.name
-        if name.lower() in OWN_COLUMNS:
+        if name.lower() in ours:
             raise unfit_column(table.name, name, "a name that the Delta sink needs for itself")
         if name.lower().startswith(_DELTALAKES):
             raise unfit_column(table.name, name, "a name that deltalake needs for itself")

@@ -22,6 +22,9 @@ FENCE: Final = "lockstep.fence"
 BULK: Final = "lockstep.bulk"
 """Property of a table: ``yes`` while batches are appended."""
 
+SYNCED_AT: Final = "lockstep.synced_at"
+"""Property of a table: ``yes`` where each row says when it was written last."""
+
 _SCAN_ROWS: Final = 8192
 
 
@@ -43,6 +46,10 @@ class OpenedTable:
     @property
     def is_bulk(self) -> bool:
         return self.table.metadata().configuration.get(BULK) == "yes"
+
+    @property
+    def has_synced_at(self) -> bool:
+        return self.table.metadata().configuration.get(SYNCED_AT) == "yes"
 
     def has_rows(self) -> bool:
         return bool(self.table.file_uris())

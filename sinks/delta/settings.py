@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StrictBool, model_validator
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
@@ -25,6 +25,16 @@ _LOGINS: Final = {
 _SAME: Final = {"s3a": "s3", "gcs": "gs", "azure": "az", "abfs": "abfss"}
 """Other names of a scheme."""
 _SCHEMES: Final = ("", "file", "hdfs", "viewfs", *_LOGINS)
+
+
+_NO_HISTORY: Final = "a Delta sink keeps the newest version of each row alone; a warehouse has histories"
+_NOT_HERE: Final = {
+    "indexes": "Delta tables have none; `partition_by` divides a table by columns that readers ask for, and files have"
+    " the least and greatest values of each column",
+    "history": _NO_HISTORY,
+    "keep_history_days": _NO_HISTORY,
+}
+"""Settings of a warehouse that somebody may try here, with what to do instead."""
 
 
 def _plain_options(options: Mapping[str, str]) -> Mapping[str, str]:
@@ -51,10 +61,14 @@ class DeltaSettings(TableSettings):
 
     After every ``optimize_every_commits`` commits to a table its small files are compacted, up to ``target_file_mb``.
     Files that were replaced more than ``retention_hours`` ago are deleted then.
+
+    With ``synced_at`` each row says when it was written last. ``purge_deleted_after_days`` is when a deleted row is
+    removed for good, 0 never; it needs ``synced_at``, which says since when the row is deleted.
     """
 
-    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by"}
-    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by"}
+    SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by", "synced_at"}
+    PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
+    OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by", "purge_deleted_after_days"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
     WHY_NO_SHARDS: ClassVar[str] = (
@@ -65,11 +79,20 @@ class DeltaSettings(TableSettings):
     root: str = Field(min_length=1)
     prefix: str | None = Field(None, min_length=1)
     partition_by: Annotated[Mapping[str, tuple[str, ...]], AfterValidator(_table_names)] = {}
+    synced_at: StrictBool = False
+    purge_deleted_after_days: float = Field(0.0, ge=0)
     login: Login = Login()
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
     optimize_every_commits: int = Field(100, gt=0)
     retention_hours: int = Field(24, gt=0)
     target_file_mb: int = Field(16, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _names_nothing_of_a_warehouse(cls, given: object) -> object:
+        if isinstance(given, Mapping) and (named := [name for name in _NOT_HERE if name in given]):
+            raise ValueError("; ".join(f"{name}: {_NOT_HERE[name]}" for name in named))
+        return given
 
     @model_validator(mode="after")
     def _root_and_login_fit(self) -> Self:
@@ -104,11 +127,21 @@ class DeltaSettings(TableSettings):
             problems.append(error.message)
         for table in tables:
             try:
-                check_columns(table)
+                check_columns(table, synced_at=self.synced_at)
                 check_partitions(table, self.partitions_of(table.name))
             except LockstepError as error:
                 problems.append(error.message)
-        return problems
+        return problems + self._purge_problems()
+
+    def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
+        return super().problems_at_work(tables) + self._purge_problems()
+
+    def _purge_problems(self) -> list[str]:
+        if not self.purge_deleted_after_days or self.synced_at:
+            return []
+        return [
+            "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
+        ]
 
     @property
     def likes_large_batches(self) -> bool:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from cdc.model.append_only import is_append_only
@@ -37,7 +38,7 @@ def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSin
     tables = DeltaTables(name, settings, generation)
     return OpenedSink(
         DeltaSink(tables, settings),
-        DeltaGenerations(tables, target_file_bytes=settings.target_file_bytes),
+        DeltaGenerations(tables, settings),
         DeltaCoordination(tables.bookkeeping),
     )
 
@@ -131,10 +132,10 @@ class DeltaSink:
             indexes = [index for index, key in enumerate(stored_keys) if key in wanted]
             yield from rows.decode(batch.take(pa.array(indexes, pa.int64())), table)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         return self._erasing.leftovers(table, key)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         return self._erasing.erase(table, key, below=below)
 
     def close(self) -> None:
@@ -159,12 +160,13 @@ class DeltaSink:
                 data, rejections = rows.encode(events)
             if not data.num_rows:
                 return 0
-            return self._write(opened, fit(data, opened.columns()), batch)
+            now = datetime.now(UTC) if opened.has_synced_at else None
+            return self._write(opened, fit(data, opened.columns(), synced_at=now), batch, now=now)
 
         return self._tables.repeat(opened, write), rejections
 
-    def _write(self, opened: OpenedTable, data: "pa.Table", batch: Batch) -> int:
-        """Append or merge rows. Raises Overtaken."""
+    def _write(self, opened: OpenedTable, data: "pa.Table", batch: Batch, *, now: datetime | None) -> int:
+        """Append or merge rows. ``now``: when, where the table has that. Raises Overtaken."""
         offsets = {
             f"{_OFFSET}{topic}:{partition}": next_offset
             for (topic, partition), next_offset in batch.next_offsets.items()
@@ -191,6 +193,7 @@ class DeltaSink:
                 properties,
                 overwrite_equal_tags=batch.overwrite_equal_tags,
                 deletes_before=emptied if empties else "",
+                deleted_at=now,
                 erased="" if batch.never_applied else erased_tag(opened),
             ),
             offsets,

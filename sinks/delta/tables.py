@@ -11,9 +11,9 @@ from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unprepared
 from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping, GenerationState
 from sinks.delta.lake import TRIES, Lake, Overtaken, too_many
-from sinks.delta.merge import delta_fields, fill
-from sinks.delta.names import check_columns, check_partitions, delta_name
-from sinks.delta.opened_table import FENCE, SHAPE, OpenedTable
+from sinks.delta.merge import delta_fields, fill, with_synced_at
+from sinks.delta.names import SYNCED_COLUMN, check_columns, check_partitions, delta_name
+from sinks.delta.opened_table import FENCE, SHAPE, SYNCED_AT, OpenedTable
 from sinks.delta.settings import DeltaSettings
 
 _Result = TypeVar("_Result")
@@ -115,12 +115,18 @@ class DeltaTables:
         """The shape that a table will have. Raises LockstepError when what is there doesn't fit."""
         from sinks.delta.values import form_of
 
-        check_columns(table)
+        check_columns(table, synced_at=self._settings.synced_at)
         if table.name not in build.tables:
             check_partitions(table, self._settings.partitions_of(table.name))
             return Shape.of(table)
         opened = self.open(table.name)
         opened.refresh()
+        if opened.has_synced_at != self._settings.synced_at:
+            raise LockstepError(
+                f"table {table.name} {'has' if opened.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in"
+                f" generation {self.generation}, and synced_at of this sink says something else",
+                hint="rebuild it from the log: lockstep rebuild, with --switch",
+            )
         known = opened.rows()
         shape = known.shape.evolve(table)
         for column in table.columns:
@@ -189,11 +195,15 @@ class DeltaTables:
         path = self.own(state.path_for(f"{self._directory}{delta_name(name)}"))
         partitions = self._settings.partitions_of(name)
         hours, fence = self._settings.retention_hours, self.build(state).fence
+        schema = rows_of(shape, partitions).schema
+        if self._settings.synced_at:
+            schema = with_synced_at(schema)
         table = self.lake.create(
             path,
-            rows_of(shape, partitions).schema,
+            schema,
             partitions=partitions,
             configuration={
+                SYNCED_AT: "yes" if self._settings.synced_at else "no",
                 SHAPE: shape.to_json(),
                 FENCE: str(fence),
                 # Versions whose files are gone are of no use, and every batch makes one.

@@ -23,6 +23,11 @@ _KEPT: Final = "index.soft_deletes.retention.operations"
 
 _UNMERGED: Final = Leftover("deleted documents that the index hasn't merged away, maybe this one", has_values=True)
 
+_ALL: Final = ""
+"""Stands for the identity of a document where all that was deleted is meant."""
+
+_PAGE: Final = 500
+
 _Shards = dict[tuple[str, int], int]
 
 
@@ -35,11 +40,13 @@ class OpenSearchErasing:
         self._newest: dict[tuple[str, str], _Shards] = {}
         self._merged: set[tuple[str, str]] = set()
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> list[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> list[Leftover]:
         """The document, or its marker, and what may be left of it in the index's segments."""
         index = self._indexes.index(table.name)
         if self._indexes.held(index) is None:
             return []
+        if key is None:
+            return self._of_all(index, None)
         identity = self._identity(table, key)
         document = self._document(index, identity)
         if document is not None:
@@ -49,11 +56,13 @@ class OpenSearchErasing:
             return []
         return [_UNMERGED]
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> list[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> list[Leftover]:
         """See ``Sink.erase``."""
         index = self._indexes.index(table.name)
         if self._indexes.held(index) is None:
             return []
+        if key is None:
+            return self._erase_all(index, below)
         identity = self._identity(table, key)
         document = self._document(index, identity)
         if document is not None:
@@ -71,6 +80,39 @@ class OpenSearchErasing:
         if about not in self._merged and self._merge_away(index, about):
             self._merged.add(about)
         return self.leftovers(table, key)
+
+    def _erase_all(self, index: str, below: str | None) -> list[Leftover]:
+        """Delete all markers of tags below this one, and have all that was deleted merged away."""
+        if below is not None and (index, _ALL) not in self._newest:
+            while markers := self._markers(index, below):
+                for hit in markers:
+                    # The same version: a newer event that has come since stays.
+                    parameters = {"version": str(hit["_version"]), "version_type": "external_gte"}
+                    if "_routing" in hit:
+                        parameters["routing"] = hit["_routing"]
+                    path = f"/{index}/_doc/{quote(hit['_id'], safe='')}"
+                    self._client.call("DELETE", path, parameters=parameters, missing_ok=True)
+                self._indexes.refresh(index)
+        if (index, _ALL) not in self._merged and self._merge_away(index, (index, _ALL)):
+            self._merged.add((index, _ALL))
+        return self._of_all(index, below)
+
+    def _of_all(self, index: str, below: str | None) -> list[Leftover]:
+        self._indexes.refresh(index)
+        has_markers = bool(self._markers(index, below))
+        markers = [Leftover("marks of deleted documents, with their keys", has_values=True)] if has_markers else []
+        is_merged = (index, _ALL) in self._merged or not self._has_deletions(index)
+        return markers if is_merged else [*markers, _UNMERGED]
+
+    def _markers(self, index: str, below: str | None) -> list[Mapping[str, Any]]:
+        """Some of those of tags below this one, None: of any."""
+        conditions: list[Mapping[str, Any]] = [{"term": {DELETED_FIELD: True}}]
+        if below is not None:
+            conditions.append({"range": {TAG_FIELD: {"lt": below}}})
+        query = {"query": {"bool": {"filter": conditions}}, "_source": False, "version": True, "size": _PAGE}
+        answer = self._client.call("POST", f"/{index}/_search", query)
+        hits: list[Mapping[str, Any]] = answer["hits"]["hits"]
+        return hits
 
     def _merge_away(self, index: str, about: tuple[str, str]) -> bool:
         """Whether all that was deleted when this was first asked is gone. Begins what is needed for that."""

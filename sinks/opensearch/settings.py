@@ -10,6 +10,7 @@ from sinks.access import Login, Tls, same_server, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
 from sinks.opensearch.names import name_problems
+from sinks.opensearch.sigv4 import SigV4
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.wrappers.projection import parse_column, parse_columns
 
@@ -48,6 +49,8 @@ class OpenSearchSettings(TableSettings):
     with besides what is set here; both are OpenSearch's own words. Columns are named as they are called here
     (``rename``).
 
+    With ``sigv4`` requests are signed, as Amazon's OpenSearch asks for, instead of a ``login``.
+
     With ``searches`` those who are to be told of its standing searches are, by ``lockstep run``.
     """
 
@@ -74,6 +77,7 @@ class OpenSearchSettings(TableSettings):
     fields: dict[str, dict[str, Any]] = Field(default_factory=dict)
     index_settings: dict[str, Any] = Field(default_factory=dict)
     login: Login = Login()
+    sigv4: SigV4 | None = None
     tls: Tls = Tls()
     shards: int = Field(1, gt=0)
     replicas: int = Field(1, ge=0)
@@ -169,6 +173,8 @@ class OpenSearchSettings(TableSettings):
         problems = []
         if not self.tls.is_used(encrypted=all(url.startswith("https:") for url in self.urls)):
             problems.append("tls is set, and an address begins with http: let each begin with https, or remove tls")
+        if self.sigv4 is not None and self.login != Login():
+            problems.append("sigv4 and login exclude each other: a request has one of them")
         for text in self.fields:
             table, column = parse_column(text)
             if column in excluded.get(table, ()):

@@ -4,6 +4,7 @@ The tag is the document's external version (``cdc.model.tag``): the server refus
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from cdc.model.event import Events, JsonValue
@@ -18,6 +19,7 @@ from sinks.opensearch.indexes import LIVE, OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD
 from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up
 from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.visibility import refreshes
 from sinks.page_size import PageSize
 
 
@@ -28,7 +30,10 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
     """
     indexes = OpenSearchIndexes(name, settings, generation)
     return OpenedSink(
-        OpenSearchSink(indexes), OpenSearchGenerations(indexes), OpenSearchCoordination(indexes.bookkeeping)
+        OpenSearchSink(indexes),
+        OpenSearchGenerations(indexes),
+        OpenSearchCoordination(indexes.bookkeeping),
+        refreshes=partial(refreshes, indexes),
     )
 
 
@@ -92,11 +97,11 @@ class OpenSearchSink:
         for source in self._sources(index, table, documents, target):
             yield target.stored(source, table)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.leftovers(table, key)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.erase(table, key, below=below)
 

@@ -1,10 +1,12 @@
 """A connection to a Redis or Valkey server, with its errors as ours and the stored format checked."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.printed_secret import not_taken
+from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
 from sinks.redis.keys import RedisKeys
 from sinks.redis.settings import RedisSettings
@@ -30,7 +32,7 @@ class RedisConnection:
 
         Raises LockstepError when what is stored here is of another format.
         """
-        from redis.exceptions import RedisError
+        from redis.exceptions import AuthenticationError, RedisError
 
         try:
             if self._client is None:
@@ -41,7 +43,11 @@ class RedisConnection:
                 self._format_is_checked = True
             yield self._client
         except RedisError as error:
-            raise translated(error, f"redis at {self._settings.server}") from error
+            ours = translated(error, f"redis at {self._settings.server}")
+            command = self._settings.login.command
+            if isinstance(error, AuthenticationError) and command is not None:
+                ours = not_taken(command, ours)
+            raise ours from error
 
     def close(self) -> None:
         if self._client is not None:
@@ -58,7 +64,7 @@ class RedisConnection:
         options: dict[str, Any] = {}
         if settings.login.user is not None:
             options["username"] = settings.login.user
-        password = settings.login.read_password()
+        password = None if settings.login.command is not None else settings.login.read_password()
         if password is not None:
             options["password"] = password
         if url.startswith("rediss:"):
@@ -72,14 +78,16 @@ class RedisConnection:
             ):
                 if file is not None:
                     options[option] = str(file)
+        options |= {
+            "socket_timeout": settings.timeout_s,
+            "socket_connect_timeout": settings.timeout_s,
+            "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+        }
         try:
-            client = Redis.from_url(
-                url,
-                socket_timeout=settings.timeout_s,
-                socket_connect_timeout=settings.timeout_s,
-                retry=Retry(NoBackoff(), 0),  # the caller retries, nobody else does
-                **options,
-            )
+            client = _through_sentinels(settings, options) if settings.sentinels else Redis.from_url(url, **options)
+            if settings.login.command is not None:
+                each = client.connection_pool.connection_kwargs
+                each["credential_provider"] = _PrintedPassword(settings.login, each.pop("username", None))
             client.connection_pool.make_connection()  # does no I/O, and takes what the address asks for or doesn't
         except (TypeError, ValueError) as error:
             raise ConfigurationError(
@@ -87,6 +95,38 @@ class RedisConnection:
                 hint="remove it: login, tls and timeout_s of the sink say what is needed",
             ) from error
         return client
+
+
+def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> Client:
+    """A client whose connections lead to the primary of their moment. The Sentinels have no login here."""
+    from redis.connection import parse_url
+    from redis.sentinel import Sentinel
+
+    url = settings.url.get_secret_value()
+    of_address = {name: value for name, value in parse_url(url).items() if name not in _OF_ONE_SERVER}
+    if url.startswith("rediss:"):
+        of_address["ssl"] = True
+    shared = {name: value for name, value in options.items() if name not in ("username", "password")}
+    of_sentinels = shared | ({"ssl": True} if "ssl" in of_address else {})
+    sentinels = Sentinel(settings.sentinel_addresses, sentinel_kwargs=of_sentinels)
+    return sentinels.master_for(settings.primary, **{**options, **of_address})
+
+
+_OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
+"""What a client's library reads from an address that the Sentinels say instead."""
+
+
+class _PrintedPassword:
+    """The password of each connection, as redis-py asks for it: a command prints it."""
+
+    def __init__(self, login: Login, user: str | None) -> None:
+        self._login = login
+        self._user = user
+
+    def get_credentials(self) -> tuple[str, ...]:
+        """Raises as ``Login.read_password``."""
+        password = self._login.read_password() or ""
+        return (password,) if self._user is None else (self._user, password)
 
 
 def check_mode(client: Client, server: str) -> None:
@@ -101,8 +141,8 @@ def check_mode(client: Client, server: str) -> None:
     if mode == "sentinel":
         raise LockstepError(
             f"redis at {server} is a Sentinel, which tells where the primary is and holds no rows",
-            hint="let url of this sink be the primary's address, or a name that moves with it; then run"
-            " `lockstep doctor`",
+            hint="let url of this sink be the primary's address, or its name, and sentinels the addresses of the"
+            " Sentinels; then run `lockstep doctor`",
         )
     if mode == "cluster":
         raise is_cluster()

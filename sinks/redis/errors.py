@@ -20,6 +20,7 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
     The code that a reply begins with is in the class, or in the text where there is none.
     """
     from redis import exceptions
+    from redis.sentinel import MasterNotFoundError
 
     words = str(error).splitlines()[0][:200] if str(error) else "connection lost"
     match error:
@@ -46,6 +47,8 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
             return is_cluster()
         case exceptions.NoScriptError():
             return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
+        case MasterNotFoundError():
+            return Unavailable(f"{server}: no Sentinel that answers knows a primary of this name", retry_after_s=1.0)
         case exceptions.ConnectionError() | exceptions.TimeoutError():
             if "certificate verify failed" in str(error):
                 return untrusted(server, error)

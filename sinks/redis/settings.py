@@ -9,7 +9,7 @@ import orjson
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from cdc.model.table import Table, TableName
-from sinks.access import Login, Tls, same_server, split_address
+from sinks.access import Login, Tls, same_host, same_server, split_address
 from sinks.redis.layout import Layout, Template
 from sinks.table_settings import PROJECTING, TableSettings
 
@@ -30,11 +30,24 @@ def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
     return by_table
 
 
+_SENTINEL_PORT: Final = 26379
+
+
+def _are_addresses(sentinels: tuple[str, ...]) -> tuple[str, ...]:
+    for address in sentinels:
+        parts = split_address(f"//{address}", looks_like="host:26379")
+        if parts.path or parts.query or parts.username or parts.password:
+            raise ValueError("a Sentinel's address looks like host:26379")
+    return sentinels
+
+
 _ByTable = Annotated[Mapping[str, _Of], AfterValidator(_are_tables)]
 
 
 class RedisSettings(TableSettings):
     """A Redis or Valkey server. ``rediss://`` in the address switches TLS on.
+
+    With ``sentinels`` the address has the name that these Sentinels know the primary by, instead of a host and a port.
 
     ``prefix`` is the first part of every key; without it the sink's name is. ``values`` keeps a row as one JSON or as a
     field per column. ``mode`` is whether rows are kept here, or only removed when they change.
@@ -54,6 +67,7 @@ class RedisSettings(TableSettings):
 
     type: Literal["redis"] = "redis"
     url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")
+    sentinels: Annotated[tuple[str, ...], AfterValidator(_are_addresses)] = ()
     prefix: str | None = Field(None, min_length=1)
     names: _ByTable[str] = Field(default_factory=dict)
     keys: _ByTable[str] = Field(default_factory=dict)
@@ -87,6 +101,9 @@ class RedisSettings(TableSettings):
     def _layout_fits(self) -> Self:
         layout, problems = self._parsed()
         problems += layout.problems()
+        parts = urlsplit(self.url.get_secret_value())
+        if self.sentinels and (parts.scheme == "unix" or parts.port is not None):
+            problems.append("sentinels say where the primary is: url has its name instead, as redis://shop/0")
         if not self.tls.is_used(encrypted=self.url.get_secret_value().startswith("rediss:")):
             problems.append("tls is set, and the address doesn't begin with rediss: let it, or remove tls")
         held = set(self.held_tables)
@@ -103,9 +120,22 @@ class RedisSettings(TableSettings):
         return self._parsed()[0]
 
     @property
+    def primary(self) -> str:
+        """The name that the Sentinels know the primary by."""
+        return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[2]  # names differ by case, hosts don't
+
+    @property
+    def sentinel_addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each."""
+        parts = [urlsplit(f"//{address}") for address in self.sentinels]
+        return [(part.hostname or "", part.port or _SENTINEL_PORT) for part in parts]
+
+    @property
     def server(self) -> str:
         """Where it is, without what logs in."""
         parts = urlsplit(self.url.get_secret_value())
+        if self.sentinels:
+            return f"{self.primary} of the Sentinels {', '.join(self.sentinels)}"
         return unquote(parts.path) if parts.scheme == "unix" else same_server(parts, default_port=6379)
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
@@ -121,7 +151,8 @@ class RedisSettings(TableSettings):
         database = dict(parse_qsl(parts.query)).get("db")
         if parts.scheme != "unix":
             database = database or parts.path.strip("/")
-        return {(self.server, (database or "").lstrip("0"), self.prefix or name)}
+        servers = {f"{self.primary} of {same_host(host)}:{port}" for host, port in self.sentinel_addresses}
+        return {(server, (database or "").lstrip("0"), self.prefix or name) for server in servers or {self.server}}
 
     def may_lack_rows(self, table: TableName) -> bool:
         """Whether rows of the table may be missing, rightly: they have expired, or nobody has asked for them yet."""

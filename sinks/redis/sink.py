@@ -12,7 +12,17 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.contract import (
+    NOTHING_ADDED,
+    AddedValues,
+    Batch,
+    Leftover,
+    OpenedSink,
+    Outcome,
+    Rejection,
+    StoredRow,
+    marks_of_rows,
+)
 from sinks.page_size import PageSize
 from sinks.redis.calls import Calls
 from sinks.redis.connection import Client, pipelined
@@ -24,6 +34,9 @@ from sinks.redis.settings import RedisSettings, settings_text
 from sinks.redis.stored_rows import ROWS_MAX, KeyLists, RecentKeys, keys_of, read_rows
 from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
+
+_NO_END: Final = -1
+"""What the server says of a key that doesn't expire."""
 
 _WRITTEN: Final = ord("1")
 _KNOWN: Final = ord("0")
@@ -124,12 +137,14 @@ class RedisSink:
             wanted = dict.fromkeys(prefix + text([key[name] for name in table.key]) for key in keys)
             yield from read_rows(client, list(wanted), table, layout, self._page_size(table))
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         """A set has a row's key as long as its row is there, so it isn't looked at by itself."""
         layout = self._layout.of(table.name)
         with self._connection.talking() as client:
             if table_field(table.name) not in client.hkeys(self._keys.tables):
                 return []
+            if key is None:
+                return self._marks(client, table, layout)
             begin, text = layout.key_maker(table.key)
             own = begin + text([key[name] for name in table.key])
             tag, deletion = f"{layout.mark}t", f"{layout.mark}x"
@@ -146,9 +161,28 @@ class RedisSink:
             found.append(Leftover(what, not is_mark, now_ms + ttl_ms if ttl_ms >= 0 and is_mark else None))
         return found
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """The mark of a deletion stays until it expires: nothing else would keep an older event out until then."""
         return self.leftovers(table, key)
+
+    def _marks(self, client: Client, table: Table, layout: TableLayout) -> list[Leftover]:
+        """Of all rows that were deleted or have expired. It walks all keys of the server."""
+        deletion = f"{layout.mark}x"
+        count, latest_ms, has_no_end = 0, 0, False
+        for places in (self._keys.rows, *([self._keys.memos] if layout.ttl_s else [])):
+            is_memo = places == self._keys.memos
+            recent = RecentKeys()
+            for _, keys in keys_of(client, places, [layout.template(table.key)]):
+                own = recent.new(keys)
+                commands = [each for key in own for each in (("HMGET", key, deletion), ("PTTL", key))]
+                replies = pipelined(client, commands)
+                for held, ttl_ms in zip(replies[::2], replies[1::2], strict=True):
+                    if not isinstance(held, list) or not (is_memo or held[0] is not None):
+                        continue  # a row, or somebody else's
+                    count += 1
+                    latest_ms, has_no_end = max(latest_ms, ttl_ms), has_no_end or ttl_ms == _NO_END
+        until_ms = None if has_no_end else time.time_ns() // 1_000_000 + latest_ms
+        return marks_of_rows(count, until_ms)
 
     def close(self) -> None:
         self._forget_lists()

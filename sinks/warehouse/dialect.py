@@ -178,6 +178,13 @@ class Dialect(Protocol):
         """Leave each row's newest version only, and see to it that this stays so."""
         ...
 
+    def free_columns(self, tables: "Collection[HeldTable]") -> bool:
+        """Drop indexes of ours that are in the way of a change of columns. ``keep_indexes`` makes them again.
+
+        Returns whether there was any: columns can be changed by another transaction then.
+        """
+        ...
+
     def keep_indexes(self, wanted: "Mapping[HeldTable, Sequence[OwnIndex]]") -> None:
         """Leave these tables with these indexes of ours and with no others.
 
@@ -212,10 +219,11 @@ class Dialect(Protocol):
         """
         ...
 
-    def purge(self, held: "HeldTable", *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
-        """Delete some of the rows that were deleted so long ago, of tags below this one.
+    def purge(self, held: "HeldTable", *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+        """Delete some of the rows that were deleted so long ago, None: whenever, of tags below this one.
 
-        Returns how many, and their greatest tag, "" for none.
+        Nothing goes by its age of a table that doesn't know since when a row is deleted. Returns how many, and their
+        greatest tag, "" for none.
         """
         ...
 

@@ -4,9 +4,10 @@ import hashlib
 from collections.abc import Collection
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
+from pydantic import Field, StrictBool, model_validator
 
 from cdc.model.table import quote_identifier
+from cdc.settings import Settings
 from sinks.warehouse.names import NAME_BYTES_MAX, listed
 
 NAME_PREFIX: Final = "lockstep_index_"
@@ -18,12 +19,10 @@ _UNIQUE: Final = (
 )
 
 
-class OwnIndex(BaseModel):
+class OwnIndex(Settings):
     """An index on ``columns``, by their names in the warehouse, or on an ``expression`` as ``create index`` has it
     between its parentheses. ``method`` and ``where`` are PostgreSQL's. It is never unique.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     columns: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     expression: str = ""
@@ -55,6 +54,20 @@ class OwnIndex(BaseModel):
         where = f" where {self.where}" if self.where else ""
         name = quote_identifier(self.name(relation))
         return f"create index if not exists {name} on {target} using {self.method} ({self.on}){where}"
+
+    def file_sql(self, relation: str, target: str) -> str:
+        """The same in DuckDB, which has one kind."""
+        return f"create index if not exists {quote_identifier(self.name(relation))} on {target} ({self.on})"
+
+    def file_problems(self) -> list[str]:
+        """What DuckDB has nothing of."""
+        problems = ["where: DuckDB has no indexes of some rows; leave it out"] if self.where else []
+        if self.expression:
+            # Rows are known to fit before they are written, so that none fails a whole batch.
+            problems.append("expression: a value that it fails for would stop a batch; name columns")
+        if self.method != "btree":
+            problems.append("method: DuckDB has one kind of index; leave it out")
+        return problems
 
     def unknown_columns(self, columns: Collection[str]) -> list[str]:
         """Those that a table of these columns lacks. What an expression uses isn't known."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretS
 
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import Table, TableName
-from sinks.access import RenewedLogin, Tls, same_host
+from sinks.access import Login, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
@@ -89,7 +89,7 @@ class WarehouseSettings(TableSettings):
     ``names`` maps source tables to their names here; others have the name that they have by default.
     ``history`` names the tables of which all versions are kept, or is true for all of them.
     With ``synced_at`` each row says when it was written last. ``indexes`` has the indexes that tables are to have
-    besides ours, in PostgreSQL. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
+    besides ours. ``purge_deleted_after_days`` is when a deleted row is removed for good, 0 never; it
     needs ``synced_at``, which says since when the row is deleted. ``keep_history_days`` is how far back a history goes,
     0 for all that it has.
 
@@ -127,7 +127,7 @@ class WarehouseSettings(TableSettings):
     keep_history_days: float = Field(0.0, ge=0)
     indexes: Annotated[dict[str, tuple[OwnIndex, ...]], AfterValidator(_are_of_tables)] = Field(default_factory=dict)
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
-    login: RenewedLogin = RenewedLogin()
+    login: Login = Login()
     tls: Tls | None = None
     connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
@@ -176,9 +176,6 @@ class WarehouseSettings(TableSettings):
         if _FILE.fullmatch(self.url.get_secret_value()) is None:
             raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
         settings = (
-            "indexes",
-            "purge_deleted_after_days",
-            "keep_history_days",
             "login",
             "tls",
             "connect_timeout_s",
@@ -190,6 +187,14 @@ class WarehouseSettings(TableSettings):
         ]
         if given:
             raise ValueError(f"a DuckDB file has no {', '.join(given)}: remove {'them' if len(given) > 1 else 'it'}")
+        problems = [
+            f"indexes of {table}: {problem}"
+            for table, indexes in self.indexes.items()
+            for index in indexes
+            for problem in index.file_problems()
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @model_validator(mode="after")

@@ -77,6 +77,23 @@ class WarehouseSink:
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
+        while (altered := self._altered(tables, go_live=go_live, added=added)) is None:
+            pass
+        wanted, is_bulk = altered
+        if not is_bulk:
+            # Readers wait for none of it, and so it is a transaction without the locks of the one before.
+            with self._connection.transaction():
+                self._tables.keep_indexes(wanted.values())
+        self._connection.disconnect()  # staging tables have the shapes of before
+        return NOTHING_ADDED
+
+    def _altered(
+        self, tables: Sequence[Table], *, go_live: bool, added: AddedValues
+    ) -> "tuple[Mapping[TableName, HeldTable], bool] | None":
+        """All tables as they are from now on, and whether they are being loaded in bulk.
+
+        None where it is to be called once more, since what was in the way had to go in a transaction of its own.
+        """
         with self._connection.transaction():
             self._bookkeeping.create()
             is_new = self._generation not in self._bookkeeping.generations()
@@ -92,6 +109,10 @@ class WarehouseSink:
                 self._tables.check_settings(wanted)
             self._tables.create_schema()
             changed = [held for name, held in wanted.items() if held != known.get(name)]
+            if self._dialect.free_columns(
+                [known[name] for name in wanted if name in known and wanted[name] != known[name]]
+            ):
+                return None
             if live == self._generation and changed:
                 # As readers do it: the view before its table. The other way round one could wait for the other.
                 self._tables.views.hold(relations_of_all(changed))
@@ -115,12 +136,7 @@ class WarehouseSink:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
                 self._dialect.drop_columns(held, dropped, has_history=before.has_history)
-        if not is_bulk:
-            # Readers wait for none of it, and so it is a transaction without the locks of the one before.
-            with self._connection.transaction():
-                self._tables.keep_indexes(wanted.values())
-        self._connection.disconnect()  # staging tables have the shapes of before
-        return NOTHING_ADDED
+        return wanted, bool(is_bulk)
 
     def claim(self) -> int:
         """Become the writer. Waits for the old writer's batch at most ``lock_timeout_s``, then raises Unavailable."""
@@ -159,11 +175,15 @@ class WarehouseSink:
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         return self._dialect.rows(self._tables.names.of(table.name), table, keys)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         with self._connection.transaction():
-            return self._tables.leftovers(table.name, key) if self._bookkeeping.exist() else []
+            if not self._bookkeeping.exist():
+                return []
+            return self._tables.marks(table.name) if key is None else self._tables.leftovers(table.name, key)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
+        if key is None:
+            return self._erase_marks(table.name, below)
         if below is not None:
             with self._connection.transaction():
                 # Locked: a batch that is under way knows an earlier mark of what was purged. In a bulk load a row's
@@ -174,6 +194,17 @@ class WarehouseSink:
 
     def close(self) -> None:
         self._connection.close()
+
+    def _erase_marks(self, name: TableName, below: str | None) -> Sequence[Leftover]:
+        """A portion in a transaction, so that no batch waits for long."""
+        has_more = below is not None
+        while has_more:
+            with self._connection.transaction():
+                if not self._bookkeeping.exist() or self._bookkeeping.is_bulk("for update") is not False:
+                    break
+                has_more = self._tables.erase_marks(name, below=below or "")
+        with self._connection.transaction():
+            return self._tables.marks(name, below=below) if self._bookkeeping.exist() else []
 
     def _apply(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> Outcome:
         """One transaction. Raises UnknownColumn, after which nothing of it has happened."""

@@ -7,7 +7,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.shape import Shape
-from sinks.contract import Leftover
+from sinks.contract import Leftover, marks_of_rows
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect
 from sinks.warehouse.held_table import HeldTable
@@ -159,6 +159,32 @@ class WarehouseTables:
             )
         return found
 
+    def marks(self, name: TableName, *, below: str | None = None) -> list[Leftover]:
+        """What is kept of all deleted rows of a table, of tags below this one; None: of any."""
+        held = self.bookkeeping.tables([name]).get(name)
+        if held is None:
+            return []
+        deleted, tag = quote_identifier(DELETED_COLUMN), quote_identifier(TAG_COLUMN)
+        until = "" if below is None else f" and {tag} < '{below}'"
+        count = self.connection.run(
+            f"select count(*) from {qualified(self._schema, held.name)} where {deleted}{until}"
+        ).scalar_one()
+        versions = [Leftover("versions of rows in its history", has_values=True)] if held.has_history else []
+        return [*marks_of_rows(int(count)), *versions]
+
+    def erase_marks(self, name: TableName, *, below: str) -> bool:
+        """Delete a portion of a table's deleted rows, of tags below this one. Returns whether there may be more.
+
+        No batch may be under way.
+        """
+        held = self.bookkeeping.tables([name]).get(name)
+        if held is None:
+            return False
+        count, tag = self.dialect.purge(held, older_than_s=None, below=below, rows_max=PORTION)
+        if tag:
+            self.purged.raise_to({name: tag})
+        return count == PORTION
+
     def erase(self, name: TableName, key: Mapping[str, JsonValue], *, below: str) -> None:
         """Delete what is deleted of this key, and its versions, of tags below this one.
 
@@ -183,7 +209,8 @@ class WarehouseTables:
 
     def _purging_indexes(self, held: HeldTable) -> tuple[OwnIndex, ...]:
         """By which rows are found that are to be purged."""
-        if not self.purges or is_append_only(held.shape.table):
+        # DuckDB has no index of some rows, and finds them by looking at two columns.
+        if not self.purges or is_append_only(held.shape.table) or self._settings.is_file:
             return ()
         index = OwnIndex(expression=quote_identifier(SYNCED_COLUMN), where=quote_identifier(DELETED_COLUMN))
         return (index,)

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from cdc.model.event import JsonValue
+from cdc.settings import Settings
 
 
-class Truncation(BaseModel):
+class Truncation(Settings):
     """How many characters are left of a text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     truncate: Annotated[int, Field(ge=0)]
 

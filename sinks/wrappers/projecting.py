@@ -158,14 +158,15 @@ class ProjectingSink:
         for stored in self._sink.rows(renaming.table(self._projection.table(table)), asked):
             yield renaming.back(table.name, stored)
 
-    def leftovers(self, table: Table, key: Mapping[str, JsonValue]) -> Sequence[Leftover]:
+    def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         renaming = self._renaming()
-        return self._sink.leftovers(renaming.table(self._projection.table(table)), renaming.row(table.name, key))
+        here = None if key is None else renaming.row(table.name, key)
+        return self._sink.leftovers(renaming.table(self._projection.table(table)), here)
 
-    def erase(self, table: Table, key: Mapping[str, JsonValue], *, below: str | None) -> Sequence[Leftover]:
+    def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         renaming = self._renaming()
         seen = renaming.table(self._projection.table(table))
-        return self._sink.erase(seen, renaming.row(table.name, key), below=below)
+        return self._sink.erase(seen, None if key is None else renaming.row(table.name, key), below=below)
 
     def close(self) -> None:
         self._sink.close()

@@ -81,7 +81,7 @@ def item(number: int, note: str, at: int) -> Any:
 
 def generations_of(sink: DeltaSink) -> Generations:
     """Of the same writer: with the fence that this sink has claimed."""
-    return DeltaGenerations(sink._tables, target_file_bytes=sink._settings.target_file_bytes)
+    return DeltaGenerations(sink._tables, sink._settings)
 
 
 def notes_of(sink: DeltaSink, of: Table = ITEMS) -> dict[JsonValue, JsonValue]:

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.client import Pipeline
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
@@ -214,7 +214,10 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
 
     port = ports.pick(None, taken=())
     file = directory / "sentinel.conf"
-    file.write_text(f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor shop 127.0.0.1 {primary} 1\n")
+    file.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor Shop 127.0.0.1 {primary} 1\n"
+        "sentinel down-after-milliseconds Shop 1000\nsentinel failover-timeout Shop 5000\n"
+    )
     with (directory / "sentinel.log").open("wb") as log:
         process = subprocess.Popen([str(get_binary_path()), str(file), "--sentinel"], stdout=log, stderr=log)
     try:
@@ -250,7 +253,7 @@ url = "redis://127.0.0.1:{cluster}"
         assert exit_code(["doctor", "--config", str(path)]) == 1
     said = capsys.readouterr().out
     assert f"sink watched: redis at localhost:{sentinel} is a Sentinel" in said
-    assert "let url of this sink be the primary's address" in said
+    assert "let url of this sink be the primary's address, or its name, and sentinels" in said
     assert "sink spread: redis is a cluster" in said
 
 
@@ -345,6 +348,73 @@ def _patiently(save: Callable[[], object]) -> None:
         return True
 
     until(is_over)
+
+
+def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_is_applied_again(
+    start: Start, tmp_path: Path
+) -> None:
+    """The replica stands still when the last batch is applied, so it takes over without it."""
+    first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
+    with (
+        _sentinel(tmp_path, first) as port,
+        Redis(port=port) as sentinel,
+        Redis(port=first) as primary,
+        Redis(port=second) as replica,
+    ):
+        settings = RedisSettings(
+            url=SecretStr("redis://Shop/0"), sentinels=(f"127.0.0.1:{ports.pick(None, taken=())}", f"127.0.0.1:{port}")
+        )
+
+        def opened_() -> RedisSink:
+            return RedisSink(RedisTables("shop", settings, 1))
+
+        sentinel.execute_command("SENTINEL", "DEBUG", "info-period", 200, "publish-period", 5000)
+        replica.replicaof("127.0.0.1", str(first))
+        sink = opened_()
+        generations = generations_of(sink)
+        sink.prepare([table()])
+        sink.apply(batch(order(1, 1, "kept")))
+        generations.save_progress(progress(1))
+        until(lambda: replica.get("shop:g1.progress"))
+        until(lambda: sentinel.sentinel_master("Shop")["num-slaves"] == 1)
+        replica.replicaof("127.0.0.1", str(ports.pick(None, taken=())))  # which nobody answers
+        assert sink.apply(batch(order(1, 2, "lost"), order(2, 2, "lost"))).applied == 2
+        assert replica.get('shop:g1:public.orders:{"id":2}') is None
+        until(lambda: _fails_over(sentinel, "Shop"))
+        until(lambda: sentinel.sentinel_get_master_addr_by_name("Shop")[1] == second)
+        primary.shutdown(nosave=True)
+        with pytest.raises(DataLost, match="failed over"):
+            _patiently(lambda: generations.save_progress(progress(2)))
+        sink.close()
+        again = opened_()
+        restarted = generations_of(again)
+        assert restarted.load_progress() == progress(1), "so the job reads from there"
+        assert again.apply(batch(order(1, 2, "lost"), order(2, 2, "lost"))).applied == 2
+        restarted.save_progress(progress(2))
+        assert {stored.key["id"]: stored.row for stored in again.scan(table())} == {
+            1: {"id": 1, "note": "lost"},
+            2: {"id": 2, "note": "lost"},
+        }
+        again.close()
+
+
+def _fails_over(sentinel: Any, name: str) -> bool:
+    """Whether it has begun: the Sentinel first has to have asked the replica how it is."""
+    try:
+        sentinel.execute_command("SENTINEL", "FAILOVER", name)
+    except ResponseError:
+        return False
+    return True
+
+
+def test_sentinels_that_know_no_primary_of_this_name_are_asked_again(start: Start, tmp_path: Path) -> None:
+    with _sentinel(tmp_path, start("primary")) as port:
+        settings = RedisSettings(url=SecretStr("redis://shop/0"), sentinels=(f"127.0.0.1:{port}",))
+        sink = RedisSink(RedisTables("shop", settings, 1))
+        with pytest.raises(Unavailable, match="no Sentinel that answers knows a primary of this name") as raised:
+            sink.prepare([table()])
+        assert f"shop of the Sentinels 127.0.0.1:{port}" in raised.value.message
+        sink.close()
 
 
 def test_after_a_restart_the_job_begins_again(tmp_path: Path) -> None:

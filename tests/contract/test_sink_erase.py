@@ -1,27 +1,28 @@
 """What every sink promises of rows that are erased: nothing is left without a word, and nothing brings them back."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from sinks.contract import Leftover, Sink
 from tests.builders import batch, tag
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import counts, gone, item, rows_of
 
-KEY = {"id": 1}
+KEY: Mapping[str, JsonValue] = {"id": 1}
 ALL = tag(100)
 """Everything that the tests apply is below it."""
 
 
-def erased(sink: Sink) -> Sequence[Leftover]:
+def erased(sink: Sink, key: Mapping[str, JsonValue] | None = KEY) -> Sequence[Leftover]:
     """Erase again and again, as the command does, until all that is left is gone at a time that is known."""
     deadline = time.monotonic() + 90
     while True:
-        left = sink.erase(ITEMS, KEY, below=ALL)
+        left = sink.erase(ITEMS, key, below=ALL)
         if all(leftover.until_ms is not None for leftover in left):
             return left
         assert time.monotonic() < deadline, left
@@ -75,6 +76,25 @@ def test_a_deletion_stays_in_force_while_older_events_may_still_come(
     sink.erase(ITEMS, KEY, below=below)
     assert counts(sink.apply(batch(item(1, "late", 1)))) == (0, 1, 0)
     assert rows_of(sink) == {}
+
+
+@pytest.mark.layouts
+def test_where_nobody_knows_the_keys_what_is_kept_of_all_deleted_rows_goes(destination: Destination, name: str) -> None:
+    """As of a view: whatever a deleted row of its tables led to went by a key of the view's own."""
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1), item(2, "b", 1), item(3, "c", 1), item(4, "secret", 1)))
+    sink.apply(batch(gone(1, 2), gone(2, 3), item(4, "newer", 3)))
+    assert sink.leftovers(ITEMS, None)
+    left = erased(sink, None)
+    assert all(leftover.until_ms is not None for leftover in left)
+    for late in (item(1, "a", 1), gone(2, 3), item(4, "secret", 1)):
+        assert counts(sink.apply(batch(late))) == (0, 1, 0)
+    assert rows_of(sink) == {"(3,)": "c", "(4,)": "newer"}
+    sink.apply(batch(gone(3, 200)))
+    assert [leftover.until_ms is None for leftover in sink.erase(ITEMS, None, below=ALL)].count(True) == 0, (
+        "what later ones leave isn't meant"
+    )
+    assert counts(sink.apply(batch(item(3, "late", 150)))) == (0, 1, 0)
 
 
 def test_a_rejected_version_can_be_retried_after_its_neighbour_was_erased(destination: Destination, name: str) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, event, make_url, text
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import MIGRATION_LOCK, upgrade
-from sinks.access import RenewedLogin
+from sinks.access import Login
 from sinks.contract import Batch
 from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
@@ -457,7 +457,7 @@ def test_tables_that_would_share_a_name_are_refused(settings: WarehouseSettings,
 
 def test_a_missing_right_stops_the_job(warehouse: Any, endpoints: Any, name: str) -> None:
     create_login(warehouse, name, endpoints.warehouse_dsn)
-    settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=RenewedLogin(user=name))
+    settings = WarehouseSettings(url=SecretStr(endpoints.warehouse_url), login=Login(user=name))
     sink = WarehouseSink(WarehouseTables(name, settings, 1))
     try:
         with pytest.raises(LockstepError, match="42501"):
@@ -474,7 +474,7 @@ def limited(warehouse: Any, endpoints: Any, name: str) -> Iterator[WarehouseSink
     create_login(warehouse, name, endpoints.warehouse_dsn)
     warehouse.execute(f"create database {scratch} owner {name}")
     url = url_of(endpoints.warehouse_url, scratch)
-    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=RenewedLogin(user=name)), 1))
+    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=Login(user=name)), 1))
     sink.prepare([table()])
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     try:
@@ -628,7 +628,7 @@ def test_a_warehouse_that_fails_over_under_a_batch_is_begun_again(name: str) -> 
 def test_a_wrong_database_stops_the_job_and_shows_no_password(endpoints: Any, name: str) -> None:
     url = url_of(endpoints.warehouse_url, "nowhere")
     password = password_of(endpoints.warehouse_dsn) or "secret-word"
-    login = RenewedLogin(password=SecretStr(password))
+    login = Login(password=SecretStr(password))
     sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url), login=login), 1))
     with pytest.raises(LockstepError, match="does not exist") as raised:
         generations_of(sink).live()

@@ -17,13 +17,14 @@ from pydantic import BaseModel, SecretStr
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings, TopicSettings
+from cdc.webhook import WebhookSettings
 from jobs.settings import SparkSettings
 from jobs.streams.settings import PatternSettings, StepSettings, StreamSettings
 from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.stream_sections import StreamQuerySection
-from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.alerts.settings import AlertSettings, MailSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
@@ -61,7 +62,7 @@ SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
     "docs/spark-cluster.md": (SparkSettings,),
     "docs/projections.md": (TableSettings,),
     "docs/metrics.md": (MetricsSettings,),
-    "docs/stream-queries.md": (StreamSettings, StreamQuerySection, PatternSettings, StepSettings),
+    "docs/stream-queries.md": (StreamSettings, StreamQuerySection, PatternSettings, StepSettings, WebhookSettings),
     "docs/sinks/README.md": (Tls,),
     "docs/sinks/opensearch.md": (OpenSearchSettings,),
     "docs/sinks/redis.md": (RedisSettings,),
@@ -179,7 +180,7 @@ def setting_rows(page: Path) -> Iterator[tuple[str, str | None]]:
         for row in table:
             heading = next(iter(row))
             if heading.startswith("setting"):
-                for name in re.findall(r"`([a-z_]+)`", row[heading]):
+                for name in re.findall(r"`([a-z_][a-z_0-9]*)`", row[heading]):
                     yield name, row.get("default")
 
 

@@ -114,6 +114,23 @@ def test_a_tombstone_goes_with_the_first_compaction_after_its_time(topic: Callab
     assert [record for record in made.everything() if record[0] != b"\0"] == []
 
 
+def test_where_records_have_to_stay_for_a_while_a_later_one_finds_out_that_they_are_gone(
+    topic: Callable[..., Topic],
+) -> None:
+    lag_ms = 2_000
+    made = topic(**{"min.compaction.lag.ms": str(lag_ms)})
+    made.write((b"k", b"secret"), (b"k", None))
+    assert not made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S, lag_ms=lag_ms)
+    assert made.config() == OWN
+    wait_until(
+        lambda: made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S, lag_ms=lag_ms), what="it was compacted"
+    )
+    assert [record for record in made.everything() if record[0] == b"k"] == [(b"k", None)]
+    (left,) = key_records(made.client, made.name, b"k".__eq__)
+    assert made.forced().remembered(made.name).compacted_since_ms(left.partition, left.offset) is not None
+    assert made.config() == OWN
+
+
 _KILLED = """
 import sys
 from cdc.kafka.forced_compaction import ForcedCompaction

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import urllib3
 
 from jobs.generations.status import JobState
 from lockstep.cli.main import exit_code
@@ -78,6 +79,30 @@ class Running:
 
         lag: LagReport = until(found, seconds=_PATIENCE_S)
         return lag
+
+    def events_behind(self, stage: str) -> int | None:
+        (events,) = [one.events_behind for one in self.look().stages if one.name == stage]
+        return events
+
+    def in_hand(self, sink: str) -> int:
+        """How many records its job has read and not applied."""
+        events = {stage.name: stage.events_behind or 0 for stage in self.look().stages}
+        return events[f"applied: {sink}"] - events[f"read: {sink}"]
+
+    @contextmanager
+    def refresh_off(self) -> Iterator[None]:
+        """No search finds what OpenSearch gets meanwhile."""
+        settings = f"{self.stack.endpoints().opensearch_url}/{self.pipeline.name}_search.*_g1/_settings"
+
+        def refresh_every(interval: str) -> None:
+            asked = urllib3.request("PUT", settings, json={"index": {"refresh_interval": interval}})
+            assert asked.status == 200, asked.data
+
+        refresh_every("-1")
+        try:
+            yield
+        finally:
+            refresh_every("200ms")
 
     def close(self) -> None:
         self.lag.close()
@@ -157,7 +182,7 @@ def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> N
         stage = running.until_worst(lambda stage: "no sign of life" in (stage.reason or ""))
     finally:
         os.kill(running.job.pid, signal.SIGCONT)
-    assert stage.name.startswith("applied: ")
+    assert stage.name.startswith("read: "), "it has applied all that it has read"
     assert stage.state is StageState.STALLED
     running.until_well()
 
@@ -180,6 +205,20 @@ def test_a_table_that_is_locked_in_the_warehouse_is_named_with_who_locks_it(
         # The batch may come to its lock late, and hangs then for no other reason.
         stage = running.until_worst(lambda stage: blocker in (stage.reason or ""))
         assert (stage.name, stage.state) == (f"applied: {name}_warehouse", StageState.STALLED)
+        # The rows lie with the job, which tells so with its sign of life.
+        until(lambda: running.in_hand(f"{name}_warehouse"))
+    running.until_well()
+
+
+def test_rows_that_opensearch_has_and_no_search_finds_are_named(running: Running) -> None:
+    name = f"{running.pipeline.name}_search"
+    with running.refresh_off():
+        running.write()
+        stage = running.until_worst(lambda stage: stage.name == f"visible: {name}")
+        assert stage.state is StageState.STALLED
+        assert "refresh_interval" in (stage.hint or "")
+        assert running.events_behind(f"applied: {name}") == 0
+        assert running.events_behind(f"visible: {name}")
     running.until_well()
 
 
@@ -201,7 +240,11 @@ def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoint
             lag = first.collect()
         assert list(lag.silent_servers) == ["kafka"]
         assert lag.retained_bytes is not None
-        known = {name: (one.lsn is not None, one.sink and one.sink.job) for one in lag.stages for name in [one.name]}
+        known = {
+            name: (one.lsn is not None, one.generation and one.generation.job)
+            for one in lag.stages
+            for name in [one.name]
+        }
         assert known.pop("WAL end")[0]
         assert known.pop("received")[0]
         del known["in Kafka"]  # by what capture has told the source, if it was asked in time

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -305,6 +306,47 @@ def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
         pipeline.wait_rows(ORDERS, {1: "first", 2: "meanwhile", 3: "third"})
         assert job.stop() == 0
     assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+_REFUSES = """
+create function {schema}.refuses() returns trigger language plpgsql as
+$$ begin if new.id > 1 then raise exception 'no room for %', new.note; end if; return new; end $$;
+create trigger refuses before insert or update on {table} for each row execute function {schema}.refuses();
+"""
+
+
+def test_a_table_that_a_trigger_refuses_in_a_batch_is_set_aside_and_comes_back_whole(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
+) -> None:
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(lsn)
+        found = warehouse.execute(
+            "select quote_ident(schemaname), quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables"
+            " where schemaname like %s and tablename like '%%items%%'",
+            (f"%{pipeline.sink}%",),
+        ).fetchone()
+        assert found is not None
+        schema, of_items = found
+        warehouse.execute(_REFUSES.format(schema=schema, table=of_items).encode())
+        pipeline.both(2, "recognisable")
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert "P0001" in (failed.reason or "")
+        assert "recognisable" not in f"{failed.reason} {failed.hint}"
+        assert f"`lockstep resume {pipeline.sink} {ITEMS.name}`" in (
+            failed.next_step(pipeline.sink, str(ITEMS.name)) or ""
+        )
+        pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 3, "note": "third"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "recognisable", 3: "third"})
+        assert (pipeline.rows(ITEMS), pipeline.progress().watermark_lsn) == ({1: "first"}, lsn)
+        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {2: "recognisable"})
+        newest = pipeline.both(4, "newest")
+        pipeline.wait_watermark(newest)
+        assert job.stop() == 0
 
 
 def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(

@@ -2,14 +2,17 @@
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
+from cdc.kafka.topic_names import view_topic
 from cdc.postgres.slot import emit_heartbeat
 from jobs.query.view_plan import planned_view
 from lockstep.config import load
@@ -19,7 +22,7 @@ from lockstep.generations import find, settings_of_generation, switch_to
 from monitor.waits import Waits
 from sinks.registry import open_sink
 from stack.stack import Endpoints
-from tests.pipeline import Pipeline
+from tests.pipeline import Pipeline, wait_until
 from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -34,6 +37,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     view = f"""apply = false
 [views.{name}_lines]
 sink = "{name}_warehouse"
+topic = true
 key = ["account_id", "line"]
 sql = "select e.account_id, e.line, e.note, a.owner from {name}.entry e join {name}.account a on a.id = e.account_id"
 """
@@ -104,18 +108,33 @@ def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_l
 
     # Nobody keeps the view while the topic is compacted: what it has not read by then is the deletion alone.
     write(pipeline, "delete from {name}.entry where account_id = 2")
-    report = erase(
-        pipeline.config,
-        f"{name}.entry",
-        '{"account_id": 2, "line": 1}',
-        dry_run=False,
-        timeout_s=300,
-        stopping=lambda: False,
-        say=print,
-    )
-    places: dict[str, Place] = {place.name: place for place in report.places}
-    assert places[f"topic {name}.{name}.entry"].is_proven
-    assert "generations" in (places[f"view {view}"].unasked or ""), "what a view has of it is told, and not proven"
+    said: list[str] = []
+    with ThreadPoolExecutor(1) as erasing:
+        report = erasing.submit(
+            erase,
+            pipeline.config,
+            f"{name}.entry",
+            '{"account_id": 2, "line": 1}',
+            dry_run=False,
+            timeout_s=300,
+            stopping=lambda: False,
+            say=said.append,
+        )
+        wait_until(lambda: f"view {view}" in said or report.done(), what="it asks the view")
+        with pipeline.apply(spark, view) as job:
+            places: dict[str, Place] = {place.name: place for place in report.result().places}
+            assert job.stop() == 0
+    assert all(place.is_proven for place in places.values()), [place.to_json() for place in places.values()]
+    for number, live in ((1, ""), (2, " (live)")):
+        in_sink = places[f"view {view}, generation {number}{live}"]
+        assert [leftover.what for leftover in in_sink.found] == ["1 mark of deleted rows, with their keys"]
+        assert in_sink.left == ()
+        with psycopg.connect(pipeline.endpoints.warehouse_dsn) as warehouse:
+            kept = f"select count(*) from {view}_g{number}.views__{view} where _deleted"
+            assert warehouse.execute(kept.encode()).fetchone() == (0,)
+        # What a reader may be reading stays for an hour, and it is known until when.
+        on_topic = places[f"topic {view_topic(name, view, number)}"]
+        assert {leftover.until_ms is not None for leftover in on_topic.left} == {True}
     with pipeline.apply(spark, view) as job:
         wait(pipeline, job, write(pipeline))
         assert rows(pipeline, 2) == {(1, 1): {"note": "newer", "twice": 2}}

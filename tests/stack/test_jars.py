@@ -84,8 +84,8 @@ def test_a_download_with_the_wrong_hash_never_enters_the_cache(tmp_path: Path, m
 
 
 def test_an_unknown_set_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(StackError, match=r"no jar set is named 'flink'[\s\S]*kafka"):
-        fetch(["flink"], cache=tmp_path)
+    with pytest.raises(StackError, match=r"no jar set is named 'pulsar'[\s\S]*kafka"):
+        fetch(["pulsar"], cache=tmp_path)
 
 
 @pytest.mark.parametrize("major", [*versions.POSTGRES_OLDER, versions.POSTGRES_MAJOR])

@@ -1,12 +1,13 @@
 """Changed rows with their weights, how rows are stored, and what one step may read and write."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import orjson
 
 from views.failures import FanOutExceeded
+from views.operators.building import Building
 from views.state.contract import Step
 from views.values import Row, Value
 
@@ -67,11 +68,18 @@ class Work:
             )
 
 
+Rows = Iterator[list[Row]]
+"""Rows of a node, in portions, while a state is built. No row comes twice."""
+
+
 class Operator(Protocol):
     """Keeps one node of the plan."""
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         """Bring in changes of one of its sources. Returns those of its own rows."""
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        """Keep what all rows of its sources make, where nothing is kept yet. All of its own rows."""
 
 
 MIRROR: Final = b"m"

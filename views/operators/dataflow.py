@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
-from views.operators.changes import Changes, Operator, RowChange, Work, add
+from views.operators import group, join, top
+from views.operators.building import Building
+from views.operators.changes import Changes, Operator, RowChange, Rows, Work, add
 from views.operators.group import GroupOperator
 from views.operators.join import JoinOperator
 from views.operators.own_rows import IsOwn, compiled_own, divided_by, own_rows
@@ -16,6 +18,9 @@ from views.operators.top import TopOperator
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
 from views.shard import Shard
 from views.state.contract import Reading
+
+COMPUTED: Final = (join.KIND, group.KIND, group.MEMBERS, top.ROWS, top.REACH)
+"""What the entries of all operators begin with, but for the tables' own rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +44,18 @@ class Dataflow:
         self._mirrors = mirrors(tables, scans, plan.retained, self._own)
         self._ageing = [self._mirrors[retained.table] for retained in plan.retained]
         self._numbers = {id(node): number for number, node in enumerate(nodes(root))}
+        self._root = root
+        self._operators: dict[int, Operator] = {}
+        self._scans: dict[int, ScanOperator] = {}
         self._paths = list(self._paths_of(root, ()))
 
     def _paths_of(self, node: Node, above: tuple[tuple[Operator, int], ...]) -> list[_Path]:
         if isinstance(node, Scan):
-            return [_Path(ScanOperator(node, self._mirrors[node.table], self._is_own(node)), above)]
-        operator = self._operator(node)
+            scan = self._scans[self._numbers[id(node)]] = ScanOperator(
+                node, self._mirrors[node.table], self._is_own(node)
+            )
+            return [_Path(scan, above)]
+        operator = self._operators[self._numbers[id(node)]] = self._operator(node)
         return [
             path
             for index, source in enumerate(sources(node))
@@ -81,9 +92,7 @@ class Dataflow:
 
         At most ``expired_most`` rows of tables that are too old by now go with them.
         """
-        by_table: dict[TableName, list[RowEvent]] = {}
-        for event in events:
-            by_table.setdefault(event.table, []).append(event)
+        by_table = _by_table(events)
         rows: dict[TableName, list[RowChange]] = {
             table: self._mirrors[table].changed(changed, work)
             for table, changed in by_table.items()
@@ -98,6 +107,28 @@ class Dataflow:
         """Events of one table without those that are another shard's by their key alone."""
         mirror = self._mirrors.get(events.table)
         return mirror.own_events(events) if isinstance(mirror, Mirror) else events
+
+    def taken(self, events: Sequence[RowEvent], work: Work) -> int:
+        """Keep the rows of tables, and nothing of what they make. Returns how many of them have changed."""
+        by_table = _by_table(events)
+        return sum(
+            len(self._mirrors[table].changed(changed, work))
+            for table, changed in by_table.items()
+            if table in self._mirrors
+        )
+
+    def built(self, building: Building) -> Rows:
+        """Keep what the rows of tables make, where nothing of it is kept yet. Returns all rows of the result.
+
+        Raises FanOutExceeded where a row has more partners than the building allows.
+        """
+        return self._built(self._root, building)
+
+    def _built(self, node: Node, building: Building) -> Rows:
+        number = self._numbers[id(node)]
+        if isinstance(node, Scan):
+            return self._scans[number].built(building)
+        return self._operators[number].built([self._built(source, building) for source in sources(node)], building)
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
         """Whether there are rows of tables that are too old at this time of the view."""
@@ -126,3 +157,10 @@ class Dataflow:
             for row, weight in changes.items():
                 add(total, row, weight)
         return total, sum(map(len, rows.values()))
+
+
+def _by_table(events: Sequence[RowEvent]) -> dict[TableName, list[RowEvent]]:
+    by_table: dict[TableName, list[RowEvent]] = {}
+    for event in events:
+        by_table.setdefault(event.table, []).append(event)
+    return by_table

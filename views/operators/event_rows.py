@@ -8,7 +8,8 @@ from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
 from cdc.model.event import RowEvent
 from cdc.model.table import Table
 from views.operators.ages import AgeingRows, Ages
-from views.operators.changes import MIRROR, RowChange, Work, pack_row, prefix_of, unpack_row
+from views.operators.building import Building
+from views.operators.changes import MIRROR, RowChange, Rows, Work, pack_row, prefix_of, unpack_row
 from views.operators.own_rows import OwnRows
 from views.retention import Retained
 from views.values import Row, from_event, type_of
@@ -84,6 +85,12 @@ class EventRows(AgeingRows):
         work.count(len(kept))
         return changes
 
+    def built(self, building: Building) -> Rows:
+        """All rows that were taken in."""
+        for entries in building.entries(self._prefix):
+            yield [self._row(self._identity_in(key), unpack_row(stored)) for key, stored in entries]
+            building.meanwhile(len(entries))
+
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
         """Remove the rows from before a truncate of this tag."""
         changes: list[RowChange] = []
@@ -96,11 +103,14 @@ class EventRows(AgeingRows):
         return changes
 
     def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
-        row = self._row(key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode(), unpack_row(stored))
+        row = self._row(self._identity_in(key), unpack_row(stored))
         if self._ages is not None:
             self._ages.forget(row, key[len(self._prefix) :], work.state)
         work.state.delete(key)
         return row
+
+    def _identity_in(self, key: bytes) -> str:
+        return key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode()
 
     def _values(self, event: RowEvent) -> Row:
         """A delete whose event has no values is a row without any."""

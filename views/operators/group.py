@@ -6,6 +6,8 @@ with how often it is there, in the order in which they are read.
 
 import hashlib
 import math
+import sys
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -19,9 +21,11 @@ from views.evaluation import Evaluate, compiled, compiled_all
 from views.expressions import Aggregate, Ref
 from views.failures import EvaluationError
 from views.numerics import decimal_of, scale_of, text_of
-from views.operators.changes import Changes, Work, add, prefix_of
-from views.ordering import encoder, row_encoder
+from views.operators.building import PORTION, Building, Item
+from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, unpack_row
+from views.ordering import Direction, encoder, row_encoder
 from views.plan import Group
+from views.portions import Code
 from views.state.contract import Step
 from views.values import INTEGERS, Kind, Row, SqlType, Value, float_json, to_event
 
@@ -53,6 +57,9 @@ class GroupOperator:
         self._by = compiled_all([made for _, made in node.by], columns)
         self._encode = row_encoder([made.type for _, made in node.by])
         self._prefix = prefix_of(KIND, number)
+        code = Code(columns)
+        by = code.key([(made, Direction(made.type)) for _, made in node.by])
+        self._items = code.of_rows(f'({by}, b"", {code.name(pack_row)}(r))', self._item)
         self._aggregates = [
             _kept(aggregate, columns, prefix_of(MEMBERS, number, part))
             for part, (_, aggregate) in enumerate(node.aggregates)
@@ -69,6 +76,43 @@ class GroupOperator:
             self._group_changed(by, rows, work.state, made)
         work.count(len(made))
         return made
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        sorter = building.sorter()
+        for rows in sources[0]:
+            sorter.add(self._items(rows))
+        made: Changes = {}
+        portion: list[Item] = []
+        for items in sorter.sorted():
+            portion += items
+            # Groups that are whole, unless one alone is larger: then what is made of it so far goes again.
+            end = bisect_left(portion, (portion[-1][0],)) or len(portion)
+            if len(portion) < PORTION:
+                continue
+            is_whole = end < len(portion)
+            self._take(portion[:end], made, building)
+            del portion[:end]
+            if is_whole:
+                yield list(made)
+                made = {}
+        self._take(portion, made, building)
+        yield list(made)
+
+    def _item(self, row: Row) -> Item:
+        return self._encode(self._by(row)), b"", pack_row(row)
+
+    def _take(self, items: Sequence[Item], made: Changes, building: Building) -> None:
+        rows = dict.fromkeys([unpack_row(row) for _, _, row in items], 1)
+
+        def work(state: Step) -> tuple[Changes, int]:
+            of_rows = Work(state, sys.maxsize)
+            return self.changed(0, rows, of_rows), of_rows.changed
+
+        changes, changed = building.state.update(work)
+        building.changed += changed
+        building.meanwhile(0)
+        for row, weight in changes.items():
+            add(made, row, weight)
 
     def _group_changed(self, by: Row, rows: list[tuple[Row, int]], state: Step, made: Changes) -> None:
         group = self._encode(by)

@@ -1,13 +1,18 @@
 """Equi-joins. Each side's rows are kept by the join's key, so that a change finds its partners by one look."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Final
 
 from views.evaluation import compiled_all
 from views.expressions import Expression
-from views.operators.changes import Changes, Work, add, pack_row, prefix_of, retractions_first, unpack_row
-from views.ordering import row_encoder
+from views.failures import FanOutExceeded
+from views.operators.building import PORTION, Building, Item, Sorter
+from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
+from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
+from views.portions import Code
 from views.state.contract import Step
 from views.values import Kind, Row
 
@@ -32,6 +37,7 @@ class JoinOperator:
     def _left_changed(self, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
         kept: dict[bytes, bytes] = {}
+        gone: list[bytes] = []
         partners: dict[bytes, list[Row]] = {}
         left, right, keeps_left, nulls = self._left, self._right, self._keeps_left, self._nulls
         for row, weight in retractions_first(changes):
@@ -48,9 +54,15 @@ class JoinOperator:
                 made[row + partner] = weight
             if keeps_left and not found:
                 made[row + nulls] = weight
-            left.keep(work.state, key, row, weight, kept)
+            if weight > 0:
+                kept[left.own_key(key, row)] = pack_row(row)
+            else:
+                gone.append(left.own_key(key, row))
             if len(made) > work.changes_max:
                 work.count(len(made))
+        for own in gone:
+            if own not in kept:
+                work.state.delete(own)
         work.state.put_all(kept)
         return made
 
@@ -80,15 +92,68 @@ class JoinOperator:
         work.state.put_all(kept)
         return made
 
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        of_left, of_right = building.sorter(), building.sorter()
+        for rows in sources[_LEFT]:
+            without_key = self._left.take(rows, of_left)
+            if self._keeps_left and without_key:
+                yield [row + self._nulls for row in without_key]
+        for rows in sources[_RIGHT]:
+            self._right.take(rows, of_right)
+        left = building.arranged(self._left.prefix, of_left.sorted())
+        right = building.arranged(self._right.prefix, of_right.sorted())
+        made: list[Row] = []
+        for lefts, rights in _matched(left, right):
+            if lefts and rights and max(len(lefts), len(rights)) > building.changes_max:
+                raise FanOutExceeded(
+                    f"one row of the view's operators has more than {building.changes_max} partners",
+                    hint="a change of a table reaches that many rows of the view. Raise changes_max in the view's"
+                    " section if that is meant, or join by keys that fewer rows share",
+                )
+            partners = [unpack_row(item[2]) for item in rights] or ([self._nulls] if self._keeps_left else [])
+            if not partners:
+                continue
+            for item in lefts:
+                row = unpack_row(item[2])
+                made += [row + partner for partner in partners]
+                if len(made) >= PORTION:
+                    building.changed += len(made)
+                    yield made
+                    made = []
+        building.changed += len(made)
+        yield made
+
+
+def _matched(left: Iterable[list[Item]], right: Iterable[list[Item]]) -> Iterator[tuple[list[Item], list[Item]]]:
+    """What both sides have of each key of the left one, which both are in the order of."""
+    rights = _by_key(right)
+    at, found = next(rights, (None, []))
+    for key, lefts in _by_key(left):
+        while at is not None and at < key:
+            at, found = next(rights, (None, []))
+        yield lefts, found if at == key else []
+    for _ in rights:
+        pass  # kept all the same
+
+
+def _by_key(portions: Iterable[list[Item]]) -> Iterator[tuple[bytes, list[Item]]]:
+    for key, items in groupby(chain.from_iterable(portions), key=itemgetter(0)):
+        yield key, list(items)
+
 
 class _Side:
     """The rows of one side, by the join's key and then by their own."""
 
     def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes) -> None:
-        self._prefix = prefix
+        self.prefix = prefix
         self._on = compiled_all(on, node.columns)
         self._encode_on = row_encoder([expression.type for expression in on])
         self._key = compiled_all(node.key, node.columns)
+        code = Code(node.columns)
+        own = code.key([(column, Direction(column.type)) for column in node.key])
+        key = code.key([(expression, Direction(expression.type)) for expression in on])
+        self._items = code.of_rows(f"({key}, {own}, {code.name(pack_row)}(r))", self._item)
+        self._without_key = code.with_nulls(on)
         self._encode_key: Callable[[Row], bytes] = row_encoder([column.type for column in node.key])
         assert all(column.type.kind is not Kind.OPAQUE for column in node.key)
 
@@ -97,16 +162,28 @@ class _Side:
         on = self._on(row)
         return None if None in on else self._encode_on(on)
 
+    def take(self, rows: list[Row], into: Sorter) -> list[Row]:
+        """Have rows sorted. Returns those that can't have partners."""
+        without = self._without_key(rows)
+        into.add(self._items([row for row in rows if None not in self._on(row)] if without else rows))
+        return without
+
+    def _item(self, row: Row) -> Item:
+        return self._encode_on(self._on(row)), self._encode_key(self._key(row)), pack_row(row)
+
     def rows(self, state: Step, key: bytes) -> list[Row]:
-        return [unpack_row(stored) for _, stored in state.scan(self._prefix + key)]
+        return [unpack_row(stored) for _, stored in state.scan(self.prefix + key)]
 
     def has_rows(self, state: Step, key: bytes) -> bool:
-        return next(state.scan(self._prefix + key), None) is not None
+        return next(state.scan(self.prefix + key), None) is not None
 
     def keep(self, state: Step, key: bytes, row: Row, weight: int, kept: dict[bytes, bytes]) -> None:
         """A row that goes is deleted at once; one that came is among ``kept``, to be put before anybody looks."""
-        own = self._prefix + key + self._encode_key(self._key(row))
         if weight > 0:
-            kept[own] = pack_row(row)
+            kept[self.own_key(key, row)] = pack_row(row)
         else:
-            state.delete(own)
+            state.delete(self.own_key(key, row))
+
+    def own_key(self, key: bytes, row: Row) -> bytes:
+        """Where a row is kept."""
+        return self.prefix + key + self._encode_key(self._key(row))

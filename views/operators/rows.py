@@ -1,11 +1,12 @@
 """Operators that remember nothing: filter, project, union."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import orjson
 
 from views.evaluation import Evaluate, compiled, compiled_all
-from views.operators.changes import Changes, Work, add
+from views.operators.building import Building
+from views.operators.changes import Changes, Rows, Work, add
 from views.plan import Filter, Project, Union
 from views.values import Row
 
@@ -20,6 +21,11 @@ class FilterOperator:
         condition = self._condition
         return {row: weight for row, weight in changes.items() if condition(row) is True}
 
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        condition = self._condition
+        for rows in sources[0]:
+            yield [row for row in rows if condition(row) is True]
+
 
 class ProjectOperator:
     """Computed columns. The source's key is among them, so different rows stay different."""
@@ -33,6 +39,11 @@ class ProjectOperator:
         for row, weight in changes.items():
             add(projected, project(row), weight)
         return projected
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        project = self._project
+        for rows in sources[0]:
+            yield [project(row) for row in rows]
 
 
 class UnionOperator:
@@ -50,6 +61,11 @@ class UnionOperator:
         for row, weight in changes.items():
             add(united, (*values(row), _identity(source, key, row)), weight)
         return united
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        for branch, ((values, key), source) in enumerate(zip(self._branches, sources, strict=True)):
+            for rows in source:
+                yield [(*values(row), _identity(branch, key, row)) for row in rows]
 
 
 def _identity(branch: int, key: Callable[[Row], Row], row: Row) -> str:

@@ -13,7 +13,8 @@ from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
 from views.failures import EvaluationError
 from views.operators.ages import AgeingRows, Ages
-from views.operators.changes import MIRROR, Changes, RowChange, Work, add, prefix_of
+from views.operators.building import Building
+from views.operators.changes import MIRROR, Changes, RowChange, Rows, Work, add, prefix_of
 from views.operators.event_rows import EventRows
 from views.operators.own_rows import IsOwn, OwnRows
 from views.ordering import row_encoder
@@ -103,6 +104,12 @@ class Mirror(AgeingRows):
         work.count(len(changes))
         return changes
 
+    def built(self, building: Building) -> Rows:
+        """All rows that were taken in."""
+        for entries in building.entries(self._prefix):
+            yield [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
+            building.meanwhile(len(entries))
+
     def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
         _, *values = orjson.loads(stored)
         old = tuple(values)
@@ -148,12 +155,22 @@ class ScanOperator:
 
     def __init__(self, node: Scan, mirror: Mirror | EventRows, is_own: IsOwn | None = None) -> None:
         self.table = node.table
+        self._mirror = mirror
         by_name = dict(zip(node.names, node.columns, strict=True))
         # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.
         kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
         self._project = compiled_all(node.columns, kept)
         self._condition = None if node.condition is None else compiled(node.condition, node.columns)
         self._is_own = is_own
+
+    def built(self, building: Building) -> Rows:
+        """The rows that this scan gives of all that the table's mirror has."""
+        project, condition, is_own = self._project, self._condition, self._is_own
+        for rows in self._mirror.built(building):
+            projected = [project(row) for row in rows]
+            if is_own is not None:
+                projected = [row for row in projected if is_own(row)]
+            yield projected if condition is None else [row for row in projected if condition(row) is True]
 
     def changes_of(self, rows: Sequence[RowChange]) -> Changes:
         """The changes of this scan's rows."""

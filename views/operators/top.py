@@ -4,18 +4,23 @@ So a change costs a few looks, however many rows a part has and however large N 
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from views.evaluation import compiled_all
-from views.operators.changes import Changes, Work, add, pack_row, prefix_of, retractions_first, unpack_row
+from views.operators.building import Building, Item
+from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
-from views.state.contract import Step
+from views.portions import Code
+from views.state.contract import Entry, Step
 from views.values import Row
 
 ROWS, REACH = b"t", b"w"
 _COUNT: Final = struct.Struct(">I")
+
+_Placed = tuple[bytes, Row, int]
+"""A row by its place in the order, and its weight."""
 
 
 class TopOperator:
@@ -31,6 +36,12 @@ class TopOperator:
             [Direction(key.expression.type, key.descending, key.nulls_first) for key in node.order]
         )
         self._limit = node.limit
+        code = Code(columns)
+        per = code.key([(made, Direction(made.type)) for made in node.per])
+        order = code.key(
+            [(key.expression, Direction(key.expression.type, key.descending, key.nulls_first)) for key in node.order]
+        )
+        self._items = code.of_rows(f"({per}, {order}, {code.name(pack_row)}(r))", self._item)
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
@@ -45,6 +56,34 @@ class TopOperator:
         work.state.put_all(reaches)
         work.count(len(made))
         return made
+
+    def built(self, sources: Sequence[Rows], building: Building) -> Rows:
+        sorter = building.sorter()
+        for rows in sources[0]:
+            sorter.add(self._items(rows))
+        part, last, count = b"", b"", 0
+        for items in building.arranged(self._rows_prefix, sorter.sorted()):
+            made: list[Row] = []
+            reaches: list[Entry] = []
+            for of, at, row in items:
+                if of != part or not count:
+                    if count:
+                        reaches.append(self._reach(part, count, last))
+                    part, count = of, 0
+                if count < self._limit:
+                    count, last = count + 1, at
+                    made.append(unpack_row(row))
+            building.keep(reaches)
+            building.changed += len(made)
+            yield made
+        if count:
+            building.keep([self._reach(part, count, last)])
+
+    def _item(self, row: Row) -> Item:
+        return self._encode_per(self._per(row)), self._encode_order(self._order(row)), pack_row(row)
+
+    def _reach(self, part: bytes, count: int, last: bytes) -> Entry:
+        return self._reach_prefix + part, _COUNT.pack(count) + self._rows_prefix + part + last
 
     def _part_changed(
         self,
@@ -61,8 +100,10 @@ class TopOperator:
         stored = state.get(reach_key)
         count, last = (0, b"") if stored is None else (_COUNT.unpack_from(stored)[0], stored[_COUNT.size :])
         own: dict[bytes, bytes] = {}
-        for row, weight in rows:
-            key = part + self._encode_order(self._order(row))
+        placed = [(part + self._encode_order(self._order(row)), row, weight) for row, weight in rows]
+        if rows[0][1] < 0:
+            placed = self._replaced(placed, last, state, made)
+        for key, row, weight in placed:
             if weight < 0:
                 count, last = self._went(state, part, key, row, count, last, made)
             elif count < self._limit:
@@ -79,6 +120,17 @@ class TopOperator:
             reaches[reach_key] = _COUNT.pack(count) + last
         elif stored is not None:
             state.delete(reach_key)
+
+    def _replaced(self, placed: list[_Placed], last: bytes, state: Step, made: Changes) -> list[_Placed]:
+        """Put rows that others were in the place of until now: nothing moves. Returns all other changes."""
+        gone = {key: row for key, row, weight in placed if weight < 0}
+        came = {key: row for key, row, weight in placed if weight > 0 and key in gone}
+        for key, row in came.items():
+            state.put(key, pack_row(row))
+            if key <= last:
+                add(made, gone[key], -1)
+                add(made, row, 1)
+        return [change for change in placed if change[0] not in came] if came else placed
 
     def _came(self, state: Step, part: bytes, key: bytes, row: Row, last: bytes, made: Changes) -> bytes:
         """A row more where the first N are there already. Returns the key of the last one of them now."""

@@ -1,6 +1,6 @@
 """The contract of a view's state: bytes by bytes, in the order of the keys, changed by whole steps or not at all."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -45,6 +45,9 @@ class Step(Reading, Protocol):
 
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
         """Set the values of many keys."""
+
+    def put_in_order(self, entries: Sequence[Entry]) -> None:
+        """The same of entries in the order of their keys."""
 
     def delete(self, key: bytes) -> None:
         """Remove a key, which may be missing."""

@@ -1,7 +1,7 @@
 """The state in memory: the contract's plain form, for tests and for views that are checked and not kept."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from views.state.contract import Entry, Reading, Size, Step
@@ -61,6 +61,10 @@ class _Entries:
 
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
         for key, value in entries.items():
+            self.put(key, value)
+
+    def put_in_order(self, entries: Sequence[Entry]) -> None:
+        for key, value in entries:
             self.put(key, value)
 
     def delete(self, key: bytes) -> None:

@@ -75,6 +75,10 @@ class DuckDbConnection:
         return self.transaction()
 
     @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
     def connected(self) -> "Connection":
         assert self._connection is not None, "only inside a transaction"
         return self._connection

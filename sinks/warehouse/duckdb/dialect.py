@@ -32,6 +32,7 @@ from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Kept, Refuse, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
+from sinks.warehouse.duckdb.errors import translated
 from sinks.warehouse.duckdb.tables import (
     GIVEN,
     INDEX,
@@ -47,11 +48,17 @@ from sinks.warehouse.duckdb.views import DuckDbViews
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import COMMITTED, OPERATION, aside_name
 from sinks.warehouse.names import HISTORY_SUFFIX, qualified
-from sinks.warehouse.own_indexes import OwnIndex
+from sinks.warehouse.own_indexes import NAME_PREFIX, OwnIndex
 from sinks.warehouse.reader_views import live_condition
 from sinks.warehouse.settings import WarehouseSettings
 
 _SCAN_ROWS: Final = 8192
+
+_TRIMMED_AT_ONCE: Final = 500_000
+"""A history of so many versions is looked through as a whole."""
+
+_TRIM_PORTIONS: Final = 64
+"""In so many portions a longer one is. A portion reads the keys of all, and no more of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +197,23 @@ class DuckDb:
         for held in sorted(tables, key=lambda held: held.name):
             self.connection.run(self._statements(held).tidy)
 
+    def free_columns(self, tables: Collection[HeldTable]) -> bool:
+        """DuckDB alters no column of a table that has an index, or had one when the transaction began."""
+        names = [name for held in tables for name in self._indexes(held.name)]
+        for name in names:
+            self.connection.run(f"drop index {self._qualified(name)}")
+        return bool(names)
+
     def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
-        """The settings of a file have none."""
+        for held, indexes in wanted.items():
+            columns = [column.name for column in held.shape.columns]
+            declared = {index.name(held.name): index for index in indexes}
+            there = self._indexes(held.name)
+            for name in there - declared.keys():
+                self.connection.run(f"drop index {self._qualified(name)}")
+            for name in sorted(declared.keys() - there):
+                if not declared[name].unknown_columns(columns):
+                    self._make_index(held, declared[name])
 
     def look_at(self, tables: Sequence[HeldTable]) -> None:
         for held in tables:
@@ -222,13 +244,21 @@ class DuckDb:
             self.connection.run(statements.replace_again if overwrite_equal_tags else statements.replace)
             return int(self.connection.run(statements.insert).rowcount)
 
-    def purge(self, held: HeldTable, *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
-        return 0, ""  # the settings of a file have none
+    def purge(self, held: HeldTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+        if older_than_s is not None and not held.has_synced_at:
+            return 0, ""
+        gone = list(self.connection.run(self._statements(held).purge(older_than_s, below, rows_max)))
+        return len(gone), max((str(row[0]) for row in gone), default="")
 
     def trim_history(
         self, held: HeldTable, *, complete_from_ms: int, below: str, first_block: int, blocks: int
     ) -> tuple[bool, str]:
-        return False, ""  # as with purging
+        """In as many portions as there are blocks of so many: a portion has all versions of the keys that it has."""
+        rows = int(self.connection.run(f"select count(*) from {self._history(held)}").scalar_one())
+        portions = 1 if rows <= _TRIMMED_AT_ONCE else _TRIM_PORTIONS
+        portion = first_block // blocks
+        trim = self._statements(held).trim(complete_from_ms, below, portion=portion, portions=portions)
+        return portion + 1 < portions, self._greatest(trim)
 
     def kept(self, held: HeldTable, key: Mapping[str, JsonValue]) -> Kept:
         with self._registered(pa.table(rows_of(held.shape).key_arrays([key]))):
@@ -294,6 +324,29 @@ class DuckDb:
                 stored = self.connection.driver.sql(query).to_arrow_table()
         for batch in stored.to_batches():
             yield from rows.decode(batch, table)
+
+    def _make_index(self, held: HeldTable, index: OwnIndex) -> None:
+        from sqlalchemy.exc import DBAPIError
+
+        try:
+            self.connection.run(index.file_sql(held.name, self._qualified(held.name)))
+        except DBAPIError as error:
+            raise LockstepError(
+                f"the index on {index.on!r} that indexes declares for {held.shape.table.name} can't be made: "
+                f"{translated(error, self.connection.path).message}",
+                hint="mend it in indexes of this sink, or leave it out, then start again",
+            ) from error
+
+    def _indexes(self, relation: str) -> set[str]:
+        """The names of those that were made here."""
+        rows: Any = self.connection.execute(
+            "select index_name from duckdb_indexes() where database_name = current_database() "
+            "and schema_name = :schema and table_name = :relation and starts_with(index_name, :prefix)",
+            schema=self._schema,
+            relation=relation,
+            prefix=NAME_PREFIX,
+        )
+        return {str(row[0]) for row in rows}
 
     def _encoded(self, events: TableEvents) -> _Given:
         rows = self._written[events.table].rows

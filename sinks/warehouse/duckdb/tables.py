@@ -5,6 +5,7 @@ to itself: a key that is there is found by a join, and no other writer can come 
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Final
 
 from cdc.model.table import Column, quote_identifier
@@ -12,7 +13,7 @@ from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, TAG_COLUMN
 from sinks.columns.shape import Shape, unfit_column
 from sinks.warehouse.duckdb.values import stored_as
 from sinks.warehouse.held_table import HeldTable
-from sinks.warehouse.history import COMMITTED, FROM, OPERATION, TO, check_history_columns
+from sinks.warehouse.history import COMMITTED, EPOCH, FROM, OPERATION, TO, check_history_columns
 from sinks.warehouse.names import SYNCED_COLUMN, listed
 from sinks.warehouse.reader_views import live_condition
 
@@ -163,6 +164,41 @@ class Statements:
     def repeated_version(self, purged: str) -> str:
         """The numbers of given versions of tags up to this one."""
         return f"select given.{quote_identifier(INDEX)} from {self._numbered}'{purged}'"
+
+    def purge(self, older_than_s: float | None, below: str, rows_max: int) -> str:
+        """Deletes some of the rows that were deleted so long ago, None: whenever, and answers with their tags."""
+        deleted, tag, synced = map(quote_identifier, (DELETED_COLUMN, TAG_COLUMN, SYNCED_COLUMN))
+        is_old = "" if older_than_s is None else f" and {synced} < now() - to_microseconds({older_than_s * 1e6:.0f})"
+        order = "" if older_than_s is None else f" order by {synced}"
+        old = f"select {_ROW} from {self._target} where {deleted}{is_old} and {tag} < '{below}'{order} limit {rows_max}"
+        return f"delete from {self._target} where {_ROW} in ({old}) returning {tag}"
+
+    def trim(self, complete_from_ms: int, below: str, *, portion: int, portions: int) -> str:
+        """Deletes the versions of a portion of the keys that nobody finds at a time from then on.
+
+        Those are what a version from before then replaces, and deletions from before then that nothing is before. It
+        answers with their tags.
+        """
+        tag, committed, operation = map(quote_identifier, (TAG_COLUMN, COMMITTED, OPERATION))
+        until = f"TIMESTAMPTZ '{(EPOCH + timedelta(milliseconds=complete_from_ms)).isoformat()}'"
+        key = listed(self.shape.table.key)
+        versions = f"partition by {key} order by {tag}"
+        # A version begins no earlier than the one before it, wherever the clock was.
+        own = (
+            f"select {_ROW} as _lockstep_row, {key}, {tag}, {committed}, {operation}, "
+            f"max({committed}) over ({versions}) as _lockstep_begins from {self._history} "
+            f"where hash({key}) % {portions} = {portion}"
+        )
+        placed = (
+            f"select _lockstep_row, {tag}, {committed}, {operation}, "
+            f"lead(_lockstep_begins) over ({versions}) as _lockstep_ends, "
+            f"row_number() over ({versions}) as _lockstep_number from ({own})"
+        )
+        gone = (
+            f"select _lockstep_row from ({placed}) where {tag} < '{below}' and "
+            f"(_lockstep_ends <= {until} or ({operation} = 'd' and {committed} <= {until} and _lockstep_number = 1))"
+        )
+        return f"delete from {self._history} where {_ROW} in ({gone}) returning {tag}"
 
     def erase_row(self, below: str) -> str:
         """Deletes the given key's row if it is marked as deleted, and answers with its tag."""

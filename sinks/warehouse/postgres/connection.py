@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import quote_identifier
+from cdc.printed_secret import while_passwords_change
 from cdc.protocol.pgvalues import SESSION_SETTINGS
-from cdc.secret import while_passwords_change
 from sinks.warehouse.names import qualified
 from sinks.warehouse.postgres.errors import is_of_a_row, reason_of, translated
 from sinks.warehouse.settings import WarehouseSettings
@@ -226,8 +226,7 @@ class WarehouseConnection:
         try:
             yield
         except self.driver_errors() as error:
-            command = self._settings.login.password_command
-            ours = while_passwords_change(translated(error), command, setting="login.password_command of this sink")
+            ours = while_passwords_change(translated(error), self._settings.login.command)
             if isinstance(ours, Unavailable):
                 self.disconnect()
             raise ours from error

@@ -91,6 +91,9 @@ class PostgreSql:
     def add_keys(self, tables: Collection[HeldTable]) -> None:
         add_keys(self.connection, self._schema, tables)
 
+    def free_columns(self, tables: Collection[HeldTable]) -> bool:
+        return False  # the server takes care of indexes
+
     def keep_indexes(self, wanted: Mapping[HeldTable, Sequence[OwnIndex]]) -> None:
         keep_indexes(self.connection, self._schema, wanted)
 
@@ -134,15 +137,14 @@ class PostgreSql:
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
 
-    def purge(self, held: HeldTable, *, older_than_s: float, below: str, rows_max: int) -> tuple[int, str]:
-        if not held.has_synced_at:
+    def purge(self, held: HeldTable, *, older_than_s: float | None, below: str, rows_max: int) -> tuple[int, str]:
+        if older_than_s is not None and not held.has_synced_at:
             return 0, ""
         target, tag = self._qualified(held.name), quote_identifier(TAG_COLUMN)
         deleted, synced = quote_identifier(DELETED_COLUMN), quote_identifier(SYNCED_COLUMN)
-        old = (
-            f"select ctid from {target} where {deleted} and {synced} < now() - make_interval(secs => {older_than_s!r}) "
-            f"and {tag} < '{below}' order by {synced} limit {rows_max}"
-        )
+        is_old = "" if older_than_s is None else f"and {synced} < now() - make_interval(secs => {older_than_s!r}) "
+        order = "" if older_than_s is None else f"order by {synced} "
+        old = f"select ctid from {target} where {deleted} {is_old}and {tag} < '{below}' {order}limit {rows_max}"
         purged: Any = self.connection.run(
             f"with gone as (delete from {target} where ctid = any (array({old})) returning {tag} as tag) "
             "select count(*), coalesce(max(tag), '') from gone"

@@ -14,6 +14,8 @@ INVALID_TABLE_DEFINITION: Final = "42P16"
 _ROW_CLASSES: Final = ("22", "23", "54")
 # Connections, transaction rollbacks, insufficient connections, operator intervention, busy objects, timeouts.
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
+# What a function of somebody's own says, as a trigger's.
+_TRIGGER: Final = "P0"
 _RETRY_AFTER_S: Final = 1.0
 _HINTS: Final = {
     "25006": "the warehouse is read-only: give this sink the address of the primary, or end "
@@ -29,6 +31,7 @@ _HINTS: Final = {
     "53100": "the warehouse's disk is full: free space",
     "53400": "a limit of the server's was reached, as temp_file_limit: raise it for the sink's user",
     "53200": "the warehouse is out of memory",
+    "P0": "a trigger of yours refuses what is written: mend it, or drop it",
     "58030": "the warehouse can't read or write its files: look at its log",
 }
 # Without a connection there is no SQLSTATE, only the server's words.
@@ -96,7 +99,7 @@ def translated(error: BaseException) -> LockstepError:
         return Unavailable(f"the warehouse doesn't answer: {_first_line(original)}", retry_after_s=_RETRY_AFTER_S)
     primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
     message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
-    if is_of_a_row(error):  # the text of these may hold values
+    if is_of_a_row(error) or state.startswith(_TRIGGER):  # the text of these may hold values
         message = f"the warehouse refuses: {reason_of(error)}"
     if state.startswith(_PASSING):
         return Unavailable(message, retry_after_s=_RETRY_AFTER_S)

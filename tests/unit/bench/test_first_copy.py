@@ -1,7 +1,7 @@
 """The figures of a first copy."""
 
 from bench.drain import Rates
-from bench.first_copy import Bare, Copied, Noticed, figures_of
+from bench.first_copy import Bare, Copied, Noticed, Transactions, figures_of
 
 
 def _copied(rows_per_s: float, second_half: float, *, worker_mb: float = 0.0) -> Copied:
@@ -10,7 +10,8 @@ def _copied(rows_per_s: float, second_half: float, *, worker_mb: float = 0.0) ->
 
 
 ALONE, SIDE_BY_SIDE = _copied(50.0, 60.0), _copied(40.0, 110.0, worker_mb=101.0)
-BARE, NOTICED = Bare(100.0, 1.0), Noticed(quiet_ms=10.0, alone_ms=12.0, workers_ms=30.0)
+BARE = Bare(100.0, 1.0)
+NOTICED = Transactions(Noticed(quiet_ms=10.0, alone_ms=12.0, workers_ms=30.0), None)
 
 
 def test_a_copy_is_set_beside_one_that_goes_nowhere() -> None:
@@ -26,6 +27,15 @@ def test_what_transactions_notice_is_set_beside_a_quiet_source() -> None:
     meanwhile = figures["transactions of the source meanwhile, p95"]
     assert (meanwhile.ratio, meanwhile.passed) == (1.2, True)
     assert figures["... with 2 workers, p95"].passed is None
+
+
+def test_a_source_with_a_core_of_its_own_is_set_beside_itself() -> None:
+    apart = Transactions(NOTICED.shared, Noticed(quiet_ms=2.0, alone_ms=3.0, workers_ms=2.0))
+    figures = {figure.name: figure for figure in figures_of(ALONE, SIDE_BY_SIDE, BARE, apart, None)}
+    assert figures["transactions of the source meanwhile, p95"].ratio == 1.2
+    own = figures["transactions of the source on a core of its own meanwhile, p95"]
+    assert (own.ratio, own.passed) == (1.5, False)
+    assert figures["... on a core of its own with 2 workers, p95"].ratio == 1.0
 
 
 def test_debezium_is_beside_it_where_it_was_measured() -> None:

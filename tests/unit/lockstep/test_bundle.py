@@ -101,7 +101,9 @@ def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
     assert shown["sinks"]["cache"]["url"] == "rediss://cache.example:6379/0"
     assert shown["alerts"]["command"] == ["/usr/local/bin/page", "***", "***"]
     assert shown["metrics"]["otlp_endpoint"] == "http://collector.example:4318/***"
-    assert shown["sinks"]["search"]["login"] == {"user": "reader", "password": "***", "password_file": None}
+    login = shown["sinks"]["search"]["login"]
+    assert (login["user"], login["password"], login["password_file"]) == ("reader", "***", None)
+    assert shown["sinks"]["warehouse"]["login"]["password_command"] == [sys.executable, "***", "***"]
 
 
 def test_the_archive_is_its_owners_and_replaces_none(file: Path, config: Config) -> None:

@@ -351,15 +351,19 @@ def test_the_source_password_is_read_from_its_file(write, tmp_path: Path) -> Non
     assert "geheim" not in repr(config)
 
 
-def test_a_command_prints_the_password_of_the_source_or_a_warehouse(write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_prints_the_password_of_the_source_of_kafka_or_a_sink(write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_SOURCE_PASSWORD", "another")
     monkeypatch.setenv("LOCKSTEP_SINK_DWH_PASSWORD", "another")
+    monkeypatch.setenv("LOCKSTEP_KAFKA_PASSWORD", "another")
     text = VALID.replace("[kafka]", 'password_command = ["printf", "geheim"]\n[kafka]')
     dwh = '[sinks.dwh]\ntype = "warehouse"\nurl = "postgresql+psycopg://h/d"\n'
     config = load(write(f'{text}\n{dwh}login = {{ password_command = ["printf", "%s", "geheim"] }}\n'))
     password = config.source.password()
     assert password is not None
     assert password.get_secret_value() == config.sinks["dwh"].login.read_password() == "geheim"
+    kafka = 'security_protocol = "sasl_ssl"\nsasl_mechanism = "PLAIN"\nusername = "u"'
+    text = VALID.replace("[kafka]", f'[kafka]\n{kafka}\npassword_command = ["printf", "geheim"]')
+    assert load(write(text)).kafka.password() == password
 
 
 @pytest.mark.parametrize(
@@ -368,6 +372,7 @@ def test_a_command_prints_the_password_of_the_source_or_a_warehouse(write, monke
         ('password_command = "printf geheim"', "source.password_command: must be a list, in [ ]"),
         ("password_command = []", "source.password_command"),
         ('password_command = ["a"]\npassword_file = "b"', "password_file and password_command exclude each other"),
+        ("password_lifetime_s = 60", "password_lifetime_s is of what password_command prints"),
     ],
 )
 def test_a_command_is_a_list_and_the_only_way_to_the_password(write, more: str, told: str) -> None:

@@ -76,6 +76,24 @@ def test_a_query_has_the_store_of_its_sink_and_a_place_of_its_own(tmp_path: Path
         config.chosen_to_apply(("recent", "other"))
 
 
+def test_rows_may_be_on_a_topic_as_well_and_those_for_a_webhook_are(tmp_path: Path) -> None:
+    path = tmp_path / "lockstep.toml"
+    definitions = []
+    for setting in ("", "topic = true\n", 'webhook = { url_file = "hook" }\n'):
+        path.write_text(TEXT + setting)
+        plan = stream_query_plan(read(path), "recent")
+        topic = plan.result_topic(2)
+        assert (topic is not None) == bool(setting)
+        if topic is not None:
+            assert (topic.name, topic.partitions) == ("shop.__stream_queries.recent.g2", 1)
+            assert topic.config["cleanup.policy"] == "compact"
+        definitions.append(plan.definition(plan.streams))
+    # A result whose topic lacks its first rows would be no whole one: it is built again.
+    assert definitions[1] == definitions[2] == {**definitions[0], "topic": True}
+    assert plan.query.webhook is not None
+    assert plan.query.webhook.url_file == tmp_path / "hook"
+
+
 PATTERN = """
 [stream_queries.twice]
 sink = "warehouse"
@@ -166,7 +184,13 @@ def test_a_query_may_be_read_twice() -> None:
         (('key = ["id"]', 'key = ["id", "id"]'), "stream_queries.recent.key: names a column twice: id"),
         (('key = ["id"]', 'key = ["id"]\ntype = "redis"'), "stream_queries.recent.type: a stream query has the store"),
         (('key = ["id"]', 'key = ["id"]\napply = false'), "stream_queries.recent.apply: a stream query is always"),
-        (('key = ["id"]', 'key = ["id"]\ntopic = true'), "stream_queries.recent.topic: a stream query has no such"),
+        (('key = ["id"]', 'key = ["id"]\ntopic = "rows"'), "stream_queries.recent.topic: must be true or false"),
+        (('key = ["id"]', 'key = ["id"]\nwebhook = { url = "h/x" }'), "stream_queries.recent.webhook.url: "),
+        (
+            ('key = ["id"]', 'key = ["id"]\nwebhook = { url = "https://h/x?token=tell" }'),
+            "stream_queries.recent.webhook.url: holds a password, or an @ that has to be written as %40; use"
+            " stream_queries.recent.webhook.url_file, or $LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL",
+        ),
         (('key = ["id"]', 'key = ["id"]\nurl = "postgresql://a:b@c/d"'), "use login.password_file, or the sink's own"),
         (('sink = "warehouse"', "sink = 3"), "stream_queries.recent.sink: must be the name of a sink"),
         (
@@ -176,7 +200,7 @@ def test_a_query_may_be_read_twice() -> None:
         (('late = "10 minutes"', 'late = "1 day"\nid = ["id", "id"]'), "streams.searches.id: names a column twice: id"),
         (('"web.searches"', '"web searches"'), "streams.searches.topic: a topic's name has up to 249"),
         (("[kafka]", '[verify]\nsinks = ["recent"]\n[kafka]'), "verify.sinks names stream queries, whose results"),
-        (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic has what the results"),
+        (('"web.searches"', '"shop.__stream_queries.recent"'), "streams.searches.topic is one that this pipeline's"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, change: tuple[str, str], problem: str) -> None:

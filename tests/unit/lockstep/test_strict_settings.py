@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, get_args, get_origin
 
-from pydantic import BaseModel, Strict
+from pydantic import BaseModel, Strict, ValidationError
 from pydantic.fields import FieldInfo
 
 from lockstep.config import Config
@@ -37,3 +37,35 @@ def test_no_text_is_taken_for_true_or_false() -> None:
     }
     assert {"StepSettings.without", "WarehouseSettings.synced_at"} <= fields.keys()
     assert [name for name, field in fields.items() if takes_texts(field.annotation, field.metadata)] == []
+
+
+def has_number(kind: Any) -> bool:
+    """Whether a number is wanted, at any depth, and no bool may be there."""
+    parts = list(kinds_of(kind))
+    return bool({int, float} & set(parts)) and bool not in parts
+
+
+def kinds_of(kind: Any) -> Iterator[Any]:
+    yield kind
+    for part in get_args(kind):
+        yield from kinds_of(part)
+
+
+def test_true_is_no_number_in_any_setting() -> None:
+    """Python takes true for 1: `retention_hours = true` would be an hour."""
+    taken = []
+    numbers = 0
+    for model in models_of(Config, set()):
+        for name, field in model.model_fields.items():
+            if not has_number(field.annotation):
+                continue
+            numbers += 1
+            for value in (True, [True], {"a": True}):
+                try:
+                    model.model_validate({field.alias or name: value})
+                except ValidationError as error:
+                    if any(each["loc"][:1] == (field.alias or name,) for each in error.errors()):
+                        continue
+                taken.append(f"{model.__name__}.{name} = {value}")
+    assert numbers > 60
+    assert taken == []

@@ -78,7 +78,7 @@ def test_the_lag_does_not_count_what_it_can_not_know(monkeypatch: pytest.MonkeyP
         "all": RedisSettings(type="redis", url=url),
     }
     with LagCollector(pipeline, sinks) as collector:
-        answers: Any = {name: [(Generation(1, True, None), None, None, None, None, None)] for name in sinks}
+        answers: Any = {name: [(Generation(1, True, None), None, None, None, None, None, None)] for name in sinks}
         ends = collector._topic_ends(answers)
         behind = {name: next(collector._facts(name, answers[name], 0, ends)).records_behind for name in sinks}
     assert behind == {"listed": 7, "all": None}

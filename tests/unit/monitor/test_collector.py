@@ -201,7 +201,7 @@ def test_kafka_is_asked_once_for_all_sinks_in_a_look(monkeypatch: pytest.MonkeyP
     }
     with LagCollector(pipeline, sinks) as collector:
         progress = Progress({(_TOPIC, 0): 4}, 0, 0, 0, {})
-        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None, None)] for name in sinks}
+        answers: Any = {name: [(Generation(1, True, None), progress, None, None, None, None, None)] for name in sinks}
         ends = collector._topic_ends(answers)
         facts = {name: next(collector._facts(name, answer, 0, ends)) for name, answer in answers.items()}
     assert asked == ["partitions", "ends"]

@@ -5,6 +5,7 @@ from functools import partial
 
 from cdc.protocol.control_records import Gap
 from monitor.lag import has_all_of_kafka, report
+from monitor.visible import Visible
 from tests.lag import sink_facts, source_facts
 
 NOW_MS = 1_700_000_010_000
@@ -25,6 +26,7 @@ def test_each_stage_is_measured_against_the_end_of_the_wal() -> None:
         ("WAL end", 0, 0.0, None),
         ("received", 100, 2.0, None),
         ("in Kafka", 200, 2.0, None),
+        ("read: cache", 400, 5.0, 7),
         ("applied: cache", 400, 5.0, 7),
     ]
 
@@ -62,7 +64,8 @@ def test_what_was_published_counts_as_received_while_capture_is_down() -> None:
 
 def test_a_generation_that_readers_do_not_see_has_its_number_with_it() -> None:
     lag = report(_source(), [_sink(), _sink(generation=2, is_live=False, rejected=4)], now_ms=NOW_MS)
-    assert [stage.name for stage in lag.stages[3:]] == ["applied: cache", "applied: cache g2"]
+    names = ["read: cache", "applied: cache", "read: cache g2", "applied: cache g2"]
+    assert [stage.name for stage in lag.stages[3:]] == names
     assert lag.rejected == {"cache": 0, "cache g2": 4}
     *_, stage = lag.to_json()["stages"]
     assert (stage["sink"], stage["generation"], stage["live"]) == ("cache", 2, False)
@@ -111,8 +114,8 @@ def test_wal_that_has_nothing_for_us_puts_nobody_behind() -> None:
     idle = _source(complete_lsn=1000)
     has_all = _sink(watermark_lsn=800, records_behind=0)
     stages = report(idle, [has_all], now_ms=NOW_MS).stages
-    assert [(stage.bytes_behind, stage.seconds_behind) for stage in stages] == [(0, 0.0)] * 4
-    assert stages[3].lsn == 1000, "everything that committed up to there is applied"
+    assert [(stage.bytes_behind, stage.seconds_behind) for stage in stages] == [(0, 0.0)] * 5
+    assert stages[-1].lsn == 1000, "everything that committed up to there is applied"
 
 
 def test_a_sink_that_lacks_something_of_kafka_is_behind_on_an_idle_source_too() -> None:
@@ -127,7 +130,7 @@ def test_a_sink_that_lacks_something_of_kafka_is_behind_on_an_idle_source_too() 
 def test_what_a_stage_lacks_is_no_older_than_the_look_that_found_it_complete() -> None:
     source = _source(complete_lsn=900, complete_ms=NOW_MS - 300)
     late = _sink(complete_ms=NOW_MS - 1300)
-    _, received, in_kafka, applied = report(source, [late], now_ms=NOW_MS).stages
+    _, received, in_kafka, _, applied = report(source, [late], now_ms=NOW_MS).stages
     assert (received.seconds_behind, in_kafka.seconds_behind, applied.seconds_behind) == (0.3, 0.3, 1.3)
     assert in_kafka.lsn == 900
     (*_, applied) = report(source, [_sink(watermark_lsn=800, records_behind=0)], now_ms=NOW_MS).stages
@@ -136,5 +139,38 @@ def test_what_a_stage_lacks_is_no_older_than_the_look_that_found_it_complete() -
 
 def test_what_capture_said_before_it_was_published_to_anybody_says_nothing_of_a_sink() -> None:
     none_published = _source(published_lsn=None, published_commit_time_ms=None, complete_lsn=1000)
-    _, _, in_kafka, applied = report(none_published, [_sink(records_behind=0)], now_ms=NOW_MS).stages
+    _, _, in_kafka, _, applied = report(none_published, [_sink(records_behind=0)], now_ms=NOW_MS).stages
     assert (in_kafka.lsn, applied.lsn) == (None, 600)
+
+
+def test_what_a_job_has_read_and_not_applied_lies_with_it() -> None:
+    sink = _sink(read_lsn=700, read_commit_time_ms=NOW_MS - 3000, in_hand=5)
+    *_, read, applied = report(_source(), [sink], now_ms=NOW_MS).stages
+    assert (read.name, read.lsn, read.bytes_behind, read.seconds_behind, read.events_behind) == (
+        "read: cache", 700, 300, 3.0, 2,
+    )  # fmt: skip
+    assert (applied.lsn, applied.events_behind) == (600, 7)
+    assert (read.sink, applied.sink) == (None, sink), "each generation comes once"
+    (told,) = [stage for stage in report(_source(), [sink], now_ms=NOW_MS).to_json()["stages"] if "job" in stage]
+    assert told["stage"] == "applied: cache"
+
+
+def test_what_was_applied_was_read_whatever_the_job_told_last() -> None:
+    *_, read, applied = report(_source(), [_sink(read_lsn=500, in_hand=0)], now_ms=NOW_MS).stages
+    assert (read.lsn, read.events_behind) == (applied.lsn, applied.events_behind)
+
+
+def test_what_queries_do_not_find_yet_is_a_stage_of_its_own() -> None:
+    waits = _sink(visible=Visible(False, 550, NOW_MS - 6000, unseen=3))
+    *_, applied, visible = report(_source(), [waits], now_ms=NOW_MS).stages
+    assert (visible.name, visible.lsn, visible.bytes_behind, visible.seconds_behind, visible.events_behind) == (
+        "visible: cache", 550, 450, 6.0, 10,
+    )  # fmt: skip
+    *_, applied, visible = report(_source(), [_sink(visible=Visible(True, 600, unseen=0))], now_ms=NOW_MS).stages
+    assert (visible.lsn, visible.seconds_behind, visible.events_behind) == (
+        applied.lsn, applied.seconds_behind, applied.events_behind,
+    )  # fmt: skip
+    *_, visible = report(_source(), [_sink(visible=Visible(False))], now_ms=NOW_MS).stages
+    assert (visible.lsn, visible.seconds_behind, visible.events_behind) == (None, None, None), "nobody knows"
+    building = _sink(visible=Visible(True), is_live=False, generation=2)
+    assert report(_source(), [building], now_ms=NOW_MS).stages[-1].name == "applied: cache g2", "nobody queries it"

@@ -14,6 +14,7 @@ from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
+from monitor.visible import Visible
 from tests.lag import NOW_MS, sink_facts, source_facts
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -57,7 +58,7 @@ def _worst(lag: LagReport) -> Stage:
 
 def test_an_idle_pipeline_is_current_for_ever() -> None:
     lag = Watching().watch(_source(), _sink(), seconds=100)
-    assert _states(lag) == [StageState.CURRENT] * 4
+    assert _states(lag) == [StageState.CURRENT] * 5
     assert lag.worst is None
 
 
@@ -210,7 +211,7 @@ def test_a_sink_that_applies_nothing_hangs_and_the_others_do_not() -> None:
     worst = _worst(lag)
     assert (worst.name, worst.state) == ("applied: cache", StageState.STALLED)
     assert "its job lives" in (worst.reason or "")
-    assert _states(lag)[4] is StageState.CURRENT
+    assert _states(lag)[-1] is StageState.CURRENT
 
 
 def test_first_rows_take_their_time_unless_the_job_is_silent_or_waits_for_a_lock() -> None:
@@ -221,7 +222,7 @@ def test_first_rows_take_their_time_unless_the_job_is_silent_or_waits_for_a_lock
     for second in range(600):
         lag = watching.look(_source(), first(second))
         assert lag.worst is None
-    assert (lag.stages[3].state, lag.stages[3].reason) == (StageState.BUILDING, "its first rows are being loaded")
+    assert (lag.stages[4].state, lag.stages[4].reason) == (StageState.BUILDING, "its first rows are being loaded")
     assert _worst(watching.look(_source(), first(600))).state is StageState.STALLED
     assert _worst(Watching().watch(_source(), first(1))).state is StageState.STALLED, "no sign of life"
     watching = Watching()
@@ -297,7 +298,7 @@ def test_a_sink_without_a_job_is_in_the_state_of_its_job(job: JobStatus, state: 
 
 def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None:
     waiting = _sink(watermark_lsn=900)
-    assert _states(Watching().watch(_source(), waiting, copying=True))[3] is StageState.BUILDING
+    assert _states(Watching().watch(_source(), waiting, copying=True))[4] is StageState.BUILDING
     assert Watching().watch(_source(), _behind(), left_out={"cache"}).worst is None
 
 
@@ -311,16 +312,16 @@ def test_a_source_that_does_not_answer_is_to_blame_from_the_first_stage_on() -> 
     assert again[0].since_ms == NOW_MS, "since the first time"
     never = LagReport(unreachable(None, ["cache"], "no answer", now_ms=NOW_MS), None, None, {})
     assert _worst(never).name == "WAL end"
-    assert never.stages[3].name == "applied: cache", "no sink may pass for one that isn't there"
+    assert never.stages[4].name == "applied: cache", "no sink may pass for one that isn't there"
 
 
 def test_while_kafka_is_silent_the_source_and_the_sinks_tell_what_they_know() -> None:
     watching = Watching()
     sinks = (_sink(watermark_lsn=900, records_behind=None), _sink("search", job=JobStatus(JobState.STOPPED)))
     lag = watching.watch(_source(wal_end=1200), *sinks, silent_kafka="no answer")
-    end, received, in_kafka, cache, search = lag.stages
-    assert [stage.lsn for stage in lag.stages] == [1200, 1000, 1000, 900, 1000]
-    assert [stage.bytes_behind for stage in lag.stages] == [0, 200, 200, 300, 200]
+    end, received, in_kafka, _, cache, _, search = lag.stages
+    assert [stage.lsn for stage in lag.stages] == [1200, 1000, 1000, 900, 900, 1000, 1000]
+    assert [stage.bytes_behind for stage in lag.stages] == [0, 200, 200, 300, 300, 200, 200]
     assert end.state is StageState.CURRENT
     for stage in (in_kafka, cache):
         assert (stage.state, stage.reason, stage.events_behind) == (StageState.UNKNOWN, "no answer", None)
@@ -436,3 +437,67 @@ def test_a_building_whose_job_gives_no_sign_of_life_hangs() -> None:
 def test_a_view_that_is_built_hangs_as_any_sink_does() -> None:
     sink = _sink(is_view=True, records_behind=5, view=_told(1, building=False))
     assert Watching().watch(_source(), sink).stages[-1].state is StageState.STALLED
+
+
+def test_a_job_with_nothing_in_hand_hangs_where_it_reads_and_has_applied_all() -> None:
+    lag = Watching().watch(_source(), _behind(in_hand=0))
+    worst = _worst(lag)
+    assert (worst.name, worst.state) == ("read: cache", StageState.STALLED)
+    assert "has read nothing of what is in Kafka" in (worst.reason or "")
+    assert worst.since_ms == NOW_MS + 1000
+    assert _states(lag)[-1] is StageState.CURRENT, "it has all of the stage that hangs"
+
+
+def test_a_job_that_has_read_what_it_does_not_apply_hangs_where_it_applies() -> None:
+    lag = Watching().watch(_source(), _behind(in_hand=3))
+    worst = _worst(lag)
+    assert (worst.name, worst.state) == ("applied: cache", StageState.STALLED)
+    assert _states(lag)[3] is StageState.CURRENT
+
+
+def test_a_job_whose_process_hangs_does_so_where_it_was() -> None:
+    job = JobStatus(JobState.RUNNING, last_sign_ms=1)
+    for in_hand, stage in ((0, "read: cache"), (3, "applied: cache"), (None, "applied: cache")):
+        worst = _worst(Watching().watch(_source(), _behind(in_hand=in_hand, job=job)))
+        assert (worst.name, worst.state) == (stage, StageState.STALLED)
+        assert "its process hangs" in (worst.reason or "")
+
+
+def test_a_lock_in_the_store_is_no_matter_of_reading() -> None:
+    worst = _worst(Watching().watch(_source(), _behind(in_hand=0), blocked={"cache": "pid 9 (dbt)"}))
+    assert worst.name == "applied: cache"
+
+
+def test_of_a_sink_without_a_job_the_applied_stage_says_why_and_the_one_of_reading_is_so_too() -> None:
+    lag = Watching().look(_source(), _behind(job=JobStatus(JobState.STOPPED, 5, "refused", "do this")))
+    read, applied = lag.stages[3:]
+    assert (read.state, read.reason) == (StageState.STOPPED, None)
+    assert (applied.state, applied.reason) == (StageState.STOPPED, "refused")
+    assert _worst(lag).name == "applied: cache"
+
+
+def _unseen(lsn: int = 900) -> SinkFacts:
+    return _sink(visible=Visible(False, lsn, NOW_MS, unseen=2))
+
+
+def test_what_was_applied_and_is_shown_by_no_refresh_hangs_there() -> None:
+    watching = Watching()
+    lag = watching.watch(_source(), _unseen(), refresh_s={"cache": 0.2}, seconds=STALLED_S)
+    assert lag.worst is None
+    worst = _worst(watching.watch(_source(), _unseen(), refresh_s={"cache": 0.2}))
+    assert (worst.name, worst.state) == ("visible: cache", StageState.STALLED)
+    assert "refresh_interval" in (worst.hint or "")
+    assert watching.look(_source(), _sink(visible=Visible(True, 1000, NOW_MS, 0))).worst is None
+
+
+def test_a_store_has_as_long_for_a_refresh_as_its_settings_say() -> None:
+    watching = Watching()
+    assert watching.watch(_source(), _unseen(), refresh_s={"cache": 60.0}, seconds=60).worst is None
+    assert _worst(watching.watch(_source(), _unseen(), refresh_s={"cache": 60.0})).name == "visible: cache"
+
+
+def test_a_store_that_goes_on_showing_something_does_not_hang() -> None:
+    watching = Watching()
+    for lsn in range(900, 950):
+        signs: dict[str, Hashable] = {"visible: cache": lsn}
+        assert watching.look(_source(), _unseen(lsn), signs=signs).worst is None

@@ -83,18 +83,23 @@ def test_a_store_that_refuses_is_told_with_what_it_said_last_and_asked_again(que
         assert [status.generation for status in collector.collect()] == [1]
 
 
-def test_a_store_that_meets_a_bug_is_asked_again(query: Query) -> None:
+def test_a_store_that_meets_a_bug_is_told_without_its_words_and_holds_up_no_other_one(query: Query) -> None:
     query.begin()
+    other = Query("other")
+    other.begin()
 
     def stumble() -> None:
-        raise KeyError("x")
+        raise KeyError("tell-nobody")
 
     query.before = stumble
-    with StreamQueryCollector([query.plan]) as collector:
-        with pytest.raises(KeyError):
-            collector.collect()
+    with StreamQueryCollector([query.plan, other.plan]) as collector:
+        for _ in range(2):
+            stumbling, well = collector.collect()
+            assert (stumbling.state, well.state) == ("unknown", "absent")
+            assert stumbling.reason.startswith("KeyError in ")
+            assert "tell-nobody" not in stumbling.reason
         query.before = lambda: None
-        assert [status.generation for status in collector.collect()] == [1]
+        assert [status.problem for status in collector.collect()] == [None, None]
 
 
 def test_a_store_that_hangs_holds_up_no_other_one(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:

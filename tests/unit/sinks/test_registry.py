@@ -118,7 +118,7 @@ SHAPED: dict[str, dict[str, object]] = {
         "history": ["public.orders"],
         "synced_at": True,
     },
-    "delta": {**COMMON, "partition_by": {"public.orders": ["region", "day"]}},
+    "delta": {**COMMON, "synced_at": True, "partition_by": {"public.orders": ["region", "day"]}},
 }
 
 

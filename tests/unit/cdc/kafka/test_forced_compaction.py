@@ -8,14 +8,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc.kafka.control_topics import StoredRecord
-from cdc.kafka.forced_compaction import ForcedCompaction, Pass, TopicRecord
+from cdc.kafka.forced_compaction import ForcedCompaction, Mark, Pass, TopicRecord
 from cdc.kafka.settings import TopicSettings
 from cdc.model.errors import LockstepError
 
 REMEMBERED = TopicRecord({"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}),))
 
 
-@pytest.mark.parametrize("remembered", [TopicRecord(), REMEMBERED])
+MARKED = TopicRecord(marks=(Mark(5, {0: 3, 1: 8}), Mark(7, {0: 9}), Mark(9, {0: 12, 1: 20})))
+
+
+@pytest.mark.parametrize("remembered", [TopicRecord(), REMEMBERED, MARKED])
 def test_what_is_remembered_is_read_back(remembered: TopicRecord) -> None:
     assert TopicRecord.from_record(StoredRecord(remembered.to_bytes(), "it")) == remembered
 
@@ -31,6 +34,30 @@ def test_a_record_was_there_at_the_first_compaction_that_got_beyond_it() -> None
     assert remembered.compacted_since_ms(0, 2) == 5
     assert remembered.compacted_since_ms(0, 3) == 7
     assert remembered.compacted_since_ms(1, 4) is None
+
+
+def test_what_an_earlier_version_has_remembered_has_no_marks() -> None:
+    assert TopicRecord.from_record(StoredRecord(b'{"format":1,"settings":null,"passes":[]}', "it")) == TopicRecord()
+
+
+def test_the_newest_mark_that_is_old_enough_counts_in_each_partition() -> None:
+    assert MARKED.ripe_marks([0, 1], before_ms=8) == {0: 9, 1: 8}
+    assert MARKED.ripe_marks([1, 2], before_ms=100) == {1: 20}
+    assert MARKED.ripe_marks([0], before_ms=5) == {}
+
+
+def test_of_the_marks_that_are_old_enough_one_is_kept_and_all_younger_ones() -> None:
+    kept = MARKED.with_mark(Mark(11, {0: 30}), before_ms=8)
+    assert kept.marks == (Mark(7, {0: 9, 1: 8}), Mark(9, {0: 12, 1: 20}), Mark(11, {0: 30}))
+    assert [mark.at_ms for mark in MARKED.with_mark(Mark(11, {0: 30}), before_ms=0).marks] == [5, 7, 9, 11]
+
+
+def test_who_comes_often_finds_a_mark_that_is_old_enough_in_the_end() -> None:
+    remembered = TopicRecord()
+    for at_ms in range(1_000):
+        remembered = remembered.with_mark(Mark(at_ms, {0: at_ms}), before_ms=at_ms - 500)
+    assert len(remembered.marks) <= 101
+    assert remembered.ripe_marks([0], before_ms=500)
 
 
 def test_settings_of_a_topic_that_may_not_be_seen_are_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 """Which of the client's own settings can be given."""
 
 import pytest
+from confluent_kafka import Producer
 from pydantic import ValidationError
 
-from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.client import new_client
+from cdc.kafka.settings import KAFKA_PASSWORD_VARIABLE, KafkaSettings
 from jobs.spark.source import kafka_options
 
 
@@ -30,6 +32,7 @@ def test_settings_of_the_connection_reach_both_clients_in_their_words() -> None:
         "enable.ssl.certificate.verification",
         "isolation.level",
         "partitioner",
+        "sasl.oauthbearer.client.secret",
         "sasl.password",
         "security.protocol",
         "ssl.endpoint.identification.algorithm",
@@ -39,3 +42,67 @@ def test_settings_of_the_connection_reach_both_clients_in_their_words() -> None:
 def test_what_the_promise_or_the_trust_rests_on_cant_be_changed(name: str) -> None:
     with pytest.raises(ValidationError, match=f"can't be set here: {name}"):
         settings(**{name: "none"})
+
+
+_ENDPOINT = "sasl.oauthbearer.token.endpoint.url"
+
+
+def oauthbearer(*command: str, **librdkafka: str | int) -> KafkaSettings:
+    return KafkaSettings(
+        bootstrap_servers="kafka:9092",
+        security_protocol="sasl_ssl",
+        sasl_mechanism="OAUTHBEARER",
+        username="lockstep",
+        password_command=command or None,
+        librdkafka=librdkafka,
+    )
+
+
+def test_the_client_gets_a_token_by_itself_from_a_server_of_openid_connect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(KAFKA_PASSWORD_VARIABLE, "geheim")
+    given = {"sasl.oauthbearer.method": "oidc", _ENDPOINT: "https://login.example/token"}
+    client = oauthbearer(**given).client()
+    expected = {
+        **given,
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.client.id": "lockstep",
+        "sasl.oauthbearer.client.secret": "geheim",
+    }
+    assert expected.items() <= client.items()
+    assert "sasl.password" not in client
+    new_client(Producer, client)
+
+
+@pytest.mark.parametrize(
+    ("command", "librdkafka", "told"),
+    [
+        ((), {}, "needs one of both: password_command"),
+        (("a",), {"sasl.oauthbearer.method": "oidc"}, "needs one of both: password_command"),
+        ((), {"sasl.oauthbearer.method": "oidc", _ENDPOINT: "http://login.example/token"}, "has to begin with https"),
+    ],
+)
+def test_a_token_has_one_way_to_come_and_no_secret_goes_out_in_plain_text(
+    command: tuple[str, ...], librdkafka: dict[str, str | int], told: str
+) -> None:
+    with pytest.raises(ValidationError, match=told):
+        oauthbearer(*command, **librdkafka)
+
+
+def test_what_only_oauthbearer_uses_is_refused_elsewhere() -> None:
+    with pytest.raises(
+        ValidationError, match=r"sasl\.oauthbearer\.method, which only sasl_mechanism 'OAUTHBEARER' uses"
+    ):
+        settings(**{"sasl.oauthbearer.method": "oidc"})
+    with pytest.raises(ValidationError, match="doesn't use password_command"):
+        KafkaSettings(bootstrap_servers="kafka:9092", password_command=("a",))
+
+
+def test_sparks_own_client_has_the_password_that_a_command_prints() -> None:
+    kafka = KafkaSettings(
+        bootstrap_servers="kafka:9092",
+        security_protocol="sasl_ssl",
+        sasl_mechanism="PLAIN",
+        username="lockstep",
+        password_command=("printf", "geheim"),
+    )
+    assert 'password="geheim"' in kafka_options(kafka)["kafka.sasl.jaas.config"]

@@ -30,13 +30,15 @@ def test_rare_kinds_are_summed_up() -> None:
 
 
 def test_as_many_as_allowed_may_be_open() -> None:
-    check_open("search", 2, ["no"] * 3, max_open=3)
+    check_open("search", 2, [("t", "no")] * 3, max_open=3)
     check_open("search", 2, [], max_open=0)
 
 
 def test_one_more_stops_the_job_and_says_why_and_what_to_do() -> None:
     with pytest.raises(LockstepError) as caught:
-        check_open("search", 2, ["no room for 1 byte", "no room for 2 byte", "too old"], max_open=2)
+        check_open(
+            "search", 2, [("t", "no room for 1 byte"), ("t", "no room for 2 byte"), ("u", "too old")], max_open=2
+        )
     error = caught.value
     assert "'search', generation 2" in error.message
     assert "2 x no room for N byte; 1 x too old" in error.message

@@ -48,9 +48,9 @@ def test_the_reasons_are_those_of_what_would_be_open() -> None:
     job = known((ROW, 1), (OTHER, 2))
     again = replace(EVENT, tag=TAGS[3], reason="again")
     elsewhere = replace(EVENT, key=b'{"id":3}', reason="elsewhere")
-    assert job.reasons_with([again, elsewhere], [OTHER]) == ["again", "elsewhere"]
+    assert [reason for _, reason in job.open_with([again, elsewhere], [OTHER])] == ["again", "elsewhere"]
     # Void in an older version and rejected in a newer one.
-    assert job.reasons_with([again], [ROW]) == ["reason 2", "again"]
+    assert [reason for _, reason in job.open_with([again], [ROW])] == ["reason 2", "again"]
 
 
 def test_a_job_reports_the_dead_letters_that_it_cannot_read() -> None:

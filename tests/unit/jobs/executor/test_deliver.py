@@ -5,12 +5,18 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import Position
+from cdc.model.table import TableName
 from jobs.executor import deliver as delivery
 from jobs.executor.deliver import portions
-from jobs.executor.result import RejectedEvent, Result
+from jobs.executor.result import Failure, RejectedEvent, Result, TablesRefused, check_rejections
+from jobs.executor.task_input import StepsInput, Task
+from sinks.contract import Batch, Outcome
 from sinks.memory import MemorySink, MemoryStore
-from tests.task_records import ORDERS, TOPIC, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
+from tests.builders import table
+from tests.events import key_bytes, value_bytes
+from tests.task_records import ORDERS, TOPIC, Record, Recording, batch_of, put, refuse_twos, rows, run, task, tombstone
 
 
 def test_events_are_applied_and_counted(store: MemoryStore) -> None:
@@ -141,3 +147,79 @@ def test_of_a_row_that_is_rejected_and_comes_again_in_a_later_window_the_newer_v
     windows = [[put(2, "b", lsn=16)], [put(3, "b", lsn=32)], [put(2, again, lsn=24)]]
     delivered = run(replace(task(sink), window_bytes=1), *windows)
     assert [f"b {int(event.tag[4:20], 16)}" for event in delivered.rejected] == kept
+
+
+ITEMS = table(name=TableName("public", "items"))
+ITEMS_TOPIC = "shop.public.items"
+
+
+class RefusesTables(Recording):
+    """Takes nothing of these tables, as one that somebody has put a trigger on."""
+
+    def __init__(self, store: MemoryStore, *names: TableName, error: LockstepError | None = None) -> None:
+        super().__init__(store)
+        self.prepare([ITEMS])
+        self._names, self._error = names, error
+
+    def apply(self, batch: Batch) -> Outcome:
+        for event in batch.events:
+            if event.table in self._names:
+                raise self._error or LockstepError(f"no room in {event.table}", hint="make some")
+        return super().apply(batch)
+
+
+def of_two_tables(sink: RefusesTables) -> Task:
+    return replace(
+        task(sink, sink.claim()),
+        tables={TOPIC: ORDERS.name, ITEMS_TOPIC: ITEMS.name},
+        shapes={ORDERS.name: ORDERS, ITEMS.name: ITEMS},
+    )
+
+
+def both(lsn: int = 8) -> tuple[Record, Record]:
+    mine, row = put(1, "a", lsn=lsn), {"id": 1, "note": "a"}
+    value = value_bytes(ITEMS, "u", row, lsn=lsn, seq=1, commit_time_ms=lsn * 10)
+    return mine, (key_bytes(ITEMS, row), value, ITEMS_TOPIC, *mine[3:])
+
+
+def test_a_table_that_the_destination_refuses_is_told_apart_from_those_that_it_takes(store: MemoryStore) -> None:
+    sink = RefusesTables(store, ITEMS.name)
+    delivered = run(of_two_tables(sink), both())
+    assert delivered.failures == [Failure("LockstepError", "no room in public.items", "make some", table=ITEMS.name)]
+    assert rows(store) == {1: "a"}
+    assert [batch.next_offsets for batch in sink.batches] == [{}], "the batch comes again as a whole"
+    assert delivered.next_offsets == {}
+
+
+def test_each_of_several_tables_has_its_own_reason(store: MemoryStore) -> None:
+    delivered = run(of_two_tables(RefusesTables(store, ITEMS.name, ORDERS.name)), both())
+    assert [(failure.table, failure.message) for failure in delivered.failures] == [
+        (ITEMS.name, "no room in public.items"),
+        (ORDERS.name, "no room in public.orders"),
+    ]
+
+
+@pytest.mark.parametrize("error", [Unavailable("it is down"), Fenced("another job"), PositionMismatch("a gap")])
+def test_what_is_no_matter_of_a_table_is_told_as_it_is(store: MemoryStore, error: LockstepError) -> None:
+    delivered = run(of_two_tables(RefusesTables(store, ITEMS.name, error=error)), both())
+    assert [(failure.message, failure.table) for failure in delivered.failures] == [(error.message, None)]
+
+
+def test_nothing_of_a_consistent_sink_is_applied_table_by_table(store: MemoryStore) -> None:
+    sink = RefusesTables(store, ITEMS.name)
+    delivered = run(replace(of_two_tables(sink), steps=StepsInput("progress", "shop")), both())
+    assert [(failure.message, failure.table) for failure in delivered.failures] == [("no room in public.items", None)]
+    assert sink.batches == []
+
+
+def test_too_many_rejections_of_one_table_are_a_matter_of_that_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.executor.result.REJECTIONS_MAX", 2)
+    refused = [RejectedEvent(Position(topic, 0, 0), b"", None, "", why) for topic, why in (("a", "x"), ("b", "y"))]
+    check_rejections("s", refused, {"b": ITEMS.name})
+    with pytest.raises(TablesRefused) as caught:
+        check_rejections("s", [*refused, refused[1]], {"b": ITEMS.name})
+    assert list(caught.value.errors) == [ITEMS.name]
+    assert "first reason: y" in caught.value.message
+    with pytest.raises(LockstepError) as of_all:
+        check_rejections("s", [*refused, refused[1]])
+    assert not isinstance(of_all.value, TablesRefused)

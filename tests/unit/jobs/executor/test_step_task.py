@@ -1,5 +1,6 @@
 """What a step of a consistent sink has in it: all that is below a cut, and nothing of what is beyond."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
@@ -237,7 +238,9 @@ def test_each_event_of_an_append_only_table_is_in_one_step(bank: MemoryStore, wi
 
 def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(bank: MemoryStore) -> None:
     told: list[Told] = []
-    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    steps = Steps(
+        bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
+    )
     now_s = steps.run._told_s
 
     def says() -> Told:
@@ -248,7 +251,7 @@ def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(ban
 
     assert not says().is_at_work
     steps.read("a", (1, 10, 16))
-    assert says() == Told(has_got_on=True)
+    assert says() == Told(has_got_on=True, read={("a", 0): 1, ("b", 0): 0})
     assert not says().is_at_work, "nothing comes"
     steps.committed(24, a=1, b=1)
     assert not says().is_at_work, "what the record asks for doesn't come"
@@ -260,7 +263,9 @@ def test_the_driver_hears_that_a_step_is_read_while_nothing_of_it_is_applied(ban
 def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore) -> None:
     """All that is published is read. Whoever reads it again has to wait as well."""
     told: list[Told] = []
-    steps = Steps(bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False))
+    steps = Steps(
+        bank, line=SimpleNamespace(tell=told.append, is_over=lambda: False, at_work_on=lambda _: nullcontext())
+    )
     record = ProgressRecord(24, 24, {"a": (0,)}, EPOCH, uncopied=("b",))
     steps.run._log.add_record(record)
     steps.run._take(0.0)
@@ -271,7 +276,7 @@ def test_a_step_that_waits_for_the_copy_of_a_table_is_at_work(bank: MemoryStore)
 def test_the_driver_hears_that_a_step_is_written(bank: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Told] = []
     monkeypatch.setattr(step_task, "ALIVE_S", 0.0)
-    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append))
+    steps = Steps(bank, window_bytes=SMALL, line=SimpleNamespace(tell=told.append, at_work_on=lambda _: nullcontext()))
     steps.read("a", (1, 10, 16))
     steps.read("b", (1, -10, 16))
     steps.committed(24, a=1, b=1)

@@ -1,17 +1,17 @@
 """Rows of a stream query on their way to a sink."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import orjson
-import pyarrow as pa
 import pytest
 
+from cdc.model.errors import LockstepError
 from cdc.model.event import RowEvent
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from jobs.executor.open_sinks import close_sink
-from jobs.executor.result import Result, from_arrow
-from jobs.executor.stream_results import REPEATED, apply_results, batch_tag, distinct, read_row, why_unfit
-from jobs.executor.task_input import Task
+from jobs.executor.result import REJECTIONS_MAX, RejectedEvent, Result
+from jobs.executor.stream_results import REPEATED, apply_rows, batch_tag, distinct, read_row, why_unfit
+from jobs.executor.task_input import StreamInput, Task
 from jobs.streams.settings import column_of
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -76,8 +76,26 @@ def test_tags_grow_with_the_batches() -> None:
     assert len(set(tags)) == len(tags)
 
 
+class Topics:
+    """What goes to the topics, and is confirmed at once."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[bytes, bytes, str]] = []
+        self.aside: list[RejectedEvent] = []
+        self.flushed = 0
+
+    def write_row(self, key: bytes, row: bytes, tag: str) -> None:
+        self.rows.append((key, row, tag))
+
+    def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
+        self.aside += refused
+
+    def flush(self) -> None:
+        self.flushed = len(self.rows) + len(self.aside)
+
+
 class Applied:
-    """A store, and batches that are applied to it."""
+    """A store and topics, and batches that are applied to them."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -86,13 +104,16 @@ class Applied:
         self.sink.prepare([ROWS])
         self.task = Task(
             "q", RedisSettings(), 1, 0, {}, {NAME: ROWS}, 0, 1.0, "run",
+            stream=StreamInput("q", {}, "side", 4096, "result", 500),
             open=lambda _name, _settings, number: open_memory(self.store, number, refuse=self.refuse),
         )  # fmt: skip
 
-    def apply(self, batch_id: int, *rows: str) -> Result:
-        batch = pa.RecordBatch.from_pydict({"row": list(rows)})
-        (result,) = apply_results(self.task, ROWS, batch_id, [batch])
-        return from_arrow(pa.Table.from_batches([result]))
+    def apply(self, batch_id: int, *rows: str) -> tuple[Result, Topics]:
+        topics, result = Topics(), Result()
+        apply_rows(self.task, ROWS, batch_id, [read_row(row, ROWS) for row in rows], topics, result)
+        assert topics.flushed == len(topics.rows) + len(topics.aside)
+        assert (result.rows, result.set_aside) == (len(rows), len(topics.aside))
+        return result, topics
 
     @property
     def names(self) -> dict[int, str]:
@@ -106,39 +127,55 @@ def applied() -> Iterator[Applied]:
     close_sink(made.task)
 
 
-def test_a_batch_that_is_done_again_changes_nothing(applied: Applied) -> None:
-    first = applied.apply(3, text(1), text(2))
-    again = applied.apply(3, text(2), text(1))
-    assert (first.applied, first.stale, first.rejected) == (2, 0, [])
-    assert (again.applied, again.stale, again.rejected) == (0, 2, [])
+def test_a_batch_that_is_done_again_changes_nothing_and_tells_the_same(applied: Applied) -> None:
+    first, told = applied.apply(3, text(1), text(2))
+    again, told_again = applied.apply(3, text(2), text(1))
+    assert (first.applied, first.stale, told.aside) == (2, 0, [])
+    assert (again.applied, again.stale, told_again.aside) == (0, 2, [])
     assert applied.names == {1: "a", 2: "a"}
+    assert sorted(told.rows) == sorted(told_again.rows)
+    assert [key for key, _, _ in told.rows] == [b'{"id":1}', b'{"id":2}']
+    assert orjson.loads(told.rows[0][1])["name"] == "a"
 
 
 def test_a_row_of_a_key_that_is_there_stays_and_the_other_is_refused(applied: Applied) -> None:
     applied.apply(3, text(1, "first"))
-    result = applied.apply(4, text(1, "second"), text(2, "other"))
+    _, told = applied.apply(4, text(1, "second"), text(2, "other"))
     assert applied.names == {1: "first", 2: "other"}
-    ((row),) = result.rejected
+    (row,) = told.aside
     assert (row.key, row.reason) == (b'{"id":1}', REPEATED)
     assert row.value is not None
     assert orjson.loads(row.value)["name"] == "second"
+    assert [key for key, _, _ in told.rows] == [b'{"id":2}']
 
 
-def test_a_row_that_the_store_refuses_does_not_keep_others_back(applied: Applied) -> None:
+def test_a_row_that_the_store_refuses_does_not_keep_others_back_and_is_on_no_topic(applied: Applied) -> None:
     applied.refuse = lambda event: "too long" if event.key == {"id": 1} else None
-    result = applied.apply(3, text(1), text(2))
+    _, told = applied.apply(3, text(1), text(2))
     assert applied.names == {2: "a"}
-    assert [(row.key, row.reason) for row in result.rejected] == [(b'{"id":1}', "too long")]
+    assert [(row.key, row.reason) for row in told.aside] == [(b'{"id":1}', "too long")]
+    assert [key for key, _, _ in told.rows] == [b'{"id":2}']
 
 
 def test_a_row_that_postgresql_can_not_have_stops_no_other_one(applied: Applied) -> None:
-    result = applied.apply(3, text(1, "a\0"), text(1, "b"), text(2, "c"))
-    assert result.failures == []
+    _, told = applied.apply(3, text(1, "a\0"), text(1, "b"), text(2, "c"))
     assert applied.names == {1: "b", 2: "c"}
-    assert [row.key for row in result.rejected] == [b'{"id":1}']
+    assert [row.key for row in told.aside] == [b'{"id":1}']
+
+
+def test_a_row_that_is_too_long_for_the_topic_is_refused_before_the_store_has_it(applied: Applied) -> None:
+    _, told = applied.apply(3, text(1, "x" * 500), text(2))
+    assert applied.names == {2: "a"}
+    assert [row.reason.partition(" don't fit")[2] for row in told.aside] == [" into a record of topic result"]
+
+
+def test_however_many_rows_are_refused_none_stops_the_query(applied: Applied) -> None:
+    result, told = applied.apply(3, *[text(None)] * (REJECTIONS_MAX + 1), text(1))
+    assert applied.names == {1: "a"}
+    assert result.set_aside == len(told.aside) == REJECTIONS_MAX + 1
 
 
 def test_a_result_that_is_ahead_of_its_checkpoint_stops_the_query(applied: Applied) -> None:
     applied.apply(9, text(1))
-    (failure,) = applied.apply(3, text(1)).failures
-    assert "has rows of a later batch than its checkpoint" in failure.message
+    with pytest.raises(LockstepError, match="has rows of a later batch than its checkpoint"):
+        applied.apply(3, text(1))

@@ -1,6 +1,7 @@
 """Who only looks is told whether a job applies to a generation, since when not, and why."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import orjson
 
 from cdc.model.errors import LockstepError
 from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.status import (
     JobState,
     JobStatus,
@@ -19,6 +21,7 @@ from jobs.generations.status import (
     save_takeover,
 )
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
+from tests.builders import table
 from tests.generations import Time
 
 MINUTE_MS = 60_000
@@ -192,3 +195,16 @@ def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
     records.save("g2.heartbeat", f'{{"jobs":{{"x":{{"beats":2,"paused_for":null}}}},"at_ms":{MINUTE_MS}}}')
     found = job_statuses(records, [1, 2], now_ms=MINUTE_MS, still=still, clock=now.clock())
     assert [status.state for status in found.values()] == [JobState.SILENT, JobState.RUNNING]
+
+
+def test_a_job_tells_with_its_sign_of_life_what_it_has_read() -> None:
+    store = MemoryStore()
+    opened = open_memory(store)
+    opened.sink.prepare([table()])
+    lease = GenerationLease(opened, 1)
+    lease.tells(lambda: ReadSoFar(7, 1, 5, 50))
+    lease.claim(opened.sink.claim)
+    now_ms = time.time_ns() // 1_000_000
+    assert job_statuses(opened.records, [1], now_ms=now_ms)[1].read == ReadSoFar(7, 1, 5, 50)
+    lease.end()
+    assert job_statuses(opened.records, [1], now_ms=now_ms)[1].read is None

@@ -24,18 +24,19 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.consistency import Consistency, save_consistency
-from jobs.generations.asides import Aside, AsideState
+from jobs.executor.result import TablesRefused
+from jobs.generations.asides import Aside, AsideState, Order, Wish, load_asides
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others
+from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others, _SetAside
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
 from jobs.report import SinkWaiting
-from sinks.contract import Progress
+from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import table
@@ -125,6 +126,59 @@ def test_a_job_that_may_not_read_some_tables_any_more_begins_again_without_them(
         with pytest.raises(LockstepError, match="not authorized"):
             job.run()
     assert job.queries == queries
+
+
+_A, _B = TableName("public", "a"), TableName("public", "b")
+
+
+def _refusing(refused: list[TableName], store: MemoryStore) -> tuple[SinkJob, OpenedSink, GenerationLease]:
+    """A job whose last query has found that the destination refuses these of two tables."""
+    job = _Job(LockstepError("never"))
+    settings = RedisSettings(type="redis", url=SecretStr("redis://cache"))
+    job._plan = replace(job._plan, settings=settings, tables=[_A, _B])
+    job._refused = TablesRefused({name: LockstepError(f"no room in {name}", hint="make some") for name in refused})
+    opened = open_memory(store)
+    lease = GenerationLease(opened, 1)
+    lease.claim(opened.sink.claim)
+    return job, opened, lease
+
+
+def test_a_table_that_the_destination_refuses_is_set_aside_with_its_reason() -> None:
+    store = prepared_store(1)
+    job, opened, lease = _refusing([_B], store)
+    opened.generations.save_progress(Progress({}, 0, 0, 0, {}))
+    job._obeyed = {_B: Order(Wish.APPLY, 3)}
+    with pytest.raises(_SetAside):
+        job._set_refused_aside(opened, lease)
+    aside = load_asides(opened.records, 1)[_B]
+    assert (aside.state, aside.reason, aside.hint) == (AsideState.FAILED, "no room in public.b", "make some")
+    assert aside.order == 3, "an order that came meanwhile is a newer one, and has it tried again"
+    job._set_refused_aside(opened, lease)
+
+
+@pytest.mark.parametrize(("refused", "has_progress"), [([_A, _B], True), ([_B], False)])
+def test_where_no_table_is_left_or_nothing_was_ever_applied_the_error_is_that_of_the_sink(
+    refused: list[TableName], has_progress: bool
+) -> None:
+    store = prepared_store(1)
+    job, opened, lease = _refusing(refused, store)
+    if has_progress:
+        opened.generations.save_progress(Progress({}, 0, 0, 0, {}))
+    with pytest.raises(LockstepError, match=f"no room in {refused[0]}") as caught:
+        job._set_refused_aside(opened, lease)
+    assert not isinstance(caught.value, TablesRefused)
+    assert load_asides(opened.records, 1) == {}
+
+
+def test_a_refused_table_of_another_shape_is_prepared_again_first(looks: list[bool | Unavailable]) -> None:
+    looks.append(True)
+    job = _Job(TablesRefused({_B: LockstepError("no such column")}))
+    job.run()
+    assert (job.queries, job._refused) == (2, None)
+    looks.append(False)
+    job = _Job(TablesRefused({_B: LockstepError("no room")}))
+    job.run()
+    assert job._refused is not None, "the next query begins with it"
 
 
 def test_what_has_nothing_to_do_with_shapes_is_final_at_once(looks: list[bool | Unavailable]) -> None:

@@ -359,3 +359,24 @@ def test_a_range_is_a_result_as_a_whole_alone() -> None:
     assert is_applied({}, {})
     assert is_applied({P0: 0, P1: 3}, {P1: 3})
     assert not is_applied({P0: 1, P1: 3}, {P1: 4})
+
+
+def test_the_driver_hears_of_what_was_read_once_the_work_on_it_takes_long() -> None:
+    """The task may hang in it. It isn't one of those that the driver answers."""
+    with listening() as driver, DriverLine(driver.path) as line:
+        with line.at_work_on({P0: 7}):
+            until(lambda: driver.told.read == {P0: 7})
+            assert not driver.told.is_at_work, "nothing has got on"
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+        until(lambda: not line.is_over() and line.take_stored() == 1)
+
+
+def test_the_driver_hears_nothing_of_what_is_done_at_once() -> None:
+    with listening() as driver, DriverLine(driver.path) as line:
+        for offset in range(50):
+            with line.at_work_on({P0: offset}):
+                pass
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+        assert driver.told.read == {}

@@ -433,3 +433,13 @@ def test_a_watermark_that_could_not_be_stored_is_stored_once_the_destination_ans
     assert raised is not None
     assert (raised.watermark_lsn, raised) == (100, generations.load_progress())
     assert kept.learn([]) is None
+
+
+def test_what_was_read_is_told_while_the_destination_hangs() -> None:
+    kept, _ = keeper(Progress({(TOPIC, 0): 5}, 100, 7, 0, {}))
+    kept.learn([record(200, 9)])
+    with kept._lock:  # as while a thread stores progress in a destination that doesn't answer
+        kept.read_to({(TOPIC, 0): 9})
+        assert (kept.read_so_far().records, kept.read_so_far().lsn) == (9, 200)
+    assert kept.batch_applied({(TOPIC, 0): 12}, rejected=0).watermark_lsn == 200
+    assert kept.read_so_far().records == 12, "what was applied was read"

@@ -14,8 +14,9 @@ from cdc.model.event import Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
+from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
-from jobs.executor.result import RejectedEvent, Result
+from jobs.executor.result import RejectedEvent, Result, TablesRefused
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
@@ -348,7 +349,7 @@ def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> 
         def __init__(self) -> None:
             self._lease, self._rejections, self._writers = lease, {}, {}
             self._dead_letters = cast("Any", SimpleNamespace(keep=lambda *_, **__: kept.append(1)))
-            self._task = cast("Any", SimpleNamespace(sink="s"))
+            self._task = cast("Any", SimpleNamespace(sink="s", reads_whole_transactions=False, tables={}))
             self._plan = cast("Any", SimpleNamespace(settings=SimpleNamespace(max_open_rejections=1)))
 
     query, result = Hung(), Result(resolved=cast("Any", [1]))
@@ -359,6 +360,32 @@ def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> 
     with pytest.raises(Fenced):
         query._keep_rejections(result)
     assert len(kept) == 1
+
+
+def test_more_open_rejections_than_may_be_are_a_matter_of_the_table_that_most_are_of() -> None:
+    """The others go on without it. A view, or a consistent sink, can't."""
+    too_many = TooManyOpen("too many", hint="discard them", topic="shop.public.orders")
+
+    class Keeping(SinkQuery):
+        def __init__(self, *, is_whole: bool) -> None:
+            def keep(*_: object, **__: object) -> None:
+                raise too_many
+
+            tables = {"shop.public.orders": TableName("public", "orders")}
+            self._lease, self._dead_letters = cast("Any", SimpleNamespace(check=lambda: None)), _namespace(keep=keep)
+            self._task = _namespace(sink="s", reads_whole_transactions=is_whole, tables=tables)
+            self._plan = _namespace(settings=_namespace(max_open_rejections=0))
+
+    result = Result(resolved=cast("Any", [1]))
+    with pytest.raises(TablesRefused) as caught:
+        Keeping(is_whole=False)._keep_rejections(result)
+    assert caught.value.errors == {TableName("public", "orders"): too_many}
+    with pytest.raises(TooManyOpen):
+        Keeping(is_whole=True)._keep_rejections(result)
+
+
+def _namespace(**attributes: object) -> Any:
+    return SimpleNamespace(**attributes)
 
 
 def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_makes_of_it() -> None:

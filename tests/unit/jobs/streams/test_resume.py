@@ -2,9 +2,9 @@
 
 import pytest
 
-from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
+from cdc.model.errors import ConfigurationError, LockstepError
 from jobs.offsets import Offsets
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_topics
+from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
 
 ENDS: Offsets = {("web.searches", 0): 17}
 DONE = Figures(batch=4, watermark_ms=1_000, results=10, late=2, malformed=1, refused=1, state_rows=7, offsets=ENDS)
@@ -81,9 +81,3 @@ def test_columns_of_a_stream_in_another_order_are_another_query() -> None:
     other = {"streams.clicks": {"columns": dict(reversed(columns.items()))}}
     with pytest.raises(ConfigurationError, match=r"begun with other settings: streams\.clicks"):
         check_definition("q", begun, other)
-
-
-def test_a_topic_that_was_recreated_is_refused() -> None:
-    check_topics("q", BEGUN, {"web.searches": "A"})
-    with pytest.raises(PositionMismatch, match=r"topic web\.searches, .* was removed and created again"):
-        check_topics("q", BEGUN, {"web.searches": "B"})

@@ -23,13 +23,14 @@ from lockstep.dashboard.documents import (
     verify_run,
     verify_runs,
 )
-from lockstep.dashboard.model import PipelineState
+from lockstep.dashboard.model import PipelineState, StageFigures
 from lockstep.dashboard.server import health_of
 from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.stream_queries import StreamQueryStatus
 from monitor.verification import Verification, VerifyOutcome
+from monitor.visible import Visible
 from tests.lag import sink_facts, source_facts
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures
@@ -62,15 +63,28 @@ def state_of(lag: LagReport, **options: Any) -> PipelineState:
     return pipeline_state(SUBJECT, lag.to_json(), Rates(), sampled_ms=2_000, **options)
 
 
+def _figures(stage: dict[str, Any]) -> dict[str, Any]:
+    return {name: stage[name] for name in StageFigures.model_fields}
+
+
+def test_a_sink_whose_reading_or_refresh_hangs_is_in_that_state() -> None:
+    waits = sink(watermark_lsn=0x200, records_behind=0, visible=Visible(False, 0x100, 0, unseen=2))
+    state = state_of(looked(source(), waits, seconds=20))
+    assert (state.sinks[0].state, state.sinks[0].events_behind) == ("stalled", 0)
+    assert "no query" in (state.sinks[0].reason or "")
+    assert state.problems[-1].where == "search"
+
+
 def test_the_figures_are_those_of_the_lag_report() -> None:
     lag = looked(source(), sink())
     state, shown = state_of(lag), lag.to_json()
-    in_kafka, applied = shown["stages"][2:]
+    in_kafka, read, applied = shown["stages"][2:]
     for document, stage in ((state.capture, in_kafka), (state.sinks[0], applied)):
         assert document.lsn == stage["lsn"]
         assert document.seconds_behind == stage["seconds_behind"]
         assert document.bytes_behind == stage["bytes_behind"]
     assert state.sinks[0].events_behind == 7
+    assert (state.sinks[0].read, state.sinks[0].visible) == (StageFigures(**_figures(read)), None)
     assert state.source.retained_bytes == 512
     assert state.problems == ()
 

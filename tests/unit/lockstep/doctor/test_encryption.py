@@ -30,6 +30,11 @@ def findings(
         ("ssl", "", None),
         ("sasl_ssl", SASL.format("PLAIN"), None),
         ("sasl_plaintext", SASL.format("PLAIN"), "has a password, which is sent as it is"),
+        (
+            "sasl_plaintext",
+            'sasl_mechanism = "OAUTHBEARER"\npassword_command = ["a"]\n',
+            "has a password, which is sent as it is",
+        ),
         ("sasl_plaintext", SASL.format("SCRAM-SHA-512"), "although it has a password"),
     ],
 )

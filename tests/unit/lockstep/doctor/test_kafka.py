@@ -1,5 +1,7 @@
 """Records that somebody else wrote to our topics."""
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -7,7 +9,8 @@ from cdc.kafka.control_topics import StoredRecord, record_at
 from cdc.kafka.newest_records import NewestRecord
 from cdc.postgres.preflight.finding import Severity
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
-from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings
+from lockstep.config import load
+from lockstep.doctor.kafka import foreign_control_record_findings, foreign_record_findings, token_findings
 from tests.builders import table
 from tests.history import state
 
@@ -88,3 +91,40 @@ def test_control_records_of_others_are_found(topic: str) -> None:
 def test_a_progress_record_of_others_is_found() -> None:
     (what,) = control_findings(OURS, progress=None)
     assert "offset 7 of topic shop.__progress" in what
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "master", "subjects"),
+    [
+        ("OAUTHBEARER", "spark://master:7077", ["sink expensive"]),
+        ("OAUTHBEARER", "local[2]", []),
+        ("PLAIN", "spark://master:7077", []),
+    ],
+)
+def test_what_javas_client_would_read_on_other_machines_is_told_where_it_cant_log_in(
+    tmp_path: Path, mechanism: str, master: str, subjects: list[str]
+) -> None:
+    (tmp_path / "lockstep.toml").write_text(f"""
+[pipeline]
+name = "p"
+[source]
+dsn = "host=x"
+tables = ["public.t"]
+[kafka]
+bootstrap_servers = "k:1"
+security_protocol = "sasl_ssl"
+sasl_mechanism = "{mechanism}"
+username = "u"
+password_command = ["a"]
+[spark]
+master = "{master}"
+[sinks.cache]
+type = "redis"
+[sinks.expensive]
+type = "redis"
+url = "redis://other"
+where = {{ "public.t" = "price > 7" }}
+""")
+    found = token_findings(load(tmp_path / "lockstep.toml"))
+    assert [finding.subject for finding in found] == subjects
+    assert all(finding.severity is Severity.ERROR for finding in found)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from cdc.webhook import WebhookSettings
 from jobs.settings import SparkSettings
-from lockstep.doctor.streams import state_findings, unread_streams
+from lockstep.doctor.streams import state_findings, unread_streams, webhook_findings
 
 
 def test_a_stream_that_no_query_reads_is_told_of() -> None:
@@ -37,3 +38,13 @@ def test_a_cluster_whose_machines_would_each_keep_a_state_is_told_of(
     findings = state_findings(spark, queries)
     assert len(findings) == count
     assert all("spark.checkpoint_directory" in finding.fix for finding in findings)
+
+
+def test_a_webhook_without_an_address_or_a_header_is_told_of_and_nothing_is_sent() -> None:
+    settings = WebhookSettings(headers={"Authorization": "NO_SUCH_TOKEN"})
+    address, header = webhook_findings("recent", settings)
+    assert (address.subject, address.what) == ("stream query recent", "stream_queries.recent.webhook has no address")
+    assert "$LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL" in address.fix
+    assert "NO_SUCH_TOKEN" in header.what
+    (well,) = webhook_findings("recent", WebhookSettings(url="http://127.0.0.1:1/nobody-listens"))
+    assert "nothing was sent" in well.what

@@ -1,21 +1,19 @@
 """lockstep.erase.sinks: what is said of sinks that aren't asked"""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from jobs.generations.record import Generation, Record
+from jobs.generations.record import Generation
 from lockstep.config import Config, read
 from lockstep.erase import sinks
+from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
-from lockstep.erase.sinks import DeletedRow, SinkErasing
+from lockstep.erase.sinks import SinkErasing
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
-from sinks.registry import definition
 from tests.builders import column, progress, table, tag
 
 _FILE = """
@@ -30,40 +28,7 @@ bootstrap_servers = "127.0.0.1:9092"
 type = "redis"
 url = "redis://127.0.0.1:1"
 apply = false
-[views.open]
-sink = "cache"
-key = ["id"]
-sql = "select id from orders"
 """
-
-
-@pytest.mark.parametrize(
-    ("built_over", "table_name", "proven"),
-    [
-        ("orders", "orders", [("view open", False)]),
-        ("orders", "items", []),
-        ("items", "items", [("view open", False)]),
-        (None, "items", [("view open", False)]),
-    ],
-)
-def test_a_view_proves_nothing_of_the_tables_that_it_reads_or_has_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built_over: str | None, table_name: str, proven: Sequence[object]
-) -> None:
-    """Also where a generation that is kept was built with another query, and where nobody can say which one."""
-    path = tmp_path / "lockstep.toml"
-    path.write_text(_FILE)
-    config = read(path)
-
-    def generations(*_: object) -> list[Generation]:
-        if built_over is None:
-            raise Unavailable("redis doesn't answer")
-        path.write_text(_FILE.replace("from orders", f"from {built_over}"))
-        return [Generation(1, is_live=True, record=Record("shop", definition(read(path).sinks["open"])))]
-
-    monkeypatch.setattr(sinks, "list_of", generations)
-    deleted = table(column("id", "int8"), name=TableName("public", table_name))
-    erasing = SinkErasing(config, DeletedRow(deleted, {"id": 1}, "", table_name), timeout_s=1, check=lambda: None)
-    assert [(place.name, place.is_proven) for place in erasing.places("open", only_look=False)] == proven
 
 
 ORDERS = table(column("id", "int8"), name=TableName("public", "orders"))

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from cdc.kafka.forced_compaction import Pass, TopicRecord
+from cdc.kafka.forced_compaction import Mark, Pass, TopicRecord
 from cdc.kafka.key_records import KeyRecord
-from lockstep.erase.topics import TopicRules, leftovers_of, needs_compaction
+from lockstep.erase.topics import RecordWords, TopicRules, leftovers_of, needs_compaction
 
 RULES = TopicRules(is_compacted=True, delete_retention_ms=1_000, min_compaction_lag_ms=0, retention_ms=-1)
 EVENT = KeyRecord(2, 5, 100, is_tombstone=False)
@@ -32,6 +32,23 @@ def test_an_event_goes_with_a_compaction_unless_it_is_too_young_for_one() -> Non
     lagging = replace(RULES, min_compaction_lag_ms=5_000)
     assert leftovers_of([EVENT], lagging, COMPACTED, now_ms=900)[0].until_ms == 5_900
     assert leftovers_of([EVENT], lagging, COMPACTED, now_ms=9_900)[0].until_ms is None
+
+
+def test_where_records_have_to_stay_a_mark_behind_them_says_until_when() -> None:
+    lagging = replace(RULES, min_compaction_lag_ms=5_000)
+    marked = TopicRecord(marks=(Mark(800, {2: 4}), Mark(850, {2: 9}), Mark(899, {2: 20})))
+    event, tombstone = leftovers_of([EVENT, TOMBSTONE], lagging, marked, now_ms=900)
+    assert (event.until_ms, tombstone.until_ms) == (5_850, 6_850)
+    # It was old enough, and the compaction that was asked for didn't come.
+    event, tombstone = leftovers_of([EVENT, TOMBSTONE], lagging, marked, now_ms=5_851)
+    assert (event.until_ms, tombstone.until_ms) == (None, None)
+
+
+def test_tombstones_of_other_keys_may_have_values_of_the_row_in_theirs() -> None:
+    words = RecordWords(with_what="with earlier rows", of_many=True)
+    event, tombstones = leftovers_of([EVENT, TOMBSTONE, TOMBSTONE], RULES, COMPACTED, now_ms=900, words=words)
+    assert (event.what, event.has_values) == ("records with earlier rows", True)
+    assert (tombstones.what, tombstones.has_values) == ("tombstones with keys of rows that are gone", True)
 
 
 def test_a_topic_that_is_not_compacted_keeps_records_for_its_retention() -> None:

@@ -11,6 +11,7 @@ from cdc.protocol.control_records import Gap
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
+from jobs.streams.posted import Posted
 from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
@@ -134,6 +135,8 @@ _STOPPED = JobStatus(JobState.STOPPED, 7, "its checkpoint is gone", "build it ag
         (_query(2, is_live=False, job=_STOPPED), "stream-query-stopped/recent g2"),
         (_query(job=JobStatus(JobState.SILENT, 7)), "stream-query-stopped/recent"),
         (_query(job=_STOPPED, problem=Unavailable("down")), "stream-query-unreachable/recent"),
+        (_query(posted=Posted(waiting=3)), None),
+        (_query(posted=Posted(waiting=3, reason="no answer")), "stream-query-undelivered/recent"),
     ],
 )
 def test_a_stream_query_that_is_not_run_is_an_alert(query: StreamQueryStatus, expected: str | None) -> None:

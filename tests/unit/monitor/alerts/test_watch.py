@@ -1,7 +1,6 @@
 """Alerts are delivered once, over each channel, whatever ends in between. The receivers here are real servers."""
 
 import contextlib
-import http.server
 import json
 import logging
 import os
@@ -21,58 +20,23 @@ import pytest
 import trustme
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.webhook import WebhookSettings
 from monitor.alerts.book import Kind, Message
-from monitor.alerts.channels import Command, Mail, Webhook
+from monitor.alerts.channels import Command, Mail, WebhookChannel
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.outbox import Outbox
-from monitor.alerts.settings import AlertSettings, MailSettings, WebhookSettings
+from monitor.alerts.settings import AlertSettings, MailSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport, SinkFacts, Stage
 from tests.databases import until
+from tests.receivers import Receiver
 
 _BROKEN = LagReport((), True, 0, {}, wal_status="lost", broken=("the slot is lost",))
 _WELL = LagReport((), True, 0, {}, wal_status="reserved")
 _MESSAGE = Message(
     "shop/lag/cache/1", Kind.OPENED, "shop", 2, Condition("lag", "cache", Severity.WARNING, "late", "look", 1)
 )
-
-
-class Receiver:
-    """An HTTP server that keeps what it is sent, and answers with ``status``."""
-
-    def __init__(self, port: int = 0) -> None:
-        receiver = self
-        self.documents: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.status = 204
-        self.arrived = threading.Event()
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                if receiver.status < 300:
-                    receiver.documents.append(json.loads(body))
-                    receiver.headers.append(dict(self.headers))
-                    receiver.arrived.set()
-                self.send_response(receiver.status)
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-
-    @property
-    def told(self) -> list[tuple[str, str]]:
-        return [(document["kind"], document["name"]) for document in self.documents]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
 
 
 @pytest.fixture
@@ -110,7 +74,8 @@ def test_it_is_told_once_and_when_it_is_over_and_a_restart_tells_nothing_again(
 _PROCESS = """
 import sys, time
 from pathlib import Path
-from monitor.alerts.settings import AlertSettings, WebhookSettings
+from cdc.webhook import WebhookSettings
+from monitor.alerts.settings import AlertSettings
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport, SinkFacts, Stage
 settings = AlertSettings(directory=Path(sys.argv[1]), webhook=WebhookSettings(url=sys.argv[2]))
@@ -377,7 +342,7 @@ def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(
     monkeypatch.setenv("HOOK", "Bearer tell-nobody")
     address = f"http://127.0.0.1:{receiver.port}/services/also-secret"
     monkeypatch.setenv("LOCKSTEP_ALERTS_WEBHOOK_URL", address)
-    webhook = Webhook(WebhookSettings(headers={"Authorization": "HOOK"}))
+    webhook = WebhookChannel(WebhookSettings(headers={"Authorization": "HOOK"}))
     webhook.send(_MESSAGE)
     assert receiver.headers[0]["Authorization"] == "Bearer tell-nobody"
     assert receiver.documents[0] == _MESSAGE.to_json()

@@ -6,6 +6,7 @@ from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
+from jobs.streams.posted import Posted
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
@@ -68,10 +69,19 @@ def test_the_state_of_a_stream_query_is_one_and_an_unknown_one_stands_alone() ->
         (sample.labels["sink"], sample.labels["generation"], sample.labels["state"], sample.value)
         for metric in gauges
         for sample in metric.samples
+        if sample.name == "lockstep_stream_query_job"
     ]
     assert ("recent", "2", "stopped", 1.0) in shown
     assert ("recent", "2", "running", 0.0) in shown
     assert [one for one in shown if one[0] != "recent"] == [("taps", "", "unknown", 1.0)]
+
+
+def test_rows_that_wait_for_a_webhook_are_counted_where_that_is_known() -> None:
+    gauges = Gauges(Part.DASHBOARD)
+    waiting = StreamQueryStatus("recent", "topic", 2, True, posted=Posted(waiting=3))
+    add_stream_queries(gauges, [waiting, StreamQueryStatus("taps", "topic", problem=Unavailable("no answer"))])
+    shown = [(s.name, s.labels["sink"], s.value) for metric in gauges for s in metric.samples if "rows" in s.name]
+    assert shown == [("lockstep_stream_query_undelivered_rows", "recent", 3.0)]
 
 
 def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:

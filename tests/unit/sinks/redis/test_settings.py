@@ -53,6 +53,32 @@ def test_an_address_has_a_host_and_perhaps_a_database(url: str) -> None:
     assert RedisSettings(url=SecretStr(url)).url.get_secret_value() == url
 
 
+@pytest.mark.parametrize(
+    ("url", "sentinels", "told"),
+    [
+        ("redis://shop:6379/0", ("a:26379",), "sentinels say where the primary is"),
+        ("unix:///run/redis.sock", ("a:26379",), "sentinels say where the primary is"),
+        ("redis://shop/0", ("redis://a:26379",), "a Sentinel's address looks like host:26379"),
+        ("redis://shop/0", ("a:26379/0",), "a Sentinel's address looks like host:26379"),
+        ("redis://shop/0", ("secret-word@a",), "a Sentinel's address looks like host:26379"),
+        ("redis://shop/0", ("",), "an address looks like host:26379"),
+    ],
+)
+def test_with_sentinels_the_address_is_the_primarys_name(url: str, sentinels: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ValidationError, match=told):
+        RedisSettings(url=SecretStr(url), sentinels=sentinels)
+
+
+def test_what_sentinels_know_is_one_place_however_they_are_named() -> None:
+    settings = RedisSettings(url=SecretStr("rediss://me@Shop_1/2"), sentinels=("A:1", "[::1]", "b"))
+    assert settings.primary == "Shop_1"
+    assert settings.sentinel_addresses == [("a", 1), ("::1", 26379), ("b", 26379)]
+    other = RedisSettings(url=SecretStr("redis://Shop_1/2"), sentinels=("B.:26379", "c"))
+    assert settings.places("s") & other.places("s")
+    assert not settings.places("s") & RedisSettings(url=SecretStr("redis://shop_1/2"), sentinels=("b",)).places("s")
+    assert settings.server == "Shop_1 of the Sentinels A:1, [::1], b"
+
+
 def test_what_the_client_does_not_know_of_an_address_is_a_configuration_error() -> None:
     connection = RedisConnection("cache", RedisSettings(url=SecretStr("redis://h:1/0?colour=blue")), RedisKeys("c", 1))
     with pytest.raises(ConfigurationError, match=r"sinks\.cache\.url"), connection.talking():

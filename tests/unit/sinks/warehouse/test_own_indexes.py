@@ -68,8 +68,3 @@ def test_indexes_are_of_tables_of_the_sink_and_of_their_columns() -> None:
     lost = table(column("a"), name=TableName("public", "lost"), key=("a",))
     mended = _settings({"public.orders": [{"columns": ["note"]}], "public.lost": [{"columns": ["a"]}]})
     assert mended.problems_with([table(), lost]) == []
-
-
-def test_a_file_has_none() -> None:
-    with pytest.raises(ValidationError, match="a DuckDB file has no indexes: remove it"):
-        _settings({"public.orders": [{"columns": ["a"]}]}, url="duckdb:////tmp/dwh.duckdb")

@@ -107,5 +107,19 @@ def test_to_purge_it_has_to_be_known_since_when_a_row_is_deleted() -> None:
     assert unknown.problems_at_work([table()]) == [told]
     known = settings(purge_deleted_after_days=0.5, synced_at=True)
     assert known.problems_with([table()]) == known.problems_at_work([table()]) == []
-    with pytest.raises(ValidationError, match="a DuckDB file has no purge_deleted_after_days"):
-        settings(url="duckdb:////tmp/dwh.duckdb", purge_deleted_after_days=1)
+    file = settings(url="duckdb:////tmp/dwh.duckdb", purge_deleted_after_days=1)
+    assert file.problems_at_work([table()]) == [told]
+
+
+def test_a_file_has_plain_indexes() -> None:
+    def chosen(**index: object) -> WarehouseSettings:
+        declared = {"columns": ["note"]} | index
+        return settings(url="duckdb:////tmp/dwh.duckdb", indexes={"public.orders": [declared]})
+
+    assert chosen().problems_at_work([table()]) == []
+    with pytest.raises(ValidationError, match=r"indexes of public\.orders: where: DuckDB has no indexes of some rows"):
+        chosen(where="id > 1")
+    with pytest.raises(ValidationError, match=r"indexes of public\.orders: method: DuckDB has one kind"):
+        chosen(method="gin")
+    with pytest.raises(ValidationError, match=r"expression: a value that it fails for would stop a batch"):
+        chosen(columns=(), expression="lower(note)")

@@ -64,6 +64,18 @@ function viewFacts({ building, ...view }) {
   ]);
 }
 
+/** What was read and isn't applied, and what is applied and isn't found by queries. */
+function beside({ read, visible, events_behind: applied }) {
+  const between = (more, fewer) => (more === null || fewer === null ? null : Math.max(0, more - fewer));
+  const rows = [];
+  if (read) rows.push(["Read, not applied", format.count(between(applied, read.events_behind))]);
+  if (visible) {
+    rows.push(["Applied, not found yet", format.count(between(visible.events_behind, applied))]);
+    rows.push(["Seconds behind for queries", format.seconds(visible.seconds_behind)]);
+  }
+  return rows;
+}
+
 export default {
   name: "Sinks",
   title: ([name]) => name ?? "Sinks",
@@ -84,6 +96,7 @@ export default {
           ["Seconds behind", format.seconds(live.seconds_behind)],
           ["Events behind", format.count(live.events_behind)],
           ["Bytes behind", format.bytes(live.bytes_behind)],
+          ...beside(live),
           ["Rate", format.rate(live.events_per_s, "events")],
           ["Open rejections", h("a", { href: "#/rejections" }, format.count(live.open_rejections))],
           ["Generation", `g${live.generation}`],

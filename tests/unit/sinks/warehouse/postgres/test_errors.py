@@ -41,6 +41,14 @@ def test_a_row_that_is_to_blame_is_reported_without_its_values(state: str) -> No
     assert "words of the server" not in str(translated(error(state)))
 
 
+def test_what_a_trigger_says_is_left_out_since_it_may_quote_the_row() -> None:
+    ours = translated(error("P0001"))
+    assert "P0001" in ours.message
+    assert "words of the server" not in str(ours)
+    assert "a trigger" in (ours.hint or "")
+    assert not is_of_a_row(error("P0001")), "nobody knows that it refuses only some rows"
+
+
 def test_who_may_not_log_in_is_no_server_that_is_away() -> None:
     refused = psycopg.OperationalError('connection failed: FATAL:  role "a" is not permitted to log in')
     assert not isinstance(translated(refused), Unavailable)

@@ -1,0 +1,75 @@
+"""Which cores of the machine a server has to itself while something is measured. Only Linux can do that."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The numbers of this process' cores, in two groups without a core in common."""
+
+    first: frozenset[int]
+    rest: frozenset[int]
+
+    @property
+    def both(self) -> frozenset[int]:
+        return self.first | self.rest
+
+
+def split_cores() -> Cores | None:
+    """One core, and the others; None where there is one only."""
+    cores = sorted(os.sched_getaffinity(0))
+    return None if len(cores) == 1 else Cores(frozenset(cores[:1]), frozenset(cores[1:]))
+
+
+@contextmanager
+def placed(cores: Cores | None, *, first: Sequence[int], rest: Sequence[int]) -> Iterator[None]:
+    """Processes, by their ids, with their families: what they start meanwhile has their cores too.
+
+    All have all cores again in the end. Without cores nothing is changed.
+    """
+    if cores is None:
+        yield
+        return
+    try:
+        # In this order: a server may be a child of whoever is placed with the rest.
+        for pids, group in ((rest, cores.rest), (first, cores.first)):
+            for pid in pids:
+                _place(pid, group)
+        yield
+    finally:
+        for pid in (*first, *rest):
+            _place(pid, cores.both)
+
+
+@contextmanager
+def this_thread_first(cores: Cores | None) -> Iterator[None]:
+    """The calling thread on the first group, where its process is on the other one."""
+    if cores is None:
+        yield
+        return
+    os.sched_setaffinity(0, cores.first)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores.rest)
+
+
+def _place(pid: int, cores: frozenset[int]) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for member in (process, *process.children(recursive=True)):
+            _place_threads(member.pid, cores)
+
+
+def _place_threads(pid: int, cores: frozenset[int]) -> None:
+    # A core is a thread's, and not its process'.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in list(Path(f"/proc/{pid}/task").iterdir()):
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cores)

@@ -1,0 +1,136 @@
+"""An HTTP endpoint that takes JSON documents by POST: its settings, and who sends to it.
+
+No error holds a header or the address, which may be a secret itself.
+"""
+
+import contextlib
+import http.client
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.secret import read_secret
+from cdc.settings import Settings
+
+WEBHOOK_VARIABLE_END: Final = "_WEBHOOK_URL"
+"""How the names of environment variables end that hold an address."""
+
+_TIMEOUT_S: Final = 10.0
+
+
+class WebhookSettings(Settings):
+    """An HTTP endpoint that takes a JSON document by POST."""
+
+    url: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        description="its address; one that is a secret itself belongs into url_file or the environment",
+    )
+    url_file: Path | None = Field(default=None, description="file that holds the address")
+    headers: dict[str, str] = Field(
+        default={}, description="header -> environment variable that holds its value, such as a token"
+    )
+    ca_file: Path | None = Field(default=None, description="authorities to trust instead of the system's")
+
+    def address(self, variable: str) -> SecretStr | None:
+        """The address, from where it is set, else from this variable. Raises ConfigurationError for a bad file."""
+        if self.url is not None and self.url_file is None:
+            return SecretStr(self.url)
+        return read_secret(variable=variable, file=self.url_file)
+
+
+class Webhook:
+    """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; no redirect is followed.
+
+    ``setting`` is where its settings are, for messages. ``variable`` is the environment variable that may hold the
+    address. The connection stays open from one document to the next, until ``close`` or an error.
+    """
+
+    def __init__(self, settings: WebhookSettings, *, setting: str, variable: str) -> None:
+        self._settings = settings
+        self._setting = setting
+        self._variable = variable
+        self._connection: http.client.HTTPConnection | None = None
+        self._server: tuple[str, str, int | None] | None = None
+        self._is_used = False
+        """A connection that was used before may be closed by the other side at any time, without a word."""
+
+    def address(self) -> SecretStr:
+        """Where it sends to. Raises ConfigurationError where no address is set, or its file can't be read."""
+        address = self._settings.address(self._variable)
+        if address is None:
+            raise ConfigurationError(f"{self._setting} has no address", hint=f"set url, url_file or ${self._variable}")
+        return address
+
+    def headers(self) -> Mapping[str, str]:
+        """The configured headers. Raises ConfigurationError where the environment lacks one's value."""
+        named = self._settings.headers
+        missing = [variable for variable in named.values() if variable not in os.environ]
+        if missing:
+            raise ConfigurationError(
+                f"{self._setting}.headers names {missing[0]}, which the environment lacks",
+                hint=f"set ${missing[0]} for whoever sends, or remove the header",
+            )
+        return {header: os.environ[variable] for header, variable in named.items()}
+
+    def post(self, document: bytes) -> None:
+        """Return once it is received. Raises Unavailable where it isn't, ConfigurationError for a wrong setting."""
+        parts = urlsplit(self.address().get_secret_value())
+        headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self.headers()}
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        try:
+            status = self._status(parts.scheme, parts.hostname or "", parts.port, path, document, headers)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            # The error's own words may hold a header that couldn't be sent.
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
+        if status >= 300:
+            raise Unavailable(f"the webhook at {parts.hostname} answered with status {status}")
+
+    def _status(
+        self, scheme: str, host: str, port: int | None, path: str, document: bytes, headers: Mapping[str, str]
+    ) -> int:
+        if self._server != (scheme, host, port):
+            self.close()
+            self._server = scheme, host, port
+        while True:
+            connection, was_used = self._connection or self._connected(scheme, host, port), self._is_used
+            self._connection = connection
+            try:
+                connection.request("POST", path, document, dict(headers))
+                answer = connection.getresponse()
+                answer.read()
+            except (ConnectionError, http.client.BadStatusLine):
+                self.close()
+                if was_used:  # it was closed since the last document
+                    continue
+                raise
+            self._is_used = True
+            return answer.status
+
+    def _connected(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        if scheme == "https":
+            ca_file = self._settings.ca_file
+            context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the connection. The next document opens another one."""
+        connection, self._connection, self._is_used = self._connection, None, False
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,210 @@
+"""Posts the rows of a stream query's result to its webhook: each at least once, in the order of the result's topic.
+
+The topic holds the rows for as long as the receiver takes none, so however long that is none is lost. How far they are
+posted is kept with the result, about once a second and whenever something is in the way: a job that is killed posts
+those since then again, with the same ids.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Final
+
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import stream_result_topic
+from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import Fenced, LockstepError
+from cdc.model.log_message import LogMessage
+from cdc.webhook import Webhook
+from jobs.executor.result import Failure
+from jobs.generations.lease import GenerationLease
+from jobs.streams.plan import StreamQueryPlan
+from jobs.streams.posted import Posted, posted_document
+from jobs.streams.records import posted_name
+from jobs.streams.settings import webhook_variable
+
+logger = logging.getLogger("lockstep.streams")
+
+_SAVE_EVERY_S: Final = 1.0
+_LOOK_S: Final = 2.0
+_TICK_S: Final = 0.2
+_CLOSE_S: Final = 15.0
+"""Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
+
+_WAIT_FIRST_S: Final = 1.0
+_WAIT_MAX_S: Final = 60.0
+
+
+class _Closed(Exception):
+    """It is to end now."""
+
+
+class RowPoster:
+    """Posts in a thread of its own, until ``close``. Safe for several threads.
+
+    ``generations`` says which builds' rows are to be posted, the oldest first; each one's are posted before the next
+    one's. It is asked at each look. ``said`` is told why nothing gets through, whenever the reason changes.
+    """
+
+    def __init__(
+        self,
+        plan: StreamQueryPlan,
+        lease: GenerationLease,
+        *,
+        generations: Callable[[], Sequence[int]],
+        said: Callable[[str, float], None],
+        wait_first_s: float = _WAIT_FIRST_S,
+    ) -> None:
+        assert plan.query.webhook is not None
+        self._plan = plan
+        self._lease = lease
+        self._generations = generations
+        self._said = said
+        self._wait_first_s = wait_first_s
+        self._cluster = TopicAdmin(plan.kafka.client())
+        setting = f"stream_queries.{plan.name}.webhook"
+        self._webhook = Webhook(plan.query.webhook, setting=setting, variable=webhook_variable(plan.name))
+        self._changed = threading.Condition()
+        self._is_woken = True
+        self._is_closing = False
+        self._ends_when_done = False
+        self._known: dict[int, Posted] = {}
+        self._saved_at = 0.0
+        self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """There may be new rows."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def finish(self, stop: threading.Event, *, while_waiting: Callable[[], None]) -> None:
+        """Return once all rows that are there are posted, or ``stop`` is set. Raises what ``while_waiting`` does."""
+        with self._changed:
+            self._ends_when_done = self._is_woken = True
+            self._changed.notify_all()
+        while self._thread.is_alive() and not stop.is_set():
+            self._thread.join(_TICK_S)
+            while_waiting()
+
+    def close(self) -> None:
+        """Post no more. What isn't posted by then is posted by the next job."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSE_S)
+        self._webhook.close()
+
+    def has_posted(self, generation: int) -> bool:
+        """Whether the receiver has all rows of a build that gets no more. Raises what store and brokers raise."""
+        topic = self._topic(generation)
+        if not self._cluster.exists(topic):
+            return True
+        return Posted.parse(self._lease.record(posted_name(generation))).offset >= self._end(topic)
+
+    def _topic(self, generation: int) -> str:
+        return stream_result_topic(self._plan.pipeline, self._plan.name, generation)
+
+    def _end(self, topic: str) -> int:
+        return self._cluster.end_offsets([(topic, 0)])[topic, 0]
+
+    def _work(self) -> None:
+        tries, reason = 0, ""
+        while True:
+            try:
+                if not tries:
+                    self._await_rows()
+                self._post_all()
+            except (_Closed, Fenced):  # by whom it is fenced posts the rest
+                return
+            except LockstepError as error:
+                now = error.message if error.hint is None else f"{error.message}: {error.hint}"
+            except Exception as bug:
+                # Nobody starts this thread again, and rows must not be passed over.
+                now = Failure.of(bug).message
+            else:
+                tries, reason = 0, ""
+                if self._ends_when_done:
+                    return
+                continue
+            wait_s = min(self._wait_first_s * 2.0 ** min(tries, 16), _WAIT_MAX_S)
+            tries += 1
+            if now != reason:
+                self._said(now, wait_s)
+            reason = now
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing, wait_s)
+                if self._is_closing:
+                    return
+
+    def _await_rows(self) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_woken or self._is_closing, _LOOK_S)
+            if self._is_closing:
+                raise _Closed
+            self._is_woken = False
+
+    def _post_all(self) -> None:
+        for generation in self._generations():
+            self._post(generation)
+
+    def _post(self, generation: int) -> None:
+        """Post what a build's topic holds by now."""
+        topic, name = self._topic(generation), posted_name(generation)
+        if not self._cluster.exists(topic):  # a build of before the webhook was set, or it is being dropped
+            return
+        at = self._known.get(generation) or Posted.parse(self._lease.record(name))
+        topic_id, end = self._cluster.topic_ids([topic])[topic], self._end(topic)
+        if at.topic_id not in ("", topic_id):
+            subject = {"stream_query": self._plan.name, "topic": topic}
+            logger.error(LogMessage("rows may be lost to the webhook", subject, "their topic was removed"))
+            at = Posted(posted=at.posted)
+        at = replace(at, topic_id=topic_id, waiting=max(0, end - at.offset))
+        if not at.waiting and not at.reason:
+            self._known[generation] = at
+            return
+        try:
+            with closing(TopicReader(self._plan.kafka.client()).records(topic, {0: at.offset})) as records:
+                for record in records:
+                    self._check_going_on()
+                    if record.value is not None:
+                        self._webhook.post(self._document(generation, record.key, record.value))
+                    offset = record.offset + 1
+                    at = replace(
+                        at, offset=offset, posted=at.posted + 1, waiting=max(0, end - offset), since_ms=None, reason=""
+                    )
+                    self._known[generation] = at
+                    if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+                        self._save(name, at)
+            at = replace(at, offset=max(at.offset, end), waiting=0, since_ms=None, reason="")
+            self._known[generation] = at
+            self._save(name, at)
+        except LockstepError as error:
+            since_ms = at.since_ms or time.time_ns() // 1_000_000
+            at = replace(at, since_ms=since_ms, reason=error.message)
+            self._known[generation] = at
+            with suppress(LockstepError):
+                self._save(name, at)
+            raise
+        except _Closed:
+            with suppress(LockstepError):
+                self._save(name, at)
+            raise
+
+    def _check_going_on(self) -> None:
+        """Raise _Closed where it is to end, and what the lease raises."""
+        if self._is_closing:
+            raise _Closed
+        self._lease.check()
+
+    def _save(self, name: str, at: Posted) -> None:
+        self._lease.save_record(name, at.text())
+        self._saved_at = time.monotonic()
+
+    def _document(self, generation: int, key: bytes, row: bytes) -> bytes:
+        plan = self._plan
+        return posted_document(pipeline=plan.pipeline, query=plan.name, generation=generation, key=key, row=row)

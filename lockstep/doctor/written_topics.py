@@ -1,0 +1,43 @@
+"""Whether jobs may write the topics of their results, or create those that aren't there."""
+
+from collections.abc import Collection, Mapping
+from typing import Final
+
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, without_rights
+from cdc.postgres.preflight.finding import Finding, error, ok
+
+JOB_STOPS: Final = "its job would stop there"
+_RIGHTS: Final = ("Describe", "Read", "Write", "Delete")
+"""What a job needs on such a topic. It deletes it with the generation."""
+
+
+def written_topics(
+    cluster: TopicAdmin,
+    subject: str,
+    plans: Mapping[str, TopicPlan],
+    *,
+    named: Collection[str],
+    rights: Collection[str] = _RIGHTS,
+) -> list[Finding]:
+    """What lacks for these topics, by their names; of those of ``named`` also that nothing does.
+
+    Nothing is created. Raises what the brokers raise.
+    """
+    existing = cluster.partition_counts(plans)
+    lacking = cluster.lacking_rights(plans, rights)
+    findings = [
+        error(subject, f"the right {', '.join(without)} on topic {topic} lacks", JOB_STOPS, without_rights(without))
+        for topic, without in lacking.items()
+    ]
+    missing = [plan for topic, plan in plans.items() if topic not in existing and topic not in lacking]
+    refused = cluster.why_not_created(missing)
+    for topic in plans:
+        if topic in lacking:
+            continue
+        if topic in refused:
+            findings.append(error(subject, refused[topic].message, JOB_STOPS, refused[topic].hint or ""))
+        elif topic in named:
+            findings.append(
+                ok(subject, f"topic {topic} {'is there' if topic in existing else 'is created by its job'}")
+            )
+    return findings

@@ -1,0 +1,81 @@
+"""A state that is computed once from all rows is, byte for byte, the one that each row was brought into."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+import views.operators.building
+import views.operators.group
+import views.operators.join
+import views.view
+from cdc.model.event import RowEvent
+from cdc.model.table import TableName
+from tests.property import test_views_of_events as of_events
+from tests.view_queries import TABLES, Question, RowWrite, events, histories, questions
+from views.sql.reader import RetainedRows, read_view
+from views.state.memory import MemoryState
+from views.view import View
+
+
+@contextmanager
+def computed_at_the_end(*, portion: int, in_memory: int) -> Iterator[None]:
+    """However few rows there are, and with so many at once."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(views.view, "_ROW_BY_ROW_MAX", 0)
+        for module in (views.operators.building, views.operators.group, views.operators.join):
+            patched.setattr(module, "PORTION", portion)
+        patched.setattr(views.operators.building, "ITEMS_MAX", in_memory)
+        patched.setattr(views.operators.building, "_SPILLED_AT_ONCE", portion)
+        patched.setattr(views.operators.building, "_KEPT_AT_ONCE", portion)
+        yield
+
+
+def built(view: View, state: MemoryState, pieces: Sequence[Sequence[RowEvent]]) -> list[tuple[bytes, bytes]]:
+    """All that a state has then."""
+    view.begin_building()
+    for piece in pieces:
+        view.build(piece, time_ms=TIME_MS)
+    view.end_building(epoch=1, lsn=800, offsets={}, time_ms=TIME_MS)
+    return state.read(lambda reading: list(reading.scan(b"")))
+
+
+A = TableName("public", "a")
+TIME_MS = int(datetime(2024, 1, 2, 12, tzinfo=UTC).timestamp() * 1000)
+"""By it some rows are too old where rows age out."""
+
+PIECES = {"portion": st.integers(1, 4), "in_memory": st.integers(1, 9), "size": st.integers(1, 9)}
+
+
+@settings(max_examples=150)
+@given(question=questions(exact=False), history=histories(), ages=st.booleans(), **PIECES)
+def test_of_tables(
+    question: Question, history: list[list[RowWrite]], ages: bool, portion: int, in_memory: int, size: int
+) -> None:
+    plan = read_view(question.sql, TABLES, key=question.key, top=question.top)
+    of_all = [change for number, step in enumerate(history, 1) for change in events(step, 8 * number)]
+    if ages and A in plan.tables:
+        plan = read_view(question.sql, TABLES, key=question.key, top=question.top, retain=[RetainedRows(A, "d", 24)])
+        of_all = list({(each.table, *each.key.values()): each for each in of_all}.values())
+    pieces = [of_all[at : at + size] for at in range(0, len(of_all), size)]
+    one, other = MemoryState(), MemoryState()
+    row_by_row = built(View(plan, TABLES, one), one, pieces)
+    with computed_at_the_end(portion=portion, in_memory=in_memory):
+        assert built(View(plan, TABLES, other), other, pieces) == row_by_row
+    event(f"entries: {min(len(row_by_row) // 10, 3)}0")
+
+
+@settings(max_examples=100)
+@given(query=st.sampled_from(list(of_events.QUERIES)), history=of_events.steps(), **PIECES)
+def test_of_events(query: str, history: list[Any], portion: int, in_memory: int, size: int) -> None:
+    of_all = [each for step in history for each in step]
+    pieces = [of_all[at : at + size] for at in range(0, len(of_all), size)]
+    plan = of_events.Kept(query, of_events.QUERIES[query]).plan
+    one, other = MemoryState(), MemoryState()
+    row_by_row = built(View(plan, of_events.SHAPES, one), one, pieces)
+    with computed_at_the_end(portion=portion, in_memory=in_memory):
+        assert built(View(plan, of_events.SHAPES, other), other, pieces) == row_by_row

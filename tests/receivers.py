@@ -1,0 +1,69 @@
+"""An HTTP server that a test's messages are posted to."""
+
+import contextlib
+import http.server
+import json
+import socket
+import threading
+from typing import Any
+
+
+class Receiver:
+    """An HTTP server that keeps what it is sent, and answers with ``status``. Connections stay open, as long as it is.
+
+    ``connections`` counts them.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        receiver = self
+        self.documents: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.status = 204
+        self.connections = 0
+        self._open = set[socket.socket]()
+        self.arrived = threading.Event()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                receiver.connections += 1
+                receiver._open.add(self.connection)
+
+            def finish(self) -> None:
+                receiver._open.discard(self.connection)
+                super().finish()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if receiver.status < 300:
+                    receiver.documents.append(json.loads(body))
+                    receiver.headers.append(dict(self.headers))
+                    receiver.arrived.set()
+                self.send_response(receiver.status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        return [(document["kind"], document["name"]) for document in self.documents]
+
+    def end_connections(self) -> None:
+        """Close all that are open, as a server does with those that it hears nothing of."""
+        for connection in list(self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self.end_connections()

@@ -1,0 +1,71 @@
+"""cdc.webhook, against a real server."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.webhook import Webhook, WebhookSettings
+from tests.receivers import Receiver
+
+VARIABLE = "LOCKSTEP_TEST_WEBHOOK_URL"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+def webhook(**settings: object) -> Webhook:
+    return Webhook(WebhookSettings.model_validate(settings), setting="alerts.webhook", variable=VARIABLE)
+
+
+def test_documents_share_a_connection_and_one_that_was_closed_meanwhile_loses_none(receiver: Receiver) -> None:
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        for number in range(3):
+            sender.post(json.dumps({"number": number}).encode())
+        assert receiver.connections == 1
+        receiver.end_connections()
+        sender.post(b'{"number": 3}')
+    assert [document["number"] for document in receiver.documents] == [0, 1, 2, 3]
+    assert receiver.connections == 2
+
+
+@pytest.mark.parametrize("status", [301, 400, 503])
+def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: Receiver, status: int) -> None:
+    receiver.status = status
+    with (
+        webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender,
+        pytest.raises(Unavailable, match=f"the webhook at 127.0.0.1 answered with status {status}"),
+    ):
+        sender.post(b"{}")
+
+
+def test_an_address_from_a_file_that_changes_is_gone_to_at_once(receiver: Receiver, tmp_path: Path) -> None:
+    file = tmp_path / "hook"
+    file.write_text(f"http://127.0.0.1:{receiver.port}/a")
+    with contextlib.closing(Receiver()) as other, webhook(url_file=str(file)) as sender:
+        sender.post(b"{}")
+        file.write_text(f"http://127.0.0.1:{other.port}/b")
+        sender.post(b"{}")
+        assert (len(receiver.documents), len(other.documents)) == (1, 1)
+
+
+def test_what_lacks_is_named_with_what_to_set() -> None:
+    with pytest.raises(ConfigurationError, match=r"alerts\.webhook has no address") as error:
+        webhook().post(b"{}")
+    assert VARIABLE in (error.value.hint or "")
+    with pytest.raises(ConfigurationError, match=r"alerts\.webhook\.headers names NO_SUCH") as error:
+        webhook(url="http://127.0.0.1:1/", headers={"Authorization": "NO_SUCH"}).post(b"{}")
+    assert "$NO_SUCH" in (error.value.hint or "")
+
+
+def test_an_address_may_come_from_the_environment(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{receiver.port}/secret")
+    with webhook() as sender:
+        sender.post(b"{}")
+    assert len(receiver.documents) == 1

@@ -1,0 +1,142 @@
+"""A large state, which is computed once from all rows of the tables."""
+
+import random
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+import views.view
+from cdc.model.errors import LockstepError
+from cdc.model.event import RowEvent
+from tests.unit.views.test_view import NEWEST, Killed, KillingState, as_of_the_end, everything, opened
+from tests.view_queries import TABLES
+from views.failures import FanOutExceeded
+from views.operators import building
+from views.operators.building import Item, Sorter, merged
+from views.operators.join import KIND
+from views.state.contract import State
+from views.state.file import FileState
+from views.state.memory import MemoryState
+from views.view import View
+
+
+def items(*numbers: int) -> list[Item]:
+    return [(bytes([number]), b"own", b"row" * number) for number in numbers]
+
+
+@pytest.fixture
+def computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows there are."""
+    monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", 0)
+
+
+def build(state: State, rows: list[RowEvent], *, changes_max: int = 1_000) -> View:
+    view = View(opened(NEWEST, MemoryState()).plan, TABLES, state, changes_max=changes_max)
+    view.begin_building()
+    view.build(rows)
+    return view
+
+
+# --- sorting ---
+
+
+@pytest.mark.parametrize("in_memory", [1, 7, 100])
+def test_what_memory_does_not_hold_comes_in_order_all_the_same(
+    in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "ITEMS_MAX", in_memory)
+    monkeypatch.setattr(building, "_SPILLED_AT_ONCE", 2)
+    numbers = random.Random(1).sample(range(100), 60)
+    sorter = Sorter(tmp_path)
+    for at in range(0, len(numbers), 7):
+        sorter.add(items(*numbers[at : at + 7]))
+    assert not list(tmp_path.iterdir()), "a file without a name goes with its process"
+    assert [item for portion in sorter.sorted() for item in portion] == items(*sorted(numbers))
+
+
+def test_long_rows_are_not_all_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(building, "BYTES_MAX", 100)
+    sorter = Sorter(tmp_path / "not there")
+    sorter.add(items(1, 2))
+    with pytest.raises(LockstepError, match="can't be sorted in") as raised:
+        sorter.add(items(90))
+    assert "full disk" in str(raised.value.hint)
+
+
+def test_runs_are_merged() -> None:
+    runs = [[items(1, 4), items(6)], [], [items(2, 3), items(5, 9)], [items(7, 8)]]
+    assert [item for portion in merged(map(iter, runs)) for item in portion] == items(*range(1, 10))
+
+
+# --- computing ---
+
+
+@pytest.mark.usefixtures("computes")
+def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
+    rows, told = as_of_the_end(), list[int]()
+    view = build(MemoryState(), rows)
+    assert view.position().counters.rows == 0
+    view.compute(told.append)
+    assert sum(told) == len(rows)
+    assert view.position().counters.rows > 0
+    assert view.position().is_building
+    view.compute(told.append)
+    assert sum(told) == len(rows), "all was computed"
+    view.end_building(epoch=1, lsn=8, offsets={})
+    assert view.pending() is not None
+
+
+@pytest.mark.usefixtures("computes")
+def test_who_is_told_can_end_it_and_it_begins_again() -> None:
+    def ended(_: int) -> None:
+        raise Killed
+
+    state = MemoryState()
+    with pytest.raises(Killed):
+        build(state, as_of_the_end()).compute(ended)
+    view = build(state, as_of_the_end())
+    view.end_building(epoch=1, lsn=8, offsets={})
+    other = MemoryState()
+    build(other, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
+    assert everything(state) == everything(other)
+
+
+@pytest.mark.usefixtures("computes")
+def test_a_row_with_too_many_partners_ends_it() -> None:
+    view = build(MemoryState(), as_of_the_end(), changes_max=1)
+    with pytest.raises(FanOutExceeded, match="more than 1 partners"):
+        view.end_building(epoch=1, lsn=8, offsets={})
+    assert view.position().is_building
+
+
+def test_many_rows_are_computed_though_the_first_were_brought_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = as_of_the_end()
+    plain, state = MemoryState(), MemoryState()
+    build(plain, rows).end_building(epoch=1, lsn=8, offsets={})
+    monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", 3)
+    view = build(state, rows[:3])
+    assert any(key.startswith(KIND) for key, _ in everything(state)), "what a join keeps is there"
+    view.build(rows[3:])
+    view.end_building(epoch=1, lsn=8, offsets={})
+    assert everything(state) == everything(plain)
+
+
+@pytest.mark.usefixtures("computes")
+def test_a_computing_that_is_killed_anywhere_leaves_no_usable_state(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "_KEPT_AT_ONCE", 3)
+    killing = KillingState(FileState(tmp_path, identity="v"))
+    for point in count():
+        killing.accesses_left = point
+        try:
+            build(killing, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
+        except Killed:
+            killing.accesses_left = -1
+            position = opened(NEWEST, killing).position()
+            assert position.is_building or not position.lsn
+        else:
+            break
+    assert point > 10
+    killing.close()

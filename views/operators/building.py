@@ -1,0 +1,178 @@
+"""How a large state is built: operator by operator, each one's entries in the order of their keys.
+
+Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So all rows
+of an operator are sorted first, which merges them with their partners as well. What memory doesn't hold of them is in
+temporary files meanwhile. Nothing is read before its building is over but tables' own rows, and groups.
+"""
+
+import marshal
+import struct
+import tempfile
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Final
+
+from cdc.model.errors import LockstepError
+from views.state.contract import Entry, Reading, State, Step
+
+Item = tuple[bytes, bytes, bytes]
+"""What is sorted: by what rows have in common, by what they are told apart by, and the row as it is packed."""
+
+PORTION: Final = 10_000
+"""Rows that are handed on at once."""
+
+ITEMS_MAX: Final = 100_000
+BYTES_MAX: Final = 32 * 1024 * 1024
+"""So many items and bytes of one sorting are in memory at most, unless a single portion has more."""
+
+_SPILLED_AT_ONCE: Final = 1_000
+_KEPT_AT_ONCE: Final = 50_000
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Building:
+    """What operators need while a state is built. ``scratch`` is where temporary files may be; they have no names.
+
+    ``meanwhile`` is called with how many more rows of tables were read, 0 for other work, every so often. What it
+    raises ends the building. No row may have more than ``changes_max`` partners.
+    """
+
+    def __init__(
+        self, state: State, *, scratch: Path | None, changes_max: int, meanwhile: Callable[[int], None]
+    ) -> None:
+        self.state = state
+        self.changes_max = changes_max
+        self.meanwhile = meanwhile
+        self.changed = 0
+        """Rows of operators so far."""
+        self._scratch = scratch
+        self._kept: list[Entry] = []
+
+    def sorter(self) -> "Sorter":
+        return Sorter(self._scratch)
+
+    def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
+        """All entries of tables' own rows that begin so, in order."""
+        after: bytes | None = None
+        while portion := self.state.read(partial(_portion, prefix=prefix, after=after)):
+            yield portion
+            after = portion[-1][0]
+
+    def keep(self, entries: Iterable[Entry]) -> None:
+        """Put entries that are in order, at the latest with ``flush``. Nobody has put one of them before."""
+        self._kept += entries
+        if len(self._kept) >= _KEPT_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Have all entries in the state."""
+        kept, self._kept = self._kept, []
+        self.state.update(lambda state: state.put_in_order(kept))
+        self.meanwhile(0)
+
+    def arranged(self, prefix: bytes, items: Iterable[list[Item]]) -> Iterator[list[Item]]:
+        """The same, each kept as an entry."""
+        for portion in items:
+            self.changed += len(portion)
+            self.keep([(prefix + key + own, row) for key, own, row in portion])
+            yield portion
+
+
+def forget(state: State, prefixes: Sequence[bytes]) -> None:
+    """Remove all entries that begin with one of these."""
+
+    def some(state: Step) -> bool:
+        keys = list(islice((key for prefix in prefixes for key, _ in state.scan(prefix)), PORTION))
+        for key in keys:
+            state.delete(key)
+        return bool(keys)
+
+    while state.update(some):
+        pass
+
+
+def _portion(state: Reading, *, prefix: bytes, after: bytes | None) -> list[Entry]:
+    return list(islice(state.scan(prefix, after=after), PORTION))
+
+
+class Sorter:
+    """Puts items in order, as many as come. No two of them are equal."""
+
+    def __init__(self, scratch: Path | None) -> None:
+        self._scratch = scratch
+        self._items: list[Item] = []
+        self._bytes = 0
+        self._spilled: IO[bytes] | None = None
+        self._runs: list[tuple[int, int]] = []
+        """Where each sorted part begins and ends in the file."""
+
+    def add(self, items: list[Item]) -> None:
+        """Take in more. Raises LockstepError for a full disk and the like."""
+        self._items += items
+        self._bytes += sum(map(len, chain.from_iterable(items)))
+        if len(self._items) < ITEMS_MAX and self._bytes < BYTES_MAX:
+            return
+        try:
+            self._spill()
+        except OSError as error:
+            raise LockstepError(
+                f"the rows of a view can't be sorted in {self._scratch or tempfile.gettempdir()}: {error}",
+                hint="look for a full disk or missing permissions; spark.view_directory says where they are",
+            ) from error
+
+    def _spill(self) -> None:
+        if self._spilled is None:
+            self._spilled = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  closed when all is read, or with it
+        begin = self._spilled.tell()
+        for portion in _portions(self._in_order(), _SPILLED_AT_ONCE):
+            stored = marshal.dumps(portion)
+            self._spilled.write(_LENGTH.pack(len(stored)) + stored)
+        self._runs.append((begin, self._spilled.tell()))
+
+    def _in_order(self) -> list[Item]:
+        items, self._items, self._bytes = self._items, [], 0
+        items.sort()
+        return items
+
+    def sorted(self) -> Iterator[list[Item]]:
+        """All items in order, in portions. Nothing is added any more."""
+        if self._spilled is None:
+            yield from _portions(self._in_order(), PORTION)
+            return
+        with self._spilled:
+            runs = [self._run(self._spilled, begin, end) for begin, end in self._runs]
+            yield from merged([*runs, _portions(self._in_order(), _SPILLED_AT_ONCE)])
+
+    def _run(self, spilled: IO[bytes], at: int, end: int) -> Iterator[list[Item]]:
+        while at < end:
+            spilled.seek(at)
+            (length,) = _LENGTH.unpack(spilled.read(_LENGTH.size))
+            yield marshal.loads(spilled.read(length))  # noqa: S302  we have written it
+            at += _LENGTH.size + length
+
+
+def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:
+    """Several ordered runs as one. Whatever is less than the least end of all portions at hand is complete."""
+    heads = [(portion, run) for run in runs for portion in islice(run, 1)]
+    while len(heads) > 1:
+        bound = min([portion[-1] for portion, _ in heads])
+        taken: list[Item] = []
+        left: list[tuple[list[Item], Iterator[list[Item]]]] = []
+        for portion, run in heads:
+            end = bisect_right(portion, bound)
+            taken += portion[:end]
+            if rest := portion[end:] or next(run, []):
+                left.append((rest, run))
+        heads = left
+        taken.sort()  # it finds the parts that are in order
+        yield taken
+    for portion, run in heads:
+        yield from chain([portion], run)

@@ -1,0 +1,86 @@
+"""Functions of many rows at once, written as Python code for the expressions of a plan: no call for each of the values.
+
+They do what the functions of ``views.evaluation`` and ``views.ordering`` do, which are tried instead where a portion
+has a null that the code doesn't expect.
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, TypeVar
+
+from views.evaluation import compiled
+from views.expressions import Expression, Ref
+from views.ordering import NUMBERS, SIGN, VALUE, Direction, encoder
+from views.values import Kind, Row
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Code:
+    """The code of one function, and the objects that it knows by their names. A row is ``r`` in it."""
+
+    columns: Sequence[Ref]
+    names: dict[str, Any] = field(default_factory=lambda: {"SIGN": SIGN, "DESCENDING": SIGN - 1})
+
+    def name(self, known: Any) -> str:
+        """A name for an object."""
+        name = f"o{len(self.names)}"
+        self.names[name] = known
+        return name
+
+    def value(self, expression: Expression) -> str:
+        """The value of an expression."""
+        if isinstance(expression, Ref):
+            return f"r[{[column.id for column in self.columns].index(expression.id)}]"
+        return f"{self.name(compiled(expression, self.columns))}(r)"
+
+    def row(self, expressions: Sequence[Expression]) -> str:
+        """A row of these values."""
+        return f"({''.join(self.value(expression) + ', ' for expression in expressions)})"
+
+    def key(self, parts: Sequence[tuple[Expression, Direction]]) -> str:
+        """The bytes that rows are in order by. Raises TypeError or AttributeError for some nulls."""
+        pieces = []
+        for are_numbers, alike in groupby(parts, key=lambda part: part[1].type.kind in NUMBERS):
+            some = list(alike)
+            if are_numbers:
+                pack = self.name(struct.Struct(">" + "BQ" * len(some)).pack)
+                pieces.append(f"{pack}({', '.join(self._number(*part) for part in some)})")
+            else:
+                pieces += [self._other(*part) for part in some]
+        return " + ".join(pieces) or 'b""'
+
+    def _number(self, expression: Expression, direction: Direction) -> str:
+        value = self.value(expression)
+        return f"{VALUE[0]}, " + (f"DESCENDING - {value}" if direction.descending else f"{value} + SIGN")
+
+    def _other(self, expression: Expression, direction: Direction) -> str:
+        value = self.value(expression)
+        if direction.type.kind in (Kind.TEXT, Kind.UUID) and not direction.descending:
+            return rf'{VALUE!r} + {value}.encode() + b"\x00"'
+        encode = encoder(direction.type, descending=direction.descending, nulls_first=direction.nulls_first)
+        return f"{self.name(encode)}({value})"
+
+    def of_rows(self, made: str, otherwise: Callable[[Row], T]) -> Callable[[list[Row]], list[T]]:
+        """What is made of each row of a portion. ``otherwise`` makes the same, of any row."""
+        written = self._written(made)
+
+        def all_of(rows: list[Row]) -> list[T]:
+            try:
+                return written(rows)
+            except (TypeError, AttributeError):
+                return [otherwise(row) for row in rows]
+
+        return all_of
+
+    def with_nulls(self, expressions: Sequence[Expression]) -> Callable[[list[Row]], list[Row]]:
+        """The rows of a portion for which one of these is null."""
+        return self._written("r", " or ".join(f"{self.value(made)} is None" for made in expressions))
+
+    def _written(self, made: str, condition: str = "True") -> Callable[[list[Row]], list[Any]]:
+        code = f"lambda rows: [{made} for r in rows if {condition}]"
+        written: Callable[[list[Row]], list[Any]] = eval(code, self.names)  # noqa: S307  of names that we have made
+        return written
