@@ -81,7 +81,8 @@ class Told:
 
     ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
     ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
-    very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is further, as far as it is told.
+    very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is
+    further, as far as it is told.
     """
 
     rows: int = 0
