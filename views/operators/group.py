@@ -22,10 +22,10 @@ from views.expressions import Aggregate, Ref
 from views.failures import EvaluationError
 from views.numerics import decimal_of, scale_of, text_of
 from views.operators.building import PORTION, Building, Item
-from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, unpack_row
+from views.operators.changes import Changes, Rows, Work, add, prefix_of, unpack_row
 from views.ordering import Direction, encoder, row_encoder
 from views.plan import Group
-from views.portions import Code
+from views.portions import Code, packed
 from views.state.contract import Step
 from views.values import INTEGERS, Kind, Row, SqlType, Value, float_json, to_event
 
@@ -59,7 +59,7 @@ class GroupOperator:
         self._prefix = prefix_of(KIND, number)
         code = Code(columns)
         by = code.key([(made, Direction(made.type)) for _, made in node.by])
-        self._items = code.of_rows(f'({by}, b"", {code.name(pack_row)}(r))', self._item)
+        self._items = code.of_rows(f'({by}, b"", {code.packed})', self._item)
         self._aggregates = [
             _kept(aggregate, columns, prefix_of(MEMBERS, number, part))
             for part, (_, aggregate) in enumerate(node.aggregates)
@@ -99,7 +99,7 @@ class GroupOperator:
         yield list(made)
 
     def _item(self, row: Row) -> Item:
-        return self._encode(self._by(row)), b"", pack_row(row)
+        return self._encode(self._by(row)), b"", packed(row)
 
     def _take(self, items: Sequence[Item], made: Changes, building: Building) -> None:
         rows = dict.fromkeys([unpack_row(row) for _, _, row in items], 1)

@@ -12,7 +12,7 @@ from views.operators.building import PORTION, Building, Item, Sorter
 from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
 from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
-from views.portions import Code
+from views.portions import Code, packed
 from views.state.contract import Step
 from views.values import Kind, Row
 
@@ -152,7 +152,7 @@ class _Side:
         code = Code(node.columns)
         own = code.key([(column, Direction(column.type)) for column in node.key])
         key = code.key([(expression, Direction(expression.type)) for expression in on])
-        self._items = code.of_rows(f"({key}, {own}, {code.name(pack_row)}(r))", self._item)
+        self._items = code.of_rows(f"({key}, {own}, {code.packed})", self._item)
         self._without_key = code.with_nulls(on)
         self._encode_key: Callable[[Row], bytes] = row_encoder([column.type for column in node.key])
         assert all(column.type.kind is not Kind.OPAQUE for column in node.key)
@@ -169,7 +169,7 @@ class _Side:
         return without
 
     def _item(self, row: Row) -> Item:
-        return self._encode_on(self._on(row)), self._encode_key(self._key(row)), pack_row(row)
+        return self._encode_on(self._on(row)), self._encode_key(self._key(row)), packed(row)
 
     def rows(self, state: Step, key: bytes) -> list[Row]:
         return [unpack_row(stored) for _, stored in state.scan(self.prefix + key)]

@@ -12,7 +12,7 @@ from views.operators.building import Building, Item
 from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
-from views.portions import Code
+from views.portions import Code, packed
 from views.state.contract import Entry, Step
 from views.values import Row
 
@@ -41,7 +41,7 @@ class TopOperator:
         order = code.key(
             [(key.expression, Direction(key.expression.type, key.descending, key.nulls_first)) for key in node.order]
         )
-        self._items = code.of_rows(f"({per}, {order}, {code.name(pack_row)}(r))", self._item)
+        self._items = code.of_rows(f"({per}, {order}, {code.packed})", self._item)
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         made: Changes = {}
@@ -80,7 +80,7 @@ class TopOperator:
             building.keep([self._reach(part, count, last)])
 
     def _item(self, row: Row) -> Item:
-        return self._encode_per(self._per(row)), self._encode_order(self._order(row)), pack_row(row)
+        return self._encode_per(self._per(row)), self._encode_order(self._order(row)), packed(row)
 
     def _reach(self, part: bytes, count: int, last: bytes) -> Entry:
         return self._reach_prefix + part, _COUNT.pack(count) + self._rows_prefix + part + last
