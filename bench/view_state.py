@@ -18,10 +18,12 @@ import orjson
 from bench.figures import Figure, Limit, Target
 from bench.rig import Rig, Say
 from bench.sizes import Sizes
-from cdc.model.event import Position, RowEvent
+from cdc.model.event import Position, RowEvent, TableEvents
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
 from views.plan import ViewPlan
+from views.shard import Shard, shards
+from views.sharding import sharding_of
 from views.sql.reader import TopRows, read_view
 from views.state.file import FileState
 from views.view import View, identity
@@ -38,6 +40,7 @@ _STEPS: Sequence[tuple[int, int]] = ((1, 300), (50, 40))
 of that for itself."""
 
 _WARM_STEPS = 10
+_SHARDS = (1, 2)
 _WRITTEN_AT_ONCE = 20_000
 _FLAT = 2.0
 _TIMES_ON_DISK = 2.0
@@ -89,7 +92,12 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         say(f"a state of about {entries:,} rows")
         with tempfile.TemporaryDirectory(prefix="view-", dir=rig.directory) as directory:
             measured.append(cost_of(entries, Path(directory)))
-    return figures_of(measured), {"states": [asdict(cost) for cost in measured]}
+    say("the same view in shards")
+    of_tasks = {count: sharded_us(sizes.view_entries[0], count, rig.directory) for count in _SHARDS}
+    return [*figures_of(measured), *sharded_figures(of_tasks)], {
+        "states": [asdict(cost) for cost in measured],
+        "tasks_us": of_tasks,
+    }
 
 
 def cost_of(entries: int, directory: Path) -> Cost:
@@ -161,6 +169,69 @@ def _deliver(view: View) -> int:
         taken += sum(len(orjson.dumps(change.row)) for change in output.changes)
         view.acknowledge(output)
     return taken
+
+
+def sharded_us(entries: int, count: int, directory: Path) -> list[float]:
+    """Processor time that each of ``count`` tasks takes for a change of one tweet, as it is parsed from the log.
+
+    Every shard reads every tweet, and has the followers of its own.
+    """
+    users, plan = max(10, entries // _ENTRIES_PER_USER), timeline()
+    own: list[Shard | None] = [None] if count == 1 else [*shards(sharding_of(plan, count), count)]
+    return [_shard_us(users, plan, shard, directory) for shard in own]
+
+
+def _shard_us(users: int, plan: ViewPlan, shard: Shard | None, directory: Path) -> float:
+    changes, steps = _STEPS[-1]
+    with tempfile.TemporaryDirectory(prefix="shard-", dir=directory) as own:
+        state = FileState(Path(own), identity=identity(plan, TABLES, shard))
+        try:
+            view = View(plan, TABLES, state, shard=shard)
+            view.begin_building()
+            of_tables = rows(users)
+            while portion := list(islice(of_tables, _BUILT_AT_ONCE)):
+                view.build(portion)
+            view.end_building(epoch=1, lsn=8, offsets={})
+            _deliver(view)
+            chance, began = random.Random(2), 0.0
+            chosen = [
+                sorted({chance.randrange(users * TWEETS_PER_USER) for _ in range(changes)})
+                for _ in range(_WARM_STEPS + steps)
+            ]
+            read = [(lsn, _read_from_log(tweets, users, lsn)) for lsn, tweets in enumerate(chosen, 16)]
+            for number, (lsn, log) in enumerate(read):
+                if number == _WARM_STEPS:
+                    began = time.process_time()
+                view.step(list(log), epoch=1, lsn=lsn, offsets={})
+                _deliver(view)
+            return 1e6 * (time.process_time() - began) / (steps * changes)
+        finally:
+            state.close()
+
+
+def _read_from_log(tweets: Sequence[int], users: int, lsn: int) -> TableEvents:
+    """Changes of these as a task has them before it has parsed them."""
+    made = [tweet_event(tweet, tweet % users, lsn) for tweet in tweets]
+    keys, texts = [orjson.dumps(each.key) for each in made], list[bytes | None]()
+    texts += [orjson.dumps(each.row) for each in made]
+    return TableEvents.from_log(TWEETS.name, keys, [each.tag for each in made], texts, lambda _: _NOWHERE)
+
+
+def sharded_figures(of_tasks: Mapping[int, Sequence[float]]) -> list[Figure]:
+    """What the busiest task takes where several keep the view, beside the one that keeps all of it. Pure."""
+    (whole,) = of_tasks[1]
+    return [
+        Figure(
+            phase=PHASE,
+            name=f"a change where {count} tasks keep the view, {what}",
+            value=value,
+            unit="us",
+            limit=Limit(value=whole, what="the same in one task"),
+        )
+        for count, each in of_tasks.items()
+        if count > 1
+        for what, value in (("the busiest one", max(each)), ("all together", sum(each)))
+    ]
 
 
 def figures_of(measured: Sequence[Cost]) -> list[Figure]:

@@ -200,7 +200,7 @@ def session(
 
 
 def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
-    """How many of these sinks will have long batches: each takes a task."""
+    """How many tasks these sinks will have in long batches."""
     try:
         named = [TableName.parse(text) for settings in sinks for text in settings.tables]
         topics = [table_topic(source.pipeline, name) for name in {*source.tables, *named}]
@@ -211,9 +211,9 @@ def _more_tasks(source: Source, sinks: Collection[SinkSettings]) -> int:
 
 
 def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mapping[str, int]) -> int:
-    """How many of these sinks have long batches where topics have so many partitions. Pure.
+    """How many tasks these sinks have in long batches where topics have so many partitions. Pure.
 
-    A topic that isn't there yet will have as many as are configured.
+    Each shard of a view is one. A topic that isn't there yet will have as many as are configured.
     """
     spark = source.spark
     if not spark.has_long_batches:
@@ -224,9 +224,10 @@ def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mappin
         return sum(counts.get(table_topic(source.pipeline, name), source.kafka.topics.partitions) for name in tables)
 
     return sum(
-        spark.trigger == "continuous" or partitions(settings) <= PARTITIONS_MAX
+        1 if settings.view is None else settings.view.tasks
         for settings in sinks
         if why_no_long_batches(settings, source.tables) is None
+        and (spark.trigger == "continuous" or partitions(settings) <= PARTITIONS_MAX)
     )
 
 

@@ -282,6 +282,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # sql = "select id, region from public.orders where region is not null"    # (rebuild)
 # top = { per = ["region"], order = "id desc", n = 10 }    # only the first rows per these columns (rebuild)
 # retain = [ { table = "orders", column = "created_at", days = 90, hours = 0 } ]    # rows count so long (rebuild)
+# tasks = 1                                # how many keep it side by side, in Redis or OpenSearch (rebuild)
 # topic = true                             # the result is on a topic as well, for GET /views/latest/changes
 # changes_max = 5000000                    # rows that one transaction may change, else the view's job stops
 

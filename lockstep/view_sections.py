@@ -15,7 +15,7 @@ from views.failures import Refused
 if TYPE_CHECKING:
     from views.sql.over_views import NamedQuery
 
-_OWN: Final = ("sink", "sql", "key", "top", "retain")
+_OWN: Final = ("sink", "sql", "key", "top", "retain", "tasks")
 """What a view's section has besides settings of its kind of sink."""
 
 _BEYOND_QUERY: Final = ("top", "retain")
@@ -152,5 +152,7 @@ def _as_sink(name: str, section: Any, sinks: Mapping[str, Any], views: Mapping[s
         raise _Unfit  # it isn't readable, which is told of that view
     taken_over = {key: value for key, value in sinks[lender].items() if key not in kind.OWN | {"apply"}}
     own = {key: value for key, value in section.items() if key not in _OWN}
-    view = {"name": name, "sql": sql} | {key: section[key] for key in ("key", "top", "retain") if key in section}
+    view = {"name": name, "sql": sql} | {
+        key: section[key] for key in ("key", "top", "retain", "tasks") if key in section
+    }
     return taken_over | own | {"tables": list(map(str, names)), "view": view, "lender": lender}

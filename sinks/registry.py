@@ -21,6 +21,7 @@ from sinks.contract import OpenedSink
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
+from sinks.view_settings import ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.wrappers.projection import Projection
 
@@ -133,16 +134,21 @@ def definition(settings: SinkSettings) -> dict[str, JsonValue]:
 def changed_settings(then: Mapping[str, JsonValue], today: Mapping[str, JsonValue]) -> list[str]:
     """The settings in which two definitions differ, by the names that they have in the configuration. Pure.
 
-    Those of a view are settings of its section: ``sql``, ``key``, ``top`` and ``retain``.
+    Those of a view are settings of its section: ``sql``, ``key``, ``top``, ``retain`` and ``tasks``. One that
+    was built before there was such a setting has its default.
     """
     changed = list[str]()
     for name in sorted(today):
         before, now = then[name], today[name]
         if isinstance(before, dict) and isinstance(now, dict) and name == "view":
-            changed += sorted(part for part in now if now[part] != before.get(part))
+            changed += sorted(part for part in now if now[part] != before.get(part, _default_of_view(part)))
         elif before != now:
             changed.append(name)
     return changed
+
+
+def _default_of_view(setting: str) -> JsonValue:
+    return cast("JsonValue", ViewSettings.model_fields[setting].get_default())
 
 
 def with_definition(settings: SinkSettings, shaping: Mapping[str, JsonValue]) -> SinkSettings:

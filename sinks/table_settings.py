@@ -127,6 +127,9 @@ class TableSettings(Settings):
     NO_WHOLE_STEPS: ClassVar[str] = "this kind of sink can't show changes of several tables at once"
     """Why ``consistent`` is refused; "" where it isn't."""
 
+    WHY_NO_SHARDS: ClassVar[str] = ""
+    """Why several tasks can't keep a view in it; "" where they can."""
+
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
@@ -220,9 +223,20 @@ class TableSettings(Settings):
             problems.append("lender: a view's is its setting `sink`")
         if self.view is not None:
             problems += [f"{name}: {NOT_OF_A_VIEW}" for name in sorted(self.NOT_OF_VIEWS & self._given())]
+            problems += [f"tasks: {reason}" for reason in self._why_not_sharded(self.view)]
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def _why_not_sharded(self, view: ViewSettings) -> list[str]:
+        if view.tasks == 1:
+            return []
+        reasons = [self.WHY_NO_SHARDS] if self.WHY_NO_SHARDS else []
+        if self.topic:
+            reasons.append(
+                "not with topic: it has whole steps, and each shard has steps of its own. Leave one of them out"
+            )
+        return reasons
 
     def why_not_consistent(self) -> list[str]:
         """Why its tables can't be shown as of one commit."""

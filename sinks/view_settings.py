@@ -7,6 +7,9 @@ from pydantic import AfterValidator, Field, model_validator
 from cdc.model.table import TableName
 from cdc.settings import Settings
 
+TASKS_MAX = 64
+"""More tasks than these would read the log for nothing: each of them reads all of it."""
+
 VIEWS_SCHEMA = "views"
 """A view's result is a table of this schema, under the view's name."""
 
@@ -56,7 +59,8 @@ class RetainSettings(Settings):
 class ViewSettings(Settings):
     """The view of this ``name``: its query, and the columns by which its rows are told apart.
 
-    With ``retain`` it is the query over those rows of tables that aren't too old.
+    With ``retain`` it is the query over those rows of tables that aren't too old. So many ``tasks`` keep
+    it side by side, each with rows of its own.
     """
 
     name: str
@@ -64,6 +68,7 @@ class ViewSettings(Settings):
     key: Annotated[tuple[str, ...], Field(min_length=1), AfterValidator(_are_distinct)]
     top: TopSettings | None = None
     retain: tuple[RetainSettings, ...] | None = None
+    tasks: int = Field(default=1, ge=1, le=TASKS_MAX)
 
     @property
     def beyond_query(self) -> str:

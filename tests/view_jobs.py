@@ -24,6 +24,7 @@ from jobs.driver import run_sinks
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import Result, from_arrow
 from jobs.executor.task_input import Task, ViewInput, ViewTopicInput
+from jobs.executor.view_shards import of_shard, told_to_shard
 from jobs.executor.view_task import deliver_view
 from jobs.offsets import Offsets
 from jobs.query.view_plan import planned_view, top_rows
@@ -38,6 +39,7 @@ from tests.job_process import JobProcess, spark_settings
 from tests.spark_here import Job
 from tests.view_queries import column, shape
 from views.retention import whole_minutes
+from views.shard import shards
 from views.sql.statement import whole_statement
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -55,6 +57,15 @@ VISITORS = ViewSettings(
     " on u.id = h.user_id group by h.user_id, u.name",
 )
 """Over an append-only table."""
+
+WRITERS = ViewSettings(
+    name="writers",
+    key=("id",),
+    sql='select u.id, u.name, count(t.id) as n, max(t.body collate "C") as last from users u left join tweets t'
+    " on t.user_id = u.id group by u.id, u.name",
+    tasks=2,
+)
+"""In two shards, between which tweets move that get another user."""
 
 TIMELINE = ViewSettings(
     name="timeline",
@@ -104,7 +115,7 @@ class ViewPipeline:
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap, **topics), self.name, tables)
         self.states: dict[int, Rows] = {self.log.lsn: {}}
         planned = planned_view(view, {table.name: table for table in tables})
-        self.plan, self.result = planned.plan, planned.table
+        self.plan, self.result, self.sharding = planned.plan, planned.table, planned.sharding
         self._time_ms = 0
 
     def settings(self, kind: str, **more: Any) -> SinkSettings:
@@ -226,7 +237,7 @@ class ViewPipeline:
             settings=settings,
             generation=1,
             fence=fence,
-            tables={self.log.topic(table): table.name for table in self.tables},
+            tables={self.log.topic(table): table.name for table in self.tables if table.name in self.plan.tables},
             shapes=shapes,
             window_bytes=1 << 26,
             retry_s=5.0,
@@ -241,6 +252,15 @@ class ViewPipeline:
                 **view,
             ),
         )
+
+    def shard_tasks(self, settings: SinkSettings) -> list[Task]:
+        """Those of all shards, of one run."""
+        assert self.sharding is not None
+        task = self.task(settings, shards=tuple(shards(self.sharding, self.view.tasks)))
+        return [
+            of_shard(task, {part.at: part.end for part in told_to_shard(number, {})})[0]
+            for number in range(self.view.tasks)
+        ]
 
     # --- what is there ---
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
+from views.shard import Shard
 from views.sql.reader import RetainedRows, TopRows, read_view
 from views.state.contract import State
 from views.state.memory import MemoryState
@@ -488,11 +489,13 @@ class KeptView:
         tables: Mapping[TableName, Table] = TABLES,
         *,
         retain: Sequence[RetainedRows] = (),
+        shard: Shard | None = None,
     ) -> None:
         self.question = question
         self.retain = retain
+        self.shard = shard
         self.plan = read_view(question.sql, tables, key=question.key, top=question.top, retain=retain)
-        self.view = View(self.plan, tables, state)
+        self.view = View(self.plan, tables, state, shard=shard)
         self.rows: dict[tuple[JsonValue, ...], Mapping[str, JsonValue]] = {}
         self.lsn = 0
 
@@ -512,7 +515,7 @@ class KeptView:
     def built_anew(self, history: Sequence[Sequence[RowWrite]], *, time_ms: int = 0) -> "KeptView":
         """The same view after a history, built from the tables' rows as they are at its end."""
         rows = {(table, *key.values()): (table, key, row) for step in history for table, key, row in step}
-        kept = KeptView(self.question, MemoryState(), retain=self.retain)
+        kept = KeptView(self.question, MemoryState(), retain=self.retain, shard=self.shard)
         kept.view.begin_building()
         for name in ("a", "b", "c"):
             there = [row for row in rows.values() if row[0] == name and row[2] is not None]

@@ -1,11 +1,12 @@
 """What a view holds and has done, in numbers, and how far the building of its state is. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Self
 
-from views.counters import Counters
+from views.counters import Counters, added
 from views.state.contract import Size
 
 if TYPE_CHECKING:  # it loads the operators, and `lockstep lag` needs none
@@ -113,3 +114,22 @@ class ViewFigures:
         sizes = facts["state_rows"], facts["state_bytes"]
         # Figures that were kept before there was retention have no time.
         return cls(facts["lsn"], *sizes, counters, building, facts["at_ms"], facts.get("time_ms", 0))
+
+
+def together(of_shards: Sequence[ViewFigures]) -> ViewFigures:
+    """Those of a view that is divided: it is where the last of its shards is, and has the rows of all.
+
+    What several shards have done with the same row of a table counts for each. Of several buildings the one is told
+    that has most to do.
+    """
+    buildings = [figures.building for figures in of_shards if figures.building is not None]
+    order = list(Doing)
+    return ViewFigures(
+        min(figures.lsn for figures in of_shards),
+        sum(figures.state_rows for figures in of_shards),
+        sum(figures.state_bytes for figures in of_shards),
+        reduce(added, (figures.counters for figures in of_shards)),
+        min(buildings, key=lambda each: (order.index(each.doing), each.done - each.total), default=None),
+        max(figures.at_ms for figures in of_shards),
+        min(figures.time_ms for figures in of_shards),
+    )

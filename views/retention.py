@@ -4,6 +4,7 @@ A view's time is the greatest commit time of what it has taken in, in whole minu
 than that less their time. So nothing but the log says when a row ages out, and the result can be asked for again.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
@@ -89,6 +90,11 @@ class NotedTime:
         return cls(facts["time_ms"], facts["next_ms"])
 
 
-def noted_name(generation: int) -> str:
-    """The name of the destination's record of a generation's time."""
-    return f"g{generation}.view_time"
+def noted_name(generation: int, shard: int | None = None) -> str:
+    """The name of the destination's record of a generation's time, or of that of one of its shards."""
+    return f"g{generation}.view_time" + ("" if shard is None else f".{shard}")
+
+
+def noted_together(times: Sequence[NotedTime]) -> NotedTime:
+    """The time of a view that is divided, by those of its shards: settled once all are as of one time."""
+    return NotedTime(min(time.time_ms for time in times), max(time.next_ms for time in times))

@@ -33,7 +33,7 @@ import orjson
 
 from cdc.model.append_only import stored_tables
 from cdc.model.errors import LockstepError
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import Events, JsonValue, RowEvent
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
@@ -47,6 +47,7 @@ from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.portions import Code
 from views.retention import whole_minutes
+from views.shard import Shard
 from views.state.contract import Entry, Reading, State, Step
 from views.values import Row, from_event, to_event
 
@@ -150,9 +151,9 @@ class _Kept:
     grown: int
 
 
-def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
+def identity(plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | None = None) -> str:
     """What a state belongs to: the plan, and of each of its tables the key and the columns that the plan reads. And
-    which rows of them count.
+    which rows of them count, and which of many shards it is.
 
     Another name, type or number of one of these makes another identity: a column that was dropped and added again
     holds other values. Other columns may come and go.
@@ -168,13 +169,15 @@ def identity(plan: ViewPlan, tables: Mapping[TableName, Table]) -> str:
         (str(table), tables[table].key, [tables[table].column(name).to_json() for name in sorted(names)])
         for table, names in sorted(read.items())
     ]
-    # A view without retention goes on with the state that it had before there was any.
-    rows = (plan.retained,) if plan.retained else ()
+    # A view without retention, and without shards, goes on with the state that it had before there were any.
+    rows: tuple[object, ...] = (plan.retained,) if plan.retained else ()
+    if shard is not None:
+        rows = (*rows, shard.identity)
     return hashlib.sha256(repr((FORMAT, plan, shapes, *rows)).encode()).hexdigest()
 
 
 class View:
-    """One view, or one shard of it, for one thread. ``state`` must be that of ``identity(plan, tables)``."""
+    """One view, or one shard of it, for one thread. ``state`` must be that of ``identity(plan, tables, shard)``."""
 
     def __init__(
         self,
@@ -183,6 +186,7 @@ class View:
         state: State,
         *,
         changes_max: int = CHANGES_MAX,
+        shard: Shard | None = None,
         scratch: Path | None = None,
     ) -> None:
         """``scratch`` is where a large building has temporary files, which go with it; None is the system's place.
@@ -191,9 +195,10 @@ class View:
         """
         self._scratch = scratch
         self.plan = plan
+        self._shard = shard
         self._state = state
         self._changes_max = changes_max
-        self._dataflow = Dataflow(plan, stored_tables(tables))
+        self._dataflow = Dataflow(plan, stored_tables(tables), shard)
         self._names = [name for name, _ in plan.outputs]
         expressions = dict(plan.outputs)
         self._outputs = compiled_all([made for _, made in plan.outputs], plan.root.columns)
@@ -206,6 +211,7 @@ class View:
         self._named_key = list(zip(plan.key, self._key_places, strict=True))
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
+        self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
         self._items = self._written()
         self._build_size = sys.maxsize
         self._expire_size = _EXPIRED_AT_ONCE
@@ -213,6 +219,10 @@ class View:
     def position(self) -> ViewPosition:
         """Up to where the state is exact. Zero before the first step."""
         return self._state.read(stored_position)
+
+    def own_events(self, events: Events) -> Events:
+        """The events but for those that are another shard's by their key alone; the step leaves out the others."""
+        return events if self._shard is None else Events(map(self._dataflow.own_events, events.tables))
 
     def step(
         self,
@@ -435,11 +445,19 @@ class View:
         """Whether what is pending was made from what the sink had of an earlier state, and isn't delivered yet."""
         return self._state.read(lambda state: state.get(_IS_WHOLE) == _ARRANGED)
 
+    def is_own(self, key: Mapping[str, JsonValue]) -> bool:
+        """Whether the row of the result with this key is this shard's to write. A view without shards has them all."""
+        if self._shard is None:
+            return True
+        name = self._shard.sharding.key
+        return self._shard.has(dict(self._key_from_event)[name](key[name]))
+
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
         """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.
 
         Those of which the result has no row become pending deletions. Those that are as they should be come last: so
-        all that readers see change is pending first. Raises LockstepError where not all of the result is pending.
+        all that readers see change is pending first. Rows of other shards are left alone. Raises LockstepError where
+        not all of the result is pending.
         """
 
         def work(state: Step) -> None:
@@ -448,6 +466,8 @@ class View:
                     "the view's state no longer has all of its result's keys", hint="build the view's state anew"
                 )
             for key, row in stored:
+                if not self.is_own(key):
+                    continue
                 own = self._stored_key(key)
                 pending = state.get(_PENDING + own)
                 if pending is None:
@@ -546,11 +566,13 @@ class View:
         rows: dict[bytes, Row] = {}
         vanished: dict[bytes, Row] = {}
         outputs, encode_key, key_places = self._outputs, self._encode_key, self._key_places
+        shard, own_place = self._shard, self._own_place
         for row, weight in changes.items():
             values = outputs(row)
             key = encode_key([values[place] for place in key_places])
             into = rows if weight > 0 else vanished
             assert key not in into, "two rows of the result have one key"
+            assert shard is None or shard.has(values[own_place]), "a row of the result is another shard's"
             into[key] = values
         stored: dict[bytes, bytes] = {}
         grown = len(rows) - len(vanished)  # a key that went and came is in both

@@ -79,9 +79,10 @@ class LongBatch:
 class Told:
     """What was applied since the driver was told last; ``next_offsets`` has only what has moved.
 
-    ``view`` are the figures of a view, None of any other sink. ``has_got_on`` says that something was read or written
-    since then, be it applied already or not: a step may be of very much, and nothing of it is told before its end.
-    ``read`` is where reading goes on where that is further, as far as it is told.
+    ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
+    ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
+    very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is
+    further, as far as it is told.
     """
 
     rows: int = 0
@@ -91,6 +92,7 @@ class Told:
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     view: ViewFigures | None = None
     has_got_on: bool = False
+    shard: int | None = None
     read: dict[TopicPartition, int] = field(default_factory=dict)
 
     @property
@@ -113,6 +115,7 @@ class Told:
             "next_offsets": _entries(self.next_offsets),
             "view": None if self.view is None else self.view.to_json(),
             "has_got_on": self.has_got_on,
+            "shard": self.shard,
             "read": _entries(self.read),
         }
         return orjson.dumps(facts) + b"\n"
@@ -131,6 +134,7 @@ class Told:
         if facts["view"] is not None:
             self.view = ViewFigures.from_json(facts["view"])
         self.has_got_on = self.has_got_on or facts["has_got_on"]
+        self.shard = facts["shard"]
         return True
 
 

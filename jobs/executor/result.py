@@ -142,14 +142,29 @@ class Result:
     failures: list[Failure] = field(default_factory=list)
     view: ViewFigures | None = None
     """Of a view's task, as of its end."""
+    shard: int | None = None
+    """Which shard of a view the task keeps; None where it isn't divided, and for what several tasks returned."""
+    reached: dict[int, dict[TopicPartition, int]] = field(default_factory=dict)
+    """``next_offsets`` of each shard. Each of them reads all partitions."""
+    views: dict[int, ViewFigures] = field(default_factory=dict)
+    """``view`` of each shard."""
 
     def add(self, other: "Result") -> None:
-        """Take another task's results in. Two tasks never share a partition."""
+        """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
         self.rows += other.rows
         self.set_aside += other.set_aside
         self.applied += other.applied
         self.stale += other.stale
-        self.next_offsets |= other.next_offsets
+        if other.shard is None:
+            self.next_offsets |= other.next_offsets
+            self.view = other.view or self.view
+        else:
+            if other.next_offsets:
+                self.reached[other.shard] = other.next_offsets
+            if other.view is not None:
+                self.views[other.shard] = other.view
+        self.reached |= other.reached
+        self.views |= other.views
         self.commit_time_ms = max(self.commit_time_ms, other.commit_time_ms)
         self.rejected += other.rejected
         self.resolved += other.resolved
@@ -157,7 +172,6 @@ class Result:
         self.awaits_copy = self.awaits_copy or other.awaits_copy
         self.has_more = self.has_more or other.has_more
         self.failures += other.failures
-        self.view = other.view or self.view
 
 
 def without_large_values(rejected: Iterable[RejectedEvent]) -> Iterator[RejectedEvent]:
@@ -207,6 +221,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
             "has_more": result.has_more,
             "failures": [failure.to_json() for failure in result.failures],
             "view": None if result.view is None else result.view.to_json(),
+            "shard": result.shard,
         }
     ]
     facts += [
@@ -257,6 +272,7 @@ def from_arrow(table: "pa.Table") -> Result:
                     has_more=fact["has_more"],
                     failures=[Failure.from_json(failure) for failure in fact["failures"]],
                     view=None if fact["view"] is None else ViewFigures.from_json(fact["view"]),
+                    shard=fact["shard"],
                 )
             )
     return total

@@ -11,6 +11,7 @@ from jobs.offsets import Offsets
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, open_sink
 from views.plan import ViewPlan
+from views.shard import Shard
 
 OpenSink = Callable[[str, SinkSettings, int], OpenedSink]
 """Opens a sink by its name, its settings and the number of a generation."""
@@ -34,6 +35,8 @@ class ViewInput:
     ``directory`` is where its state is on the machine of the task. ``reached`` are the next offsets that the sink was
     told of: a state behind them is an earlier one. ``log`` tells the topics from others of their names, as a recreated
     one is. ``trimmed`` reads topics that have lost their beginning. ``result_topic`` gets the result besides the sink.
+
+    A view that is divided has ``shards``, each with a task. ``shard`` is the one of this task, once it knows.
     """
 
     plan: ViewPlan
@@ -45,6 +48,8 @@ class ViewInput:
     log: str = ""
     trimmed: bool = False
     result_topic: ViewTopicInput | None = None
+    shards: tuple[Shard, ...] = ()
+    shard: Shard | None = None
 
     @property
     def topic(self) -> str:

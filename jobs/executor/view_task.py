@@ -28,6 +28,7 @@ from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_shards import of_shard
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
 from sinks.contract import Batch, CoordinationRecords
@@ -69,26 +70,32 @@ def deliver_view(
     building is. Nothing is raised, as in ``deliver``.
     """
 
-    def work(stored: Offsets, result: Result) -> None:
+    def follow(own: Task, stored: Offsets, result: Result) -> None:
         with nullcontext() if batch is None else DriverLine(batch.socket) as line:
-            _follow(task, stored, result, line, goes_on=False)
+            _follow(own, stored, result, line, goes_on=False)
 
-    yield from _delivered(task, batches, work)
+    yield from _delivered(task, batches, follow)
 
 
 def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same, and go on with what comes, until the driver ends it."""
 
-    def work(stored: Offsets, result: Result) -> None:
+    def follow(own: Task, stored: Offsets, result: Result) -> None:
         with DriverLine(batch.socket) as line:
-            _follow(task, stored, result, line, goes_on=True)
+            _follow(own, stored, result, line, goes_on=True)
 
-    yield from _delivered(task, batches, work)
+    yield from _delivered(task, batches, follow)
 
 
 def _delivered(
-    task: Task, batches: Iterable[pa.RecordBatch], work: Callable[[Offsets, Result], None]
+    task: Task, batches: Iterable[pa.RecordBatch], follow: Callable[[Task, Offsets, Result], None]
 ) -> Iterator[pa.RecordBatch]:
+    def work(told: Offsets, result: Result) -> None:
+        own, stored = of_shard(task, told)
+        if own.view is not None and own.view.shard is not None:
+            result.shard = own.view.shard.number
+        follow(own, stored, result)
+
     def close() -> None:
         close_sink(task)
         if task.view is not None and task.view.result_topic is not None:
@@ -115,11 +122,13 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
                 state,
                 changes_max=task.settings.changes_max,
                 scratch=Path(task.view.directory),
+                shard=task.view.shard,
             )
             topic = _topic_of(task, state)
             is_usable = (
                 view.log() == task.view.log
                 and _is_usable(view, task.run, progress.offsets)
+                and (view.is_of(task.run) or _is_of_last_run(view, task))
                 and (topic is None or _fits(view, topic))
             )
             is_to_be_built = is_to_be_built or not is_usable
@@ -137,7 +146,7 @@ def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None
 @contextmanager
 def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
-    own = identity(view.plan, task.shapes)
+    own = identity(view.plan, task.shapes, view.shard)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -163,6 +172,32 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
     if view.is_of(run):
         return True
     return not view.is_arranged and all(reached.get(at, 0) >= offset for at, offset in view.forgotten().items())
+
+
+def _is_of_last_run(view: View, task: Task) -> bool:
+    """Whether no other state has written the result since this one did. A job of an earlier version has noted nothing.
+
+    Another one, as on another machine, may have written rows of which nobody was told, and that are gone since. This
+    state has never had them, so it wouldn't have them removed.
+    """
+    with _records_of(task) as records:
+        last = records.load(_note_name(task, "view_run"))
+    return last is None or view.is_of(last)
+
+
+@contextmanager
+def _records_of(task: Task) -> Iterator[CoordinationRecords]:
+    opened = task.open(task.sink, task.settings, task.generation)
+    try:
+        yield opened.records
+    finally:
+        opened.sink.close()
+
+
+def _note_name(task: Task, what: str) -> str:
+    """The name of a coordination record of this view's generation, or of its shard."""
+    shard = None if task.view is None else task.view.shard
+    return f"g{task.generation}.{what}" + ("" if shard is None else f".{shard.number}")
 
 
 def _arrange(
@@ -291,9 +326,10 @@ class _Run:
             self._building = BuildProgress()
         if not self._builds:
             if not self._view.is_of(self._task.run):
+                # Before the state: whoever is killed in between finds two runs, and builds.
                 if self._topic is not None:
-                    # Before the state: whoever is killed in between finds two runs, and builds.
                     self._topic.take_over(self._task.run)
+                self._note_run()
                 self._view.adopt(self._task.run)
             self._view.confirm(self._progress.offsets)
             void = self._view.settle(self._rejected_with)
@@ -352,7 +388,7 @@ class _Run:
         came = self._log.came
         has_got_on = came > self._told_came
         now = take_told(self._result, self._told, has_got_on=has_got_on) if self._goes_on else Told()
-        now.view = self._figures()
+        now.view, now.shard = self._figures(), self._result.shard
         now.read = self._feed.of_topics(self._log.next_offsets) if self._log.waits else {}
         self._line.tell(now)
         self._told, self._told_came, self._told_s = dict(told), came, now_s
@@ -397,7 +433,7 @@ class _Run:
     def _keep(self, records: pa.Table | None) -> None:
         assert self._inbox is not None
         if records is not None:
-            self._inbox.add(decode(records, self._task).events)
+            self._inbox.add(self._view.own_events(decode(records, self._task).events))
 
     def _step(self, cut: Cut) -> None:
         read = self._feed.of_topics(self._log.next_offsets)
@@ -418,7 +454,9 @@ class _Run:
         ):
             return
         else:
-            events = [] if taken.records is None else list(decode(taken.records, self._task).events)
+            events = (
+                [] if taken.records is None else list(self._view.own_events(decode(taken.records, self._task).events))
+            )
             try:
                 self._view.step(
                     events,
@@ -457,6 +495,7 @@ class _Run:
         self._view.compute(self._note_computed)
         seq = self._seq_of_new_state(cut)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
+        self._note_run()
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
@@ -532,6 +571,8 @@ class _Run:
 
     def _apply(self, events: TableEvents, next_offsets: Offsets) -> "_Became":
         """Give these to the sink, and note what became of them. Raises LockstepError for too many rejections."""
+        if self._input.shard is not None:
+            next_offsets = {}  # other shards may not be there yet
         batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
@@ -567,14 +608,14 @@ class _Run:
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
 
     def _seq_of_new_state(self, cut: Cut) -> int:
-        with self._records() as records:
+        with _records_of(self._task) as records:
             noted = records.load(self._note)
         epoch, lsn, seq = (0, 0, 0) if noted is None else orjson.loads(noted)
         return seq + 1 if (epoch, lsn) == (cut.epoch, cut.lsn) else 1
 
     def _note_tag(self, position: ViewPosition) -> None:
         if self._noted != position.tag:
-            with self._records() as records:
+            with _records_of(self._task) as records:
                 records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
             self._noted = position.tag
 
@@ -586,27 +627,30 @@ class _Run:
         if self._noted_time is None:
             self._noted_time = NotedTime()
             if self._input.plan.retained:
-                with self._records() as records:
-                    self._noted_time = NotedTime.from_json(records.load(noted_name(self._task.generation)))
+                with _records_of(self._task) as records:
+                    self._noted_time = NotedTime.from_json(records.load(self._time_note))
         return self._noted_time
 
     def _note_time(self, time: NotedTime) -> None:
         if self._input.plan.retained and time != self._time_before:
-            with self._records() as records:
-                records.save(noted_name(self._task.generation), time.to_json())
+            with _records_of(self._task) as records:
+                records.save(self._time_note, time.to_json())
             self._noted_time = time
-
-    @contextmanager
-    def _records(self) -> Iterator[CoordinationRecords]:
-        opened = self._task.open(self._task.sink, self._task.settings, self._task.generation)
-        try:
-            yield opened.records
-        finally:
-            opened.sink.close()
 
     @property
     def _note(self) -> str:
-        return f"g{self._task.generation}.view_tag"
+        return _note_name(self._task, "view_tag")
+
+    # Whose state writes the result is noted there before it writes anything.
+
+    def _note_run(self) -> None:
+        with _records_of(self._task) as records:
+            records.save(_note_name(self._task, "view_run"), self._task.run)
+
+    @property
+    def _time_note(self) -> str:
+        shard = self._input.shard
+        return noted_name(self._task.generation, None if shard is None else shard.number)
 
     def _check_log_is_whole(self, begins: Offsets) -> None:
         for (topic, partition), begin in sorted(begins.items()):

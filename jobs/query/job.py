@@ -86,6 +86,7 @@ from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
 from sinks.registry import history_tables, projection_of
+from views.shard import shards
 
 _MIB: Final = 1 << 20
 
@@ -768,8 +769,8 @@ class SinkJob:
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
 
     def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
-        plan = self._plan
-        if view is None:
+        plan, view_settings = self._plan, self._plan.settings.view
+        if view is None or view_settings is None:
             return None
         return ViewInput(
             view.plan,
@@ -781,6 +782,7 @@ class SinkJob:
             log=repr(sorted((topic, facts.topic_id, facts.partitions) for topic, facts in log.topics.items())),
             trimmed=plan.trimmed,
             result_topic=self._view_topic(view),
+            shards=() if view.sharding is None else tuple(shards(view.sharding, view_settings.tasks)),
         )
 
     def _steps_input(self, reached: Offsets | None) -> StepsInput | None:

@@ -5,12 +5,12 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from cdc.readiness import wait_any_ready
+from cdc.readiness import wait_any_ready, wait_ready
 from jobs.executor.long_batch import END, GO_ON, GO_ON_S, STORED, LongBatch, Told
 from jobs.generations.batch_gate import BatchGate
 
@@ -31,16 +31,16 @@ class TaskSlots:
         self._lock = threading.Lock()
         self._taken = 0
 
-    def take(self, tasks_at_once: int) -> bool:
-        """Take one of so many, unless it is the last one that is left. Whether it was taken."""
+    def take(self, tasks_at_once: int, slots: int = 1) -> bool:
+        """Take ``slots`` of so many, unless the last one that is left is among them. Whether they were taken."""
         with self._lock:
-            is_left = self._taken + 1 < tasks_at_once
-            self._taken += is_left
-            return is_left
+            are_left = self._taken + slots < tasks_at_once
+            self._taken += slots * are_left
+            return are_left
 
-    def give_back(self) -> None:
+    def give_back(self, slots: int = 1) -> None:
         with self._lock:
-            self._taken -= 1
+            self._taken -= slots
 
 
 SLOTS: Final = TaskSlots()
@@ -63,11 +63,12 @@ class Standstill:
 
 
 class LongBatches:
-    """Listens to the task of one query's long batch, and ends the batch when somebody waits at the gate.
+    """Listens to the tasks of one query's long batch, and ends the batch when somebody waits at the gate.
 
     A batch at a standstill is ended too: Spark then plans what is there, and its task notices when it can't get that.
     ``on_told`` is called with what a task has applied, in the thread of ``serve``. It returns whether all that was told
-    before is stored. ``is_behind`` says whether more is known to be published.
+    before is stored. ``is_behind`` says whether more is known to be published than a task has; it is told which shard
+    of a view that one keeps, None where it isn't divided.
     """
 
     def __init__(
@@ -75,11 +76,16 @@ class LongBatches:
         gate: BatchGate,
         on_told: Callable[[Told], bool],
         *,
-        is_behind: Callable[[], bool],
+        is_behind: Callable[[int | None], bool],
         seconds: float,
         rows_max: int,
+        is_shared: bool = False,
     ) -> None:
+        """``is_shared``: a batch has several tasks. Once one of them has ended, the others are to end as well."""
         self._gate = gate
+        self._is_shared = is_shared
+        self._batch_number = 0
+        self._ended_number = -1
         self._on_told = on_told
         self._is_behind = is_behind
         self._directory = Path(tempfile.mkdtemp(prefix="lockstep-"))  # nobody else may look into it
@@ -94,14 +100,27 @@ class LongBatches:
 
     def serve(self, ended: threading.Event) -> None:
         """Until ``ended``, which follows the gate's end; a batch that still goes on then ends."""
+        lines: list[_TaskLine] = []
         try:
             while not ended.is_set():
-                if self._listener.fileno() in self._wait(self._listener, GO_ON_S):
-                    connection, _ = self._listener.accept()
-                    with connection, suppress(ConnectionError):  # a task that was killed
-                        self._attend(connection, ended)
+                now = time.monotonic()
+                seconds = min((line.told_at + GO_ON_S - now for line in lines), default=GO_ON_S)
+                ready = self._wait([self._listener, *(line.connection for line in lines)], seconds)
+                for line in list(lines):
+                    if not self._is_attended(line, has_said=line.connection.fileno() in ready):
+                        line.connection.close()
+                        lines.remove(line)
+                        self._ended_number = max(self._ended_number, line.batch_number)
+                if self._listener.fileno() in ready:
+                    lines.append(_TaskLine(self._listener.accept()[0], time.monotonic(), self._batch_number))
         finally:
+            for line in lines:
+                line.connection.close()
             self.close()
+
+    def begin(self) -> None:
+        """A batch begins: who comes from now on is one of its tasks."""
+        self._batch_number += 1
 
     def close(self) -> None:
         """Nobody listens any more: a task that still goes on ends. Harmless when it was closed before."""
@@ -115,38 +134,66 @@ class LongBatches:
         with suppress(OSError):
             self._wake.send(b"!")
 
-    def _wait(self, for_socket: socket.socket, seconds: float) -> list[int]:
+    def _wait(self, sockets: Sequence[socket.socket], seconds: float) -> list[int]:
         """The descriptors with something to read. Ends early when the gate is wanted. A query ends soon after that."""
-        ready = wait_any_ready((for_socket, self._woken), _LOOK_S if self._gate.is_closed else seconds)
+        ready = wait_any_ready((*sockets, self._woken), _LOOK_S if self._gate.is_closed else max(0.0, seconds))
         if self._woken.fileno() in ready:
             self._woken.recv(_RECEIVED_AT_ONCE)
         return ready
 
-    def _attend(self, connection: socket.socket, ended: threading.Event) -> None:
-        """Listen to one task until it hangs up. Raises ConnectionError."""
-        is_told_to_end, told_at = False, time.monotonic()
-        standstill = Standstill(told_at)
-        not_stored = 0
-        rest = b""
-        while not ended.is_set():
-            now = time.monotonic()
-            is_stuck = standstill.is_too_long(now, is_behind=self._is_behind())
-            if (self._gate.is_wanted or is_stuck) and not is_told_to_end:
-                connection.sendall(END)
-                is_told_to_end = True
-            if now - told_at >= GO_ON_S:
-                connection.sendall(GO_ON)
-                told_at = now
-            if connection.fileno() not in self._wait(connection, told_at + GO_ON_S - now):
-                continue
-            received = connection.recv(_RECEIVED_AT_ONCE)
-            if not received:
-                return
-            *lines, rest = (rest + received).split(b"\n")
-            told = Told()
-            not_stored += sum([told.add_json(line) for line in lines])
-            if lines and self._on_told(told):
-                connection.sendall(STORED * not_stored)
-                not_stored = 0
-            if told.is_at_work:
-                standstill.has_moved(time.monotonic())
+    def _is_attended(self, line: "_TaskLine", *, has_said: bool) -> bool:
+        """Hear what a task has said, and say what there is to say. False when it has hung up."""
+        try:
+            if has_said and not self._hear(line):
+                return False
+            self._say(line)
+        except ConnectionError:  # a task that was killed
+            return False
+        return True
+
+    def _hear(self, line: "_TaskLine") -> bool:
+        received = line.connection.recv(_RECEIVED_AT_ONCE)
+        is_there = bool(received)
+        while is_there and wait_ready(line.connection, 0):
+            more = line.connection.recv(_RECEIVED_AT_ONCE)
+            received, is_there = received + more, bool(more)
+        *lines, line.rest = (line.rest + received).split(b"\n")
+        told = Told()
+        answered = sum([told.add_json(text) for text in lines])
+        if answered:
+            line.shard, line.is_building = told.shard, told.is_building
+        if lines:
+            line.not_stored += answered
+            if self._on_told(told) and is_there:
+                line.connection.sendall(STORED * line.not_stored)
+                line.not_stored = 0
+        if told.is_at_work:
+            line.standstill.has_moved(time.monotonic())
+        return is_there
+
+    def _say(self, line: "_TaskLine") -> None:
+        now = time.monotonic()
+        is_stuck = line.standstill.is_too_long(now, is_behind=self._is_behind(line.shard))
+        # Spark can't begin one task of a batch anew. A building goes on: it would begin again as well.
+        is_left_alone = self._is_shared and line.batch_number == self._ended_number and not line.is_building
+        if (self._gate.is_wanted or is_stuck or is_left_alone) and not line.is_told_to_end:
+            line.connection.sendall(END)
+            line.is_told_to_end = True
+        if now - line.told_at >= GO_ON_S:
+            line.connection.sendall(GO_ON)
+            line.told_at = now
+
+
+class _TaskLine:
+    """The driver's end of the line to one task, which keeps this ``shard`` of a view; None where it isn't divided."""
+
+    def __init__(self, connection: socket.socket, now_s: float, batch_number: int) -> None:
+        self.connection = connection
+        self.batch_number = batch_number
+        self.told_at = now_s
+        self.standstill = Standstill(now_s)
+        self.shard: int | None = None
+        self.is_building = False
+        self.is_told_to_end = False
+        self.not_stored = 0
+        self.rest = b""

@@ -28,6 +28,7 @@ from jobs.executor.long_batch import LongBatch, Told, deliver_long
 from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, TablesRefused, check_rejections, from_arrow
 from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
+from jobs.executor.view_shards import told_to_shard
 from jobs.executor.view_task import deliver_view, deliver_view_long
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
@@ -55,6 +56,7 @@ from jobs.query.threads import (
 )
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
+from jobs.query.view_shards import ViewShards, parse_shards, shards_name
 from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -175,6 +177,9 @@ class SinkQuery:
         self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
         self._takes_slots = plan.goes_on
         # A view's task also tells how far a building is in a batch that ends by itself.
+        view = plan.task.view
+        self._shard_count = 1 if view is None else max(1, len(view.shards))
+        self._shards: ViewShards | None = None
         self._long_batches = self._make_long_batches() if plan.goes_on or plan.task.view is not None else None
         self._figures = FiguresKeeper(lease, plan.task.sink, plan.task.generation, report)
         self._on_no_task_left = plan.on_no_task_left
@@ -193,6 +198,7 @@ class SinkQuery:
             # Before the first batch: this sink lacks all that was published while it was away.
             self._read_progress()
             beat(self._lease)  # somebody may have asked for a pause before we came
+            self._load_shards()
             self._report(SinkStarted(self._task.sink, self._task.generation, self._checkpoint.location))
             query = self._run_to_end()
         finally:
@@ -200,6 +206,12 @@ class SinkQuery:
             if self._long_batches is not None:
                 self._long_batches.close()
         self._raise_failure(query)
+
+    def _load_shards(self) -> None:
+        view = self._task.view
+        if view is not None and view.shards:
+            stored = self._lease.record(shards_name(self._task.generation))
+            self._shards = parse_shards(stored, count=self._shard_count, reached=view.reached)
 
     def _run_to_end(self) -> StreamingQuery | None:
         """Start Spark's query when there is something to read, and wait until it has ended.
@@ -283,10 +295,16 @@ class SinkQuery:
         return LongBatches(
             self._gate,
             self._told,
-            is_behind=lambda: self._keeper.is_behind,
+            is_behind=self._is_behind,
             seconds=spark.continuous_s,
             rows_max=spark.small_batch_rows,
+            is_shared=self._shard_count > 1,
         )
+
+    def _is_behind(self, shard: int | None) -> bool:
+        """Whether more is known to be published than a task has. A shard that is ahead waits for others."""
+        shards = self._shards
+        return self._keeper.is_behind and (shard is None or shards is None or not shards.is_ahead(shard))
 
     def _start(self, call: BatchCall) -> StreamingQuery:
         if not self._task.reads_whole_transactions:
@@ -460,6 +478,9 @@ class SinkQuery:
 
         def told() -> DataFrame:
             # Asked for again by each attempt: a long batch may have come far before it failed.
+            if (shards := self._shards) is not None:
+                told = [told_to_shard(number, shards.stored(number)) for number in range(shards.count)]
+                return range_frame(frame.sparkSession, told)
             reached = [Range(*at, 0, offset) for at, offset in self._keeper.reached.items()]
             return range_frame(frame.sparkSession, [reached])
 
@@ -479,7 +500,9 @@ class SinkQuery:
                     break
         finally:
             if is_long:
-                SLOTS.give_back()
+                SLOTS.give_back(self._shard_count)
+        if self._shards is not None:
+            self._reach_of_shards(result, self._shards)
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
@@ -494,11 +517,22 @@ class SinkQuery:
             raise lacks_record(f"{what} {self._plan.name!r}", awaits_copy=result.awaits_copy)
         return self._rests and not is_long and not (result.rejected or result.resolved)
 
+    def _reach_of_shards(self, result: Result, shards: ViewShards) -> None:
+        """How far the shards of a view are, and with them the view. It is nowhere new before all have said so."""
+        for shard, reached in result.reached.items():
+            shards.reach(shard, reached)
+        for shard, figures in result.views.items():
+            result.view = shards.figures(shard, figures) or result.view
+        if result.reached:
+            shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
+        if len(result.reached) == shards.count:
+            result.next_offsets = shards.least
+
     def _takes_slot(self) -> bool:
         """Whether this batch may be a long one; then the slot has to be given back."""
         if not self._takes_slots:
             return False
-        is_taken = SLOTS.take(self._spark.sparkContext.defaultParallelism)
+        is_taken = SLOTS.take(self._spark.sparkContext.defaultParallelism, self._shard_count)
         if not is_taken:
             self._on_no_task_left()
         return is_taken
@@ -511,15 +545,26 @@ class SinkQuery:
         # One that is behind and doesn't get on may be deaf, or its destination hangs: that is to be reported.
         if told.is_at_work or not self._keeper.is_behind:
             self._state.heard_at = time.monotonic()
-        if told.view is not None:
-            self._figures.told(told.view)
-        if told.read:
+        figures, shards = told.view, self._shards
+        if shards is not None and told.shard is not None and figures is not None:
+            figures = shards.figures(told.shard, figures)
+        if figures is not None:
+            self._figures.told(figures)
+        if told.read and shards is None:  # what one shard has read, others may not have
             self._keeper.read_to(told.read)
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
-        written = self._stored_by_steps(told.next_offsets)
-        store = partial(self._keeper.batch_applied, told.next_offsets, rejected=0, written=written)
+
+        def store() -> Progress:
+            reached = told.next_offsets
+            if shards is not None and told.shard is not None:
+                shards.reach(told.shard, reached)
+                # First: what the view's progress says of all shards is true of each then, whoever is killed.
+                shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
+                reached = shards.least
+            return self._keeper.batch_applied(reached, rejected=0, written=self._stored_by_steps(reached))
+
         progress = store_told(self._state, store)
         if progress is not None:
             self._report_applied(told, progress)
@@ -577,6 +622,8 @@ class SinkQuery:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         backoff = Backoff()
         while True:
+            if self._long_batches is not None:
+                self._long_batches.begin()
             work = self._writer(topics, is_long=is_long)(records())
             result = from_arrow(work.toArrow())
             errors = [failure.error() for failure in result.failures if failure.table is None]

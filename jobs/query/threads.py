@@ -18,7 +18,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ``keep_lease``                                                   ``failure``
 ``batches-<sink>``        ``under_way``                          reports                            ``ended``
 ``report_long_batches``
-``tasks-<sink>``          what the task of a long batch has      progress, reports, the batch's     ``ended``
+``tasks-<sink>``          what tasks of a long batch have        progress, reports, the batch's     ``ended``
 ``listen_to_tasks``       applied, whether the gate is wanted    end, ``failure``
 ``columns-<sink>``        the destination's rows                 the rows that lack a column, step  all rows have it,
 ``fill_columns``                                                 by step, beside the batches        or the gate closed

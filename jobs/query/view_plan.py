@@ -8,25 +8,31 @@ from cdc.model.table import Table, TableName
 from sinks.view_settings import RetainSettings, ViewSettings
 from views.plan import ViewPlan
 from views.result import result_table
+from views.shard import Sharding
+from views.sharding import sharding_of
 from views.sql.reader import RetainedRows, TopRows, read_view
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedView:
-    """The plan of a query, and its result as a table of the sink."""
+    """The plan of a query, and its result as a table of the sink. ``sharding`` says by what several tasks divide it,
+    None where one task keeps all of it.
+    """
 
     plan: ViewPlan
     table: Table
+    sharding: Sharding | None = None
 
 
 def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> PlannedView:
-    """The plan over tables of these shapes. Raises Refused where the query can't be kept.
+    """The plan over tables of these shapes. Raises Refused where the query can't be kept, or not in shards.
 
     Raises LockstepError for an append-only table with a column of a name that it needs for itself.
     """
     retain = retained_rows(settings.retain or ())
     plan = read_view(settings.sql, stored_tables(tables), key=settings.key, top=top_rows(settings), retain=retain)
-    return PlannedView(plan, result_table(plan, tables, settings.table))
+    sharding = None if settings.tasks == 1 else sharding_of(plan, settings.tasks)
+    return PlannedView(plan, result_table(plan, tables, settings.table), sharding)
 
 
 def retained_rows(retain: Sequence[RetainSettings]) -> list[RetainedRows]:

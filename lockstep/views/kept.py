@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from cdc.model.errors import LockstepError
@@ -20,8 +21,9 @@ from monitor.table import view_text
 from sinks.view_settings import ViewSettings
 from views.failures import Refused
 from views.figures import ViewFigures
-from views.operators.kept import Kept, kept_by_operators
+from views.operators.kept import Kept, kept_by_operators, kept_together
 from views.plan import ViewPlan
+from views.shard import Shard, Sharding, shards
 from views.state.contract import UnusableState
 from views.state.file import WatchedState
 from views.view import identity, stored_position
@@ -81,6 +83,7 @@ class ViewStatus:
             "view": self.settings.name,
             "sink": self.sink,
             "key": list(self.settings.key),
+            "tasks": self.settings.tasks,
             "generation": self.number,
             "live": self.is_live,
             "state": self.state.value,
@@ -199,13 +202,15 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
 class Explained:
     """The plan of one generation of a view, and what each operator keeps now, by its place among ``plan.nodes``.
 
-    Without a state on this machine nobody knows that: ``kept`` is None, and ``why`` says why.
+    Without a state on this machine nobody knows that: ``kept`` is None, and ``why`` says why. Of a view that is
+    divided, it is what all shards keep together.
     """
 
     status: ViewStatus
     plan: ViewPlan
     kept: Mapping[int, Kept] | None
     why: str | None = None
+    sharding: Sharding | None = None
 
 
 def explain(config: Config, name: str, generation: int | None = None) -> Explained:
@@ -221,7 +226,7 @@ def explain(config: Config, name: str, generation: int | None = None) -> Explain
         raise LockstepError(f"view {name!r} has no generation {generation}", hint=f"it has: {numbers}")
     tables = recorded_shapes(config.as_pipeline())
     try:
-        plan = planned_view(status.settings, tables).plan
+        planned = planned_view(status.settings, tables)
     except Refused as refused:
         reasons = "; ".join(map(str, refused.refusals))
         raise LockstepError(
@@ -229,20 +234,23 @@ def explain(config: Config, name: str, generation: int | None = None) -> Explain
             hint="`lockstep doctor` says it of every view, with the remedies; a table that capture hasn't published yet"
             " isn't known",
         ) from None
+    plan, sharding = planned.plan, planned.sharding
     if status.number is None:
-        return Explained(status, plan, None, "nothing of it is there yet")
-    kept, why = _kept(config, name, status.number, plan, tables)
-    return Explained(status, plan, kept, why)
+        return Explained(status, plan, None, "nothing of it is there yet", sharding)
+    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=status.number)
+    own: list[Shard | None] = [None] if sharding is None else [*shards(sharding, status.settings.tasks)]
+    try:
+        each = [_kept(directory if shard is None else directory / shard.name, plan, tables, shard) for shard in own]
+    except UnusableState as error:
+        return Explained(status, plan, None, error.message, sharding)
+    return Explained(status, plan, kept_together(each), None, sharding)
 
 
 def _kept(
-    config: Config, name: str, number: int, plan: ViewPlan, tables: Mapping[TableName, Table]
-) -> tuple[Mapping[int, Kept] | None, str | None]:
-    directory = state_directory(config.spark, pipeline=config.pipeline.name, sink=name, generation=number)
-    try:
-        with closing(WatchedState(directory)) as watched:
-            if watched.identity != identity(plan, tables):
-                return None, f"the state in {directory} belongs to another query, or to columns of other types"
-            return kept_by_operators(plan.root, watched.entries()), None
-    except UnusableState as error:
-        return None, error.message
+    directory: Path, plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | None
+) -> Mapping[int, Kept]:
+    """Raises UnusableState."""
+    with closing(WatchedState(directory)) as watched:
+        if watched.identity != identity(plan, tables, shard):
+            raise UnusableState(f"the state in {directory} belongs to another query, or to columns of other types")
+        return kept_by_operators(plan.root, watched.entries())

@@ -10,6 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cdc.model.lsn import format_lsn
+from cdc.model.table import TableName
 from cdc.model.times import time_text
 from lockstep.views.check import Checked
 from lockstep.views.kept import Explained, ViewState, ViewStatus
@@ -20,6 +21,7 @@ from views.figures import ViewFigures
 from views.operators.kept import Kept
 from views.plan import ViewPlan
 from views.plan_text import PlanStep, plan_steps
+from views.sharding import whole_tables
 
 
 def checked_json(checked: Checked) -> dict[str, Any]:
@@ -211,6 +213,8 @@ def explained_json(explained: Explained) -> dict[str, Any]:
         **explained.status.to_json(),
         "sql": explained.status.settings.sql,
         "tables": [str(table) for table in explained.plan.tables],
+        "sharded_by": None if explained.sharding is None else explained.sharding.key,
+        "in_every_shard": [] if explained.sharding is None else list(map(str, _whole(explained))),
         "columns": [name for name, _ in explained.plan.outputs],
         "plan": plan_json(explained.plan, figures),
         "plan_without_figures": explained.why,
@@ -224,6 +228,7 @@ def explained_text(explained: Explained) -> RenderableType:
     parts: list[RenderableType] = [
         Text(f"{status.label} in sink {status.sink}: {status.state.value}{at}"),
         Text(f"key: {', '.join(status.settings.key)}"),
+        *_sharding_text(explained),
         *_not_kept([status]),
         "",
         plan_tree(explained.plan, _kept_text(explained.kept)),
@@ -236,6 +241,17 @@ def explained_text(explained: Explained) -> RenderableType:
         if explained.plan.retained and status.figures.time_ms:
             parts.append(Text(f"rows are too old or not as of {time_text(status.figures.time_ms)}"))
     return Group(*parts)
+
+
+def _sharding_text(explained: Explained) -> Iterator[Text]:
+    if explained.sharding is not None:
+        whole = ", ".join(map(str, _whole(explained)))
+        kept = f"; each keeps all rows of {whole}" if whole else ""
+        yield Text(f"{explained.status.settings.tasks} shards by {explained.sharding.key}{kept}")
+
+
+def _whole(explained: Explained) -> tuple[TableName, ...]:
+    return () if explained.sharding is None else whole_tables(explained.plan, explained.sharding)
 
 
 def _kept_text(kept: Mapping[int, Kept] | None) -> Callable[[PlanStep], str]:

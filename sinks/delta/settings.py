@@ -71,6 +71,9 @@ class DeltaSettings(TableSettings):
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by", "purge_deleted_after_days"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
+    WHY_NO_SHARDS: ClassVar[str] = (
+        "a Delta table has one writer, and a transaction that two shards write would be seen in half"
+    )
 
     type: Literal["delta"] = "delta"
     root: str = Field(min_length=1)

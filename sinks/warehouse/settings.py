@@ -109,6 +109,10 @@ class WarehouseSettings(TableSettings):
     }
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"history", "keep_history_days"}
     NO_WHOLE_STEPS: ClassVar[str] = ""
+    WHY_NO_SHARDS: ClassVar[str] = (
+        "readers of a warehouse see a view's transactions as a whole,"
+        " and one that two shards write would be seen in half"
+    )
     TAKES_APPEND_ONLY: ClassVar[bool] = True
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)

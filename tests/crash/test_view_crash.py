@@ -9,8 +9,10 @@ import orjson
 import pytest
 import redis
 
+from cdc.kafka.topic_names import PROGRESS, control_topic
+from jobs.offsets import Offsets
 from tests.events import Delete, Put
-from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, ViewPipeline, delivered, hits, traffic
+from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, WRITERS, ViewPipeline, delivered, hits, traffic
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
@@ -78,6 +80,36 @@ def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
         if point % 2 == 0:
             shutil.rmtree(pipeline.directory / "state")
     assert kills >= BUILDING_POINTS // 2
+
+
+def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
+    view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
+) -> None:
+    """The other shard goes on meanwhile, and rows move between the two."""
+    pipeline = view_pipelines(view=WRITERS, query=WRITERS.sql)
+    settings = pipeline.settings("redis")
+    killed, other = pipeline.shard_tasks(settings)
+    lsn = traffic(pipeline, 20)
+    assert (view_tasks.run(killed), view_tasks.run(other)) == (ENDED, ENDED)
+    assert pipeline.rows(settings) == pipeline.states[lsn]
+    kills = 0
+    for point in range(1, STEP_POINTS + 1):
+        lsn = traffic(pipeline, 3, seed=point)
+        kills += view_tasks.run(killed, kill_at=point) == KILLED
+        assert view_tasks.run(other) == ENDED
+        lsn = traffic(pipeline, 2, seed=-point)
+        assert view_tasks.run(killed) == ENDED
+        assert view_tasks.run(other) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+    for point in range(1, BUILDING_POINTS + 1, 3):
+        assert killed.view is not None
+        shutil.rmtree(killed.view.directory)
+        kills += view_tasks.run(killed, kill_at=point) == KILLED
+        lsn = traffic(pipeline, 3, seed=10 * point)
+        assert view_tasks.run(other) == ENDED
+        assert view_tasks.run(killed) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+    assert kills >= STEP_POINTS
 
 
 def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(
@@ -196,6 +228,33 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
         lsn = traffic(pipeline, 1, seed=100 + point)
         assert view_tasks.run(task) == ENDED
         assert pipeline.rows(settings) == pipeline.states[lsn], point
+
+
+def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
+) -> None:
+    """That run had a state of its own, as on another machine, and was killed before anybody heard of its last output.
+
+    A row of it that has gone since was never there for the state that was left behind.
+    """
+    settings = pipeline.settings("redis")
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+
+    def run_here(*, reached: Offsets) -> None:
+        assert view_tasks.run(pipeline.task(settings, reached=reached)) == ENDED
+
+    run_here(reached={})
+    told = pipeline.position().offsets
+    tables = {at: offset for at, offset in told.items() if at[0] != control_topic(pipeline.name, PROGRESS)}
+    task = pipeline.task(settings, reached=tables)
+    assert task.view is not None
+    there = replace(task, view=replace(task.view, directory=str(tmp_path / "there")))
+    assert view_tasks.run(there) == ENDED
+    pipeline.write(Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"}))
+    assert any(view_tasks.run(there, kill_at=point) == KILLED and pipeline.rows(settings) for point in range(1, 9))
+    lsn = pipeline.write(Delete(TWEETS, {"id": 1}))
+    run_here(reached=tables)
+    assert pipeline.rows(settings) == pipeline.states[lsn] == {}
 
 
 @pytest.mark.parametrize("is_built", [True, False], ids=["step", "building"])

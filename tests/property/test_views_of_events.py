@@ -14,6 +14,8 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import TableName
 from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from tests.builders import column, table
+from views.shard import Shard, shards
+from views.sharding import sharding_of
 from views.sql.reader import RetainedRows, read_view
 from views.state.memory import MemoryState
 from views.view import View
@@ -133,9 +135,11 @@ def is_before(day: JsonValue, oldest: str) -> bool:
 class Kept:
     """A view and what a sink has of it."""
 
-    def __init__(self, query: str, key: list[str], retain: Sequence[RetainedRows] = ()) -> None:
+    def __init__(
+        self, query: str, key: list[str], retain: Sequence[RetainedRows] = (), shard: Shard | None = None
+    ) -> None:
         self.plan = read_view(query, stored_tables(SHAPES), key=key, retain=retain)
-        self.view = View(self.plan, SHAPES, MemoryState())
+        self.view = View(self.plan, SHAPES, MemoryState(), shard=shard)
         self.rows: dict[tuple[JsonValue, ...], Mapping[str, JsonValue]] = {}
 
     def deliver(self) -> None:
@@ -171,6 +175,19 @@ def test_a_view_is_its_query_over_the_events_that_are_left(
     built.view.end_building(epoch=1, lsn=8, offsets={})
     built.deliver()
     assert built.rows == kept.rows
+
+
+@settings(max_examples=60)
+@given(query=st.sampled_from(list(QUERIES)), history=steps(), count=st.integers(2, 3))
+def test_shards_together_are_the_view(query: str, history: list[Step], count: int) -> None:
+    whole = Kept(query, QUERIES[query])
+    kept = [Kept(query, QUERIES[query], shard=shard) for shard in shards(sharding_of(whole.plan, count), count)]
+    for number, step in enumerate(history, start=1):
+        for each in (whole, *kept):
+            each.view.step(step, epoch=1, lsn=8 * number, offsets={("t", 0): number})
+            each.deliver()
+        assert {key: row for shard in kept for key, row in shard.rows.items()} == whole.rows
+        assert sum(len(shard.rows) for shard in kept) == len(whole.rows)
 
 
 def assert_is_query(judge: duckdb.DuckDBPyConnection, query: str, kept: Kept) -> None:

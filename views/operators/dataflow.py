@@ -4,17 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from cdc.model.event import RowEvent
+from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 from views.operators import group, join, top
 from views.operators.building import Building
 from views.operators.changes import Changes, Operator, RowChange, Rows, Work, add
 from views.operators.group import GroupOperator
 from views.operators.join import JoinOperator
+from views.operators.own_rows import IsOwn, compiled_own, divided_by, own_rows
 from views.operators.rows import FilterOperator, ProjectOperator, UnionOperator
-from views.operators.scan import ScanOperator, mirrors
+from views.operators.scan import Mirror, ScanOperator, mirrors
 from views.operators.top import TopOperator
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
+from views.shard import Shard
 from views.state.contract import Reading
 
 COMPUTED: Final = (join.KIND, group.KIND, group.MEMBERS, top.ROWS, top.REACH)
@@ -32,11 +34,14 @@ class _Path:
 class Dataflow:
     """The operators of one plan. What they remember is in the state alone."""
 
-    def __init__(self, plan: ViewPlan, tables: Mapping[TableName, Table]) -> None:
+    def __init__(self, plan: ViewPlan, tables: Mapping[TableName, Table], shard: Shard | None = None) -> None:
         """Raises KeyError for a table or column that isn't among the shapes."""
         root = plan.root
         scans = [node for node in nodes(root) if isinstance(node, Scan)]
-        self._mirrors = mirrors(tables, scans, plan.retained)
+        self._shard = shard
+        self._own = {} if shard is None else own_rows(root, shard)
+        self._divided = {} if shard is None else divided_by(root, shard)
+        self._mirrors = mirrors(tables, scans, plan.retained, self._own)
         self._ageing = [self._mirrors[retained.table] for retained in plan.retained]
         self._numbers = {id(node): number for number, node in enumerate(nodes(root))}
         self._root = root
@@ -46,7 +51,9 @@ class Dataflow:
 
     def _paths_of(self, node: Node, above: tuple[tuple[Operator, int], ...]) -> list[_Path]:
         if isinstance(node, Scan):
-            scan = self._scans[self._numbers[id(node)]] = ScanOperator(node, self._mirrors[node.table])
+            scan = self._scans[self._numbers[id(node)]] = ScanOperator(
+                node, self._mirrors[node.table], self._is_own(node)
+            )
             return [_Path(scan, above)]
         operator = self._operators[self._numbers[id(node)]] = self._operator(node)
         return [
@@ -54,6 +61,13 @@ class Dataflow:
             for index, source in enumerate(sources(node))
             for path in self._paths_of(source, ((operator, index), *above))
         ]
+
+    def _is_own(self, scan: Scan) -> IsOwn | None:
+        """Which rows of a mirror are one scan's; None where all are."""
+        by, own = self._divided.get(id(scan)), self._own.get(scan.table)
+        if self._shard is None or by is None or (own is not None and own.is_of_one_value):
+            return None
+        return compiled_own(self._shard, by, scan.columns)
 
     def _operator(self, node: Filter | Project | Join | Union | Group | Top) -> Operator:
         number = self._numbers[id(node)]
@@ -88,6 +102,11 @@ class Dataflow:
         for table, expired in self._expired(work, expired_most).items():
             rows[table] = [*rows.get(table, ()), *expired]
         return self._brought_in(rows, work)
+
+    def own_events(self, events: TableEvents) -> TableEvents:
+        """Events of one table without those that are another shard's by their key alone."""
+        mirror = self._mirrors.get(events.table)
+        return mirror.own_events(events) if isinstance(mirror, Mirror) else events
 
     def taken(self, events: Sequence[RowEvent], work: Work) -> int:
         """Keep the rows of tables, and nothing of what they make. Returns how many of them have changed."""

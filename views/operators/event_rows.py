@@ -10,6 +10,7 @@ from cdc.model.table import Table
 from views.operators.ages import AgeingRows, Ages
 from views.operators.building import Building
 from views.operators.changes import MIRROR, RowChange, Rows, Work, pack_row, prefix_of, unpack_row
+from views.operators.own_rows import OwnRows
 from views.retention import Retained
 from views.values import Row, from_event, type_of
 
@@ -26,15 +27,23 @@ class EventRows(AgeingRows):
     """One table's rows, of which nothing is ever changed: the columns that the query reads, by the event's identity.
 
     The newest truncate is kept as well: an event from before it that comes late is no row. With ``retained`` neither is
-    one that is too old.
+    one that is too old, and with ``own`` one that is another shard's.
     """
 
-    def __init__(self, table: Table, names: Sequence[str], number: int, retained: Retained | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        names: Sequence[str],
+        number: int,
+        retained: Retained | None = None,
+        own: OwnRows | None = None,
+    ) -> None:
         self.table = table.name
         self.names = tuple(names)
         self._ages = None if retained is None else Ages(retained, names.index(retained.column), number)
         self._prefix = prefix_of(MIRROR, number)
         self._emptied = prefix_of(EMPTIED, number)
+        self._is_own = None if own is None else own.of(names)
         # The identity is in the key, so it isn't kept a second time.
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names if name != EVENT_COLUMN]
         self._place = names.index(EVENT_COLUMN)  # a scan always reads the key
@@ -63,6 +72,8 @@ class EventRows(AgeingRows):
                 continue
             values = self._values(event)
             row = self._row(identity, values)
+            if self._is_own is not None and not self._is_own(row):
+                continue
             if self._ages is not None:
                 if self._ages.is_over(row, work.time_ms):
                     continue

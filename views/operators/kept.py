@@ -1,6 +1,6 @@
 """What each operator of a plan has in a state now, by the prefixes of its entries."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +37,14 @@ def kept_by_operators(root: Node, entries: Iterable[Entry]) -> Mapping[int, Kept
             rows[number] += counts
             sizes[number] += len(key) + len(value)
     return {number: Kept(count, sizes[number]) for number, count in rows.items()}
+
+
+def kept_together(of_shards: Sequence[Mapping[int, Kept]]) -> Mapping[int, Kept]:
+    """What the shards of a view keep of each operator. A row that several keep counts for each."""
+    return {
+        number: Kept(sum(kept[number].rows for kept in of_shards), sum(kept[number].bytes for kept in of_shards))
+        for number in of_shards[0]
+    }
 
 
 def _owners(root: Node) -> Mapping[bytes, tuple[int, bool]]:

@@ -1,11 +1,13 @@
 """Rows of tables: what a table held before, by its key, so that every change has an old and a new row."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 import orjson
 
 from cdc.model.append_only import is_append_only
-from cdc.model.event import RowEvent
+from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
@@ -14,26 +16,48 @@ from views.operators.ages import AgeingRows, Ages
 from views.operators.building import Building
 from views.operators.changes import MIRROR, Changes, RowChange, Rows, Work, add, prefix_of
 from views.operators.event_rows import EventRows
+from views.operators.own_rows import IsOwn, OwnRows
 from views.ordering import row_encoder
 from views.plan import Scan
 from views.retention import Retained
 from views.values import Row, from_event, type_of
 
+_ALL: Final[Mapping[TableName, OwnRows]] = MappingProxyType({})
+
 
 class Mirror(AgeingRows):
     """One table's rows: the columns that the query reads, each row with its tag.
 
-    With ``retained`` a row that is too old isn't there, as if it were deleted.
+    With ``retained`` a row that is too old isn't there, as if it were deleted. With ``own`` neither is one that is
+    another shard's.
     """
 
-    def __init__(self, table: Table, names: Sequence[str], number: int, retained: Retained | None = None) -> None:
+    def __init__(
+        self,
+        table: Table,
+        names: Sequence[str],
+        number: int,
+        retained: Retained | None = None,
+        own: OwnRows | None = None,
+    ) -> None:
         self.table = table.name
         self.names = tuple(names)
         self._ages = None if retained is None else Ages(retained, names.index(retained.column), number)
         self._prefix = prefix_of(MIRROR, number)
+        # A row whose key says that it is another shard's was never here, and needn't be looked at.
+        self._is_own_key = None if own is None else own.of(table.key)
+        self._is_own = None if own is None or self._is_own_key is not None else own.of(names)
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
         self._key = [(name, from_event(type_of(table.column(name)))) for name in table.key]
         self._encode = row_encoder([type_of(column) for column in table.key_columns])
+
+    def own_events(self, events: TableEvents) -> TableEvents:
+        """Without those whose key says that they are another shard's. Their rows needn't be parsed."""
+        if self._is_own_key is None:
+            return events
+        reads, is_own = [read for _, read in self._key], self._is_own_key
+        keys = ([read(value) for read, value in zip(reads, key, strict=True)] for key in events.key_values())
+        return events.select([index for index, key in enumerate(keys) if is_own(tuple(key))])
 
     def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
         """Take in events of this table, in any order. One that isn't newer than the row that is there changes nothing.
@@ -42,7 +66,10 @@ class Mirror(AgeingRows):
         """
         newest: dict[bytes, RowEvent] = {}
         for event in events:
-            key = self._prefix + self._encode([read(event.key[name]) for name, read in self._key])
+            of_key = [read(event.key[name]) for name, read in self._key]
+            if self._is_own_key is not None and not self._is_own_key(tuple(of_key)):
+                continue
+            key = self._prefix + self._encode(of_key)
             if key not in newest or event.tag >= newest[key].tag:
                 newest[key] = event
         changes: list[RowChange] = []
@@ -57,6 +84,8 @@ class Mirror(AgeingRows):
                     continue
                 old = tuple(values)
             new = None if event.row is None else self._values(event)
+            if new is not None and self._is_own is not None and not self._is_own(new):
+                new = None
             if ages is not None:
                 if new is not None and ages.is_over(new, work.time_ms):
                     new = None
@@ -98,9 +127,15 @@ class Mirror(AgeingRows):
 
 
 def mirrors(
-    tables: Mapping[TableName, Table], scans: Sequence[Scan], retained: Sequence[Retained] = ()
+    tables: Mapping[TableName, Table],
+    scans: Sequence[Scan],
+    retained: Sequence[Retained] = (),
+    own: Mapping[TableName, OwnRows] = _ALL,
 ) -> dict[TableName, Mirror | EventRows]:
-    """A mirror for each table that is scanned, with the columns that any scan of it reads, and that of its age."""
+    """A mirror for each table that is scanned, with the columns that any scan of it reads, and that of its age.
+
+    Of tables that are among ``own``, it has those rows alone.
+    """
     names: dict[TableName, dict[str, None]] = {}
     for scan in scans:
         names.setdefault(scan.table, {}).update(dict.fromkeys(scan.names))
@@ -109,16 +144,16 @@ def mirrors(
         names[each.table].setdefault(each.column)
     return {
         table: (EventRows if is_append_only(tables[table]) else Mirror)(
-            tables[table], list(columns), number, of_table.get(table)
+            tables[table], list(columns), number, of_table.get(table), own.get(table)
         )
         for number, (table, columns) in enumerate(names.items())
     }
 
 
 class ScanOperator:
-    """A table's changes as those of the rows that one scan gives."""
+    """A table's changes as those of the rows that one scan gives: with ``is_own``, of those that it says so of."""
 
-    def __init__(self, node: Scan, mirror: Mirror | EventRows) -> None:
+    def __init__(self, node: Scan, mirror: Mirror | EventRows, is_own: IsOwn | None = None) -> None:
         self.table = node.table
         self._mirror = mirror
         by_name = dict(zip(node.names, node.columns, strict=True))
@@ -126,12 +161,15 @@ class ScanOperator:
         kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
         self._project = compiled_all(node.columns, kept)
         self._condition = None if node.condition is None else compiled(node.condition, node.columns)
+        self._is_own = is_own
 
     def built(self, building: Building) -> Rows:
         """The rows that this scan gives of all that the table's mirror has."""
-        project, condition = self._project, self._condition
+        project, condition, is_own = self._project, self._condition, self._is_own
         for rows in self._mirror.built(building):
             projected = [project(row) for row in rows]
+            if is_own is not None:
+                projected = [row for row in projected if is_own(row)]
             yield projected if condition is None else [row for row in projected if condition(row) is True]
 
     def changes_of(self, rows: Sequence[RowChange]) -> Changes:
@@ -141,6 +179,8 @@ class ScanOperator:
             for row, weight in ((old, -1), (new, 1)):
                 if row is not None:
                     projected = self._project(row)
+                    if self._is_own is not None and not self._is_own(projected):
+                        continue
                     if self._condition is None or self._condition(projected) is True:
                         add(changes, projected, weight)
         return changes

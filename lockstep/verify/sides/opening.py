@@ -28,7 +28,7 @@ from lockstep.verify.waiting import Applied, LoadsProgress, SyncPoint, Waiting, 
 from sinks.contract import OpenedSink, TopicPartition
 from sinks.registry import SinkSettings, open_sink, projection_of
 from sinks.view_settings import ViewSettings
-from views.retention import NotedTime, noted_name
+from views.retention import NotedTime, noted_name, noted_together
 from views.sql.statement import reads_events, whole_statement
 
 _READS_EVENTS: Final = (
@@ -128,7 +128,10 @@ def open_sides(
         if settings.view is not None:
             connection = SourceConnection(config.source, epoch=epoch_now(), waiting=waiting)
             closing.callback(connection.close)
-            of_query, compared = _view_side(connection, settings.view, shapes, lambda: generations.view_time(opened[0]))
+            shards = settings.view.tasks
+            of_query, compared = _view_side(
+                connection, settings.view, shapes, lambda: generations.view_time(opened[0], shards)
+            )
             if other is not None:
                 compared = replace(compared, not_comparable="")
             if not options.keys and not compared.not_comparable:
@@ -281,11 +284,12 @@ class _Generations:
             check=each.set_aside.check,
         )
 
-    def view_time(self, each: _OpenedGeneration) -> NotedTime:
+    def view_time(self, each: _OpenedGeneration, shards: int) -> NotedTime:
         """By which time of a view its rows are too old. Raises as ``settled_time``."""
-        records, name = each.opened.records, noted_name(each.number)
+        records = each.opened.records
+        names = [noted_name(each.number, shard) for shard in ([None] if shards == 1 else range(shards))]
         return settled_time(
-            lambda: NotedTime.from_json(records.load(name)),
+            lambda: noted_together([NotedTime.from_json(records.load(name)) for name in names]),
             name=self._name,
             generation=each.number,
             waiting=self._waiting,

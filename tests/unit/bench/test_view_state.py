@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.view_state import Cost, cost_of, figures_of
+from bench.view_state import Cost, cost_of, figures_of, sharded_figures, sharded_us
 
 
 def test_a_state_is_built_and_changed_and_its_cost_said(tmp_path: Path) -> None:
@@ -20,3 +20,11 @@ def test_figures_set_the_largest_state_beside_the_smallest() -> None:
     assert (fifty.ratio, fifty.passed) == (3.0, False)
     assert (disk.value, disk.ratio, disk.passed) == (3.0, 3.0, False)
     assert (built.value, built.passed) == (6.0, None)
+
+
+def test_each_task_of_a_view_in_shards_has_its_own_cost(tmp_path: Path) -> None:
+    assert [len(sharded_us(500, count, tmp_path)) for count in (1, 2)] == [1, 2]
+    assert min(sharded_us(500, 2, tmp_path)) > 0
+    busiest, together = sharded_figures({1: [100.0], 2: [70.0, 50.0]})
+    assert (busiest.name, busiest.ratio) == ("a change where 2 tasks keep the view, the busiest one", 0.7)
+    assert (together.name, together.ratio) == ("a change where 2 tasks keep the view, all together", 1.2)

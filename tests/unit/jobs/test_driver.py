@@ -28,6 +28,7 @@ from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, definition
+from sinks.view_settings import ViewSettings
 from tests.generations import prepared_store
 
 ORDERS, ITEMS = TableName("public", "orders"), TableName("public", "items")
@@ -62,6 +63,9 @@ def test_a_task_is_counted_for_each_sink_whose_topics_have_few_partitions() -> N
     assert count({orders: 1, items: PARTITIONS_MAX + 1}) == 0
     assert count({orders: 1, items: PARTITIONS_MAX + 1}, trigger="continuous") == 2
     assert count({}, trigger="micro-batch") == 0
+    tasks = ViewSettings(name="v", sql="select 1", key=("id",), tasks=3)
+    sinks.append(RedisSettings(view=tasks))
+    assert count({}) == 2 + 3, "each shard of a view is one"
 
 
 class _Late(MemoryRecords):

@@ -1,6 +1,7 @@
 """``[views.NAME]`` of ``lockstep.toml``: one more sink, with every error at once."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,43 @@ def test_the_query_is_part_of_what_a_generation_is_built_with(tmp_path: Path) ->
     assert changed_settings(definition(other), definition(view)) == ["sql"]
     rebuilt = with_definition(other, definition(view))
     assert (rebuilt.view, rebuilt.changes_max) == (view.view, 7)
+
+
+def test_how_many_tasks_keep_a_view_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:
+    before = read(written(tmp_path)).sinks["totals"]
+    after = read(written(tmp_path, VALID + "tasks = 2\n")).sinks["totals"]
+    assert before.view is not None
+    assert after.view is not None
+    assert (before.view.tasks, after.view.tasks) == (1, 2)
+    assert changed_settings(definition(before), definition(after)) == ["tasks"]
+    of_earlier_version = definition(before) | {"view": {**definition(before)["view"]}}
+    del of_earlier_version["view"]["tasks"]
+    assert changed_settings(of_earlier_version, definition(before)) == []
+    assert with_definition(after, of_earlier_version) == before
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [
+        ('type = "warehouse"\nurl = "postgresql://db/w"', "tasks: readers of a warehouse see a view's transactions"),
+        ('type = "delta"\nroot = "/lake"', "tasks: a Delta table has one writer"),
+        ('type = "redis"\nurl = "redis://cache"', "tasks: not with topic: it has whole steps"),
+    ],
+)
+def test_a_view_whose_readers_see_whole_steps_has_one_task(tmp_path: Path, store: str, reason: str) -> None:
+    text = VALID.replace('sink = "cache"', 'sink = "lake"').replace(
+        "[views.totals]", f"[sinks.lake]\n{store}\n[views.totals]"
+    )
+    more = "tasks = 2\n" + ("topic = true\n" if "redis" in store else "")
+    (told,) = problems(tmp_path, text.replace("[sinks.lake]", "[sinks.lake]\napply = false") + more)
+    assert reason in told
+
+
+def test_the_shards_of_an_index_are_not_tasks(tmp_path: Path) -> None:
+    search = '[sinks.search]\ntype = "opensearch"\nurls = ["http://search:9200"]\napply = false\n'
+    text = VALID.replace('sink = "cache"', 'sink = "search"').replace("[views.totals]", f"{search}[views.totals]")
+    view: Any = read(written(tmp_path, text + "shards = 3\ntasks = 2\n")).sinks["totals"]
+    assert (view.shards, view.view.tasks) == (3, 2)
 
 
 def test_which_rows_count_is_part_of_what_a_generation_is_built_with(tmp_path: Path) -> None:

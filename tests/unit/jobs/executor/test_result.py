@@ -10,6 +10,8 @@ from jobs.executor import result
 from jobs.executor.result import Failure, RejectedEvent, Result, from_arrow, to_arrow
 from sinks.memory import MemorySink, MemoryStore
 from tests.task_records import TOPIC, Failing, put, run, task
+from views.counters import Counters
+from views.figures import ViewFigures
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,22 @@ def test_an_error_travels_as_itself(error: LockstepError) -> None:
     if isinstance(error, Unavailable):
         assert isinstance(arrived, Unavailable)
         assert arrived.retry_after_s == error.retry_after_s
+
+
+def test_shards_of_a_view_tell_of_the_same_partitions_each_for_itself() -> None:
+    figures = ViewFigures(8, 1, 2, Counters())
+    tasks = [
+        Result(rows=2, next_offsets={("t", 0): 5, ("t", 1): 1}, shard=0, view=figures),
+        Result(rows=2, next_offsets={("t", 0): 3}, shard=1),
+        Result(shard=2, has_more=True),
+    ]
+    total = from_arrow(pa.Table.from_batches(list(map(to_arrow, tasks))))
+    assert (total.next_offsets, total.rows, total.has_more) == ({}, 4, True)
+    assert total.reached == {0: {("t", 0): 5, ("t", 1): 1}, 1: {("t", 0): 3}}
+    assert (total.views, total.view) == ({0: figures}, None)
+    # The rest of the batch, for which its tasks went on.
+    total.add(from_arrow(pa.Table.from_batches([to_arrow(Result(next_offsets={("t", 0): 6}, shard=1))])))
+    assert total.reached == {0: {("t", 0): 5, ("t", 1): 1}, 1: {("t", 0): 6}}
 
 
 def test_a_bug_is_reported_without_its_text() -> None:

@@ -32,6 +32,8 @@ from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
 from jobs.query.threads import TICK_S
 from tests.databases import until
+from views.counters import Counters
+from views.figures import Building, Doing, ViewFigures
 
 P0, P1 = ("t", 0), ("t", 1)
 
@@ -39,14 +41,16 @@ P0, P1 = ("t", 0), ("t", 1)
 class Driver:
     """A driver that listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shared: bool = False) -> None:
         self.gate = BatchGate()
         self.ended = threading.Event()
         self.arrived = threading.Condition()
         self.told = Told()
         self.stores = True
         self.is_behind = False
-        self.long_batches = LongBatches(self.gate, self.add, is_behind=lambda: self.is_behind, seconds=1, rows_max=1)
+        self.long_batches = LongBatches(
+            self.gate, self.add, is_behind=lambda _: self.is_behind, seconds=1, rows_max=1, is_shared=is_shared
+        )
 
     @property
     def path(self) -> str:
@@ -64,8 +68,8 @@ class Driver:
 
 
 @contextmanager
-def listening() -> Iterator[Driver]:
-    driver = Driver()
+def listening(*, is_shared: bool = False) -> Iterator[Driver]:
+    driver = Driver(is_shared=is_shared)
     thread = threading.Thread(target=driver.long_batches.serve, args=(driver.ended,))
     thread.start()
     try:
@@ -239,6 +243,51 @@ def test_a_task_that_hangs_up_makes_room_for_the_next() -> None:
                 driver.wait_for_rows(number)
 
 
+def test_tasks_of_one_batch_end_with_the_first_of_them() -> None:
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as other:
+        other.tell(Told(rows=1))
+        with DriverLine(driver.path) as line:
+            line.tell(Told(rows=1))
+            driver.wait_for_rows(2)
+            assert not other.is_over()
+        wait_until_over(other)
+        with DriverLine(driver.path) as late:  # of the same batch, and it has only just begun
+            wait_until_over(late)
+        driver.long_batches.begin()
+        with DriverLine(driver.path) as line:
+            line.tell(Told(rows=1))
+            driver.wait_for_rows(3)
+            assert not line.is_over()
+
+
+def test_a_state_that_is_being_built_is_not_begun_anew_for_another_task() -> None:
+    building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
+        line.tell(Told(rows=1, view=building, shard=0))
+        driver.wait_for_rows(1)
+        with DriverLine(driver.path) as other:
+            other.tell(Told(rows=1, shard=1))
+            driver.wait_for_rows(2)
+        with DriverLine(driver.path) as late:  # so the one before has hung up
+            wait_until_over(late)
+        assert not line.is_over()
+        line.tell(Told(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
+        wait_until_over(line)
+
+
+def test_one_task_after_another_is_not_of_one_batch() -> None:
+    with listening() as driver, DriverLine(driver.path) as line:
+        line.tell(Told(rows=1))
+        driver.wait_for_rows(1)
+        with DriverLine(driver.path) as killed:
+            killed.tell(Told(rows=1))
+            driver.wait_for_rows(2)
+        with DriverLine(driver.path) as late:
+            late.tell(Told(rows=1))
+            driver.wait_for_rows(3)
+        assert not line.is_over()
+
+
 def test_without_a_driver_every_batch_is_over() -> None:
     with listening() as driver:
         line = DriverLine(driver.path)
@@ -297,6 +346,13 @@ def test_a_slot_is_left_for_others() -> None:
     assert [slots.take(3), slots.take(3), slots.take(3)] == [True, True, False]
     slots.give_back()
     assert slots.take(3)
+
+
+def test_shards_of_a_view_take_all_of_their_slots_or_none() -> None:
+    slots = TaskSlots()
+    assert [slots.take(4, 2), slots.take(4, 2), slots.take(4)] == [True, False, True]
+    slots.give_back(2)
+    assert slots.take(4, 2)
 
 
 def test_a_range_is_a_result_as_a_whole_alone() -> None:

@@ -24,10 +24,12 @@ from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
+from jobs.query.view_shards import ViewShards
 from sinks.memory import open_memory
 from tests.databases import until
 from tests.generations import Time, prepared_store
 
+P0 = ("a", 0)
 FEW = [f"t{number}" for number in range(64)]
 MANY = [f"t{number}" for number in range(2_000)]
 
@@ -58,7 +60,7 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
         def __init__(self) -> None:
             self._state, self._keeper = QueryState(), cast("Any", Behind())
             self._state.under_way = (1, 0.0)
-            self._is_told_stored = True
+            self._is_told_stored, self._shards = True, None
 
     query = Listening()
     query._told(Told())
@@ -91,11 +93,58 @@ def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) ->
             )
             self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
             self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
-            self._is_told_stored = True
+            self._is_told_stored, self._shards = True, None
 
     reached = {("a", 0): 5}
     assert Listening()._told(Told(next_offsets=reached))
     assert stored == [(reached, 0, reached if is_consistent else {})]
+
+
+def test_a_view_gets_on_with_the_last_of_its_shards_whose_own_are_stored_before() -> None:
+    """Else a shard's state that was put back to where the view is would seem to be good."""
+    done: list[Any] = []
+    is_down = True
+
+    class Keeper:
+        is_behind = False
+
+        def batch_applied(self, ends: object, **_: object) -> Any:
+            done.append(ends)
+            return SimpleNamespace(rejected=0, watermark_lsn=0)
+
+    class Lease:
+        def save_record(self, name: str, text: str) -> None:
+            if is_down:
+                raise Unavailable("it is down")
+            done.append((name, text))
+
+    class Listening(SinkQuery):
+        def __init__(self) -> None:
+            self._state, self._keeper, self._lease = QueryState(), cast("Any", Keeper()), cast("Any", Lease())
+            self._task = cast("Any", SimpleNamespace(sink="cache", generation=3, steps=None))
+            self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
+            self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
+            self._is_told_stored, self._shards = True, ViewShards([{P0: 1}, {P0: 1}])
+
+        @property
+        def known(self) -> ViewShards:
+            assert self._shards is not None
+            return self._shards
+
+    query = Listening()
+    assert not query._told(Told(next_offsets={P0: 5}, shard=0))
+    assert (query.known.stored(0), done) == ({P0: 1}, [])
+    is_down = False
+    assert query._told(Told(next_offsets={P0: 4}, shard=1))
+    assert done == [("g3.view_shards", '[[["a",0,5]],[["a",0,4]]]'), {P0: 4}]
+    assert (query.known.stored(0), query.known.stored(1)) == ({P0: 5}, {P0: 4})
+    # A batch of which one shard couldn't begin says nothing new of the view.
+    result = Result(reached={0: {P0: 9}})
+    query._reach_of_shards(result, query.known)
+    assert (result.next_offsets, query.known.stored(0)) == ({}, {P0: 9})
+    result = Result(reached={0: {P0: 9}, 1: {P0: 7}})
+    query._reach_of_shards(result, query.known)
+    assert result.next_offsets == {P0: 7}
 
 
 def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:
@@ -165,6 +214,7 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
     class View(SinkQuery):
         def __init__(self) -> None:
             self._task = cast("Any", SimpleNamespace(view=object(), tables={}, sink="v"))
+            self._shards, self._shard_count = None, 1
             self._topics, self._cluster = cast("Any", SimpleNamespace(check=lambda *_: None)), cast("Any", None)
             self._takes_slots, self._rests = False, True
             self._keeper = cast("Any", SimpleNamespace(reached={}, commit_time_ms=0))

@@ -8,11 +8,12 @@ from rich.console import RenderableType
 from cdc.model.table import TableName
 from lockstep.terminal import WholeTexts
 from lockstep.views.kept import Explained, ViewState, ViewStatus
-from lockstep.views.output import explained_text, figures_sentences, views_table
+from lockstep.views.output import explained_json, explained_text, figures_sentences, views_table
 from sinks.view_settings import ViewSettings
 from tests.view_queries import TABLES
 from views.counters import Counters
 from views.figures import ViewFigures
+from views.sharding import sharding_of
 from views.sql.reader import RetainedRows, read_view
 
 FIGURES = ViewFigures(8, 4_120, 1 << 20, Counters(10, 40, 100, 300, 20, 800))
@@ -62,6 +63,17 @@ def test_figures_are_sentences() -> None:
         "since it was built, 40 changed rows of tables have changed 100 of the result: 2.5 for each",
         "a step takes 2 transactions and 4 rows, on average of 10 steps",
     ]
+
+
+def test_a_view_says_by_what_it_is_divided_and_what_every_shard_keeps() -> None:
+    plan = read_view("select a.id, b.id as other from a join b on b.y = a.g", TABLES, key=["id", "other"])
+    status = replace(READY, settings=VIEW.model_copy(update={"tasks": 4}))
+    explained = Explained(status, plan, None, sharding=sharding_of(plan, 4))
+    assert "4 shards by id; each keeps all rows of public.b" in shown(explained_text(explained))
+    told = explained_json(explained)
+    assert (told["tasks"], told["sharded_by"], told["in_every_shard"]) == (4, "id", ["public.b"])
+    whole = explained_json(Explained(READY, plan, None))
+    assert (whole["tasks"], whole["sharded_by"], whole["in_every_shard"]) == (1, None, [])
 
 
 def test_a_view_says_which_rows_count_and_as_of_which_time() -> None:

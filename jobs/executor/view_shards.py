@@ -1,0 +1,34 @@
+"""The tasks of one view that is divided: which shard each of them is, and how it is told so."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from jobs.executor.log_reader import Range
+from jobs.executor.task_input import Task
+from jobs.offsets import Offsets
+
+_SHARD: Final = ""
+"""In the place of a topic, which always has a name: a task's shard stands among what it is told of the log."""
+
+
+def told_to_shard(number: int, reached: Offsets) -> list[Range]:
+    """What the task of a shard is told: which one it is, and the next offsets that its sink was told of."""
+    return [Range(_SHARD, number, 0, 0), *(Range(*at, 0, offset) for at, offset in reached.items())]
+
+
+def of_shard(task: Task, told: Offsets) -> tuple[Task, Offsets]:
+    """The task of a view's shard as it was told, and the offsets. That of a view without shards stays as it is."""
+    numbers = [partition for topic, partition in told if topic == _SHARD]
+    if task.view is None or not numbers:
+        return task, told
+    offsets = {at: offset for at, offset in told.items() if at[0] != _SHARD}
+    return _task_of(task, numbers), offsets
+
+
+def _task_of(task: Task, numbers: Sequence[int]) -> Task:
+    assert task.view is not None
+    (number,) = numbers
+    shard = task.view.shards[number]
+    view = replace(task.view, shard=shard, directory=f"{task.view.directory}/{shard.name}")
+    return replace(task, view=view)

@@ -1,0 +1,85 @@
+"""Where the shards of a view are, what of that is stored, and what they hold together."""
+
+import pytest
+
+from cdc.model.errors import Unavailable
+from jobs.query.view_shards import ViewShards, parse_shards
+from views.counters import Counters
+from views.figures import Building, Doing, ViewFigures, together
+
+P0, P1 = ("t", 0), ("t", 1)
+
+
+def test_a_view_is_where_all_of_its_shards_are() -> None:
+    shards = ViewShards([{}, {}])
+    assert shards.least == {}
+    shards.reach(0, {P0: 5, P1: 7})
+    assert shards.least == {}, "nobody knows where the other one is"
+    shards.reach(1, {P0: 6})
+    assert shards.least == {P0: 5}
+    shards.reach(1, {P1: 6})
+    assert shards.least == {P0: 5, P1: 6}
+    shards.reach(0, {P0: 9})
+    assert shards.least == {P0: 6, P1: 6}
+
+
+def test_what_is_not_stored_is_not_known_to_be() -> None:
+    shards, saved = ViewShards([{P0: 1}, {P0: 1}]), list[str]()
+    shards.reach(0, {P0: 5})
+
+    def down(_: str) -> None:
+        raise Unavailable("it is down")
+
+    with pytest.raises(Unavailable):
+        shards.store(down)
+    assert (shards.stored(0), shards.stored(1)) == ({P0: 1}, {P0: 1})
+    shards.store(saved.append)
+    assert (shards.stored(0), shards.stored(1)) == ({P0: 5}, {P0: 1})
+    again = parse_shards(saved[0], count=2, reached={})
+    assert (again.stored(0), again.stored(1), again.least) == ({P0: 5}, {P0: 1}, {P0: 1})
+
+
+def test_without_a_record_all_shards_are_where_the_view_is() -> None:
+    shards = parse_shards(None, count=3, reached={P0: 4})
+    assert shards.least == shards.stored(2) == {P0: 4}
+
+
+def test_a_shard_that_waits_for_others_is_ahead() -> None:
+    shards = ViewShards([{P0: 5}, {P0: 5}])
+    assert not shards.is_ahead(0), "both lack the same"
+    shards.reach(1, {P0: 6})
+    assert (shards.is_ahead(0), shards.is_ahead(1)) == (False, True)
+    shards.reach(0, {P1: 1})
+    assert (shards.is_ahead(0), shards.is_ahead(1)) == (False, False), "each lacks something"
+
+
+def figures(lsn: int, rows: int, *, building: Building | None = None, at_ms: int = 0) -> ViewFigures:
+    return ViewFigures(lsn, 10 * rows, 100 * rows, Counters(1, 2, 3, 4, 1, rows), building, at_ms, 60_000 * lsn)
+
+
+def test_figures_are_those_of_all_shards() -> None:
+    assert together([figures(16, 3, at_ms=7), figures(8, 4)]) == ViewFigures(
+        8, 70, 700, Counters(2, 4, 6, 8, 2, 7), None, 7, 480_000
+    )
+
+
+def test_of_several_buildings_the_one_is_told_that_has_most_to_do() -> None:
+    first = Building(1, Doing.WRITING, 0, 900, 1.0)
+    second = Building(1, Doing.READING, 5, 10, 1.0)
+    third = Building(1, Doing.READING, 5, 20, 1.0)
+    buildings = [figures(0, 0, building=each) for each in (first, second, third)]
+    assert together([figures(8, 1), *buildings]).building == third
+
+
+def test_figures_are_told_once_all_shards_have_told_theirs_but_for_a_building() -> None:
+    shards, building = ViewShards([{}, {}]), Building(1, Doing.READING, 5, 10, 1.0)
+    assert shards.figures(0, figures(8, 1)) is None
+    told = shards.figures(1, figures(0, 0, building=building))
+    assert told is not None
+    assert told.building == building
+    told = shards.figures(1, figures(8, 2, at_ms=5))
+    assert told is not None
+    assert (told.building, told.rows) == (None, 3)
+    late = shards.figures(1, figures(0, 0, building=building, at_ms=4))
+    assert late is not None
+    assert late.building is None, "the last words of a task may be heard after its result"
