@@ -92,6 +92,9 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
     run = _Run(rig, sizes, say, timeline)
     try:
         return run.measure()
+    except Exception:
+        run.say_logs()
+        raise
     finally:
         run.close()
 
@@ -135,6 +138,11 @@ class _Run:
         say(f"{len(final):,} rows in the end; {between:,} of Flink's are others than ours")
         details = {"ours": asdict(ours), "flink_at_least_once": asdict(least), "flink_exactly_once": asdict(exactly)}
         return figures_of(ours, least, exactly, between=between, rate=self._sizes.sink_rate), details
+
+    def say_logs(self) -> None:
+        """What ran has perhaps said why something failed."""
+        for child in [*self._children, *(job.child for job in self._jobs)]:
+            self._say(f"the end of the log of {child.name}:\n{child.tail.last(25)}")
 
     def close(self) -> None:
         for follower in self._followers:

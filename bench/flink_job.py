@@ -4,14 +4,17 @@ It reads the events as they are, in its own format `debezium-json`, for which th
 goes to a compacted topic by `upsert-kafka`. What it needs is jars of their own; nothing of it is in our environment.
 """
 
+import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from py4j.java_gateway import GatewayParameters, JavaGateway
+from py4j.protocol import Py4JError
 
 from bench.rig import Child, Rig, wait_until
 from bench.timeline import JOIN, TOP, VIEW
@@ -130,17 +133,19 @@ class FlinkJob:
         directory = rig.directory / f"flink-{name}"
         directory.mkdir()
         self._checkpoints = directory / "checkpoints"
-        logging = directory / "log4j2.properties"
-        logging.write_text(_LOGGING, encoding="utf-8")
+        log_settings = directory / "log4j2.properties"
+        log_settings.write_text(_LOGGING, encoding="utf-8")
         class_path = [*jars.jar_set("flink"), _py4j_jar()]
         command = [
             str(java.for_kafka().executable),
-            *("-Xms256m", f"-Xmx{_HEAP_MB}m", "-XX:+UseG1GC", f"-Dlog4j2.configurationFile={logging}"),
+            *("-Xms256m", f"-Xmx{_HEAP_MB}m", "-XX:+UseG1GC", f"-Dlog4j2.configurationFile={log_settings}"),
             f"-Djava.io.tmpdir={directory}",
             *_OPENED,
             *("-cp", os.pathsep.join(map(str, class_path))),
             *("py4j.GatewayServer", "--enable-auth", "0"),
         ]
+        # It logs with a traceback what is raised here as well.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         self._rig = rig
         self.child: Child = rig.start_command("flink", command)
         self._gateway: Any = None
@@ -157,6 +162,12 @@ class FlinkJob:
         wait_until(listens, what="Flink's JVM listens")
         match = _LISTENS.match(self.child.tail.text())
         assert match is not None
+        with _answers(self.child):
+            self._make_tables(match, topics, servers=servers, result_topic=result_topic, guarantee=guarantee)
+
+    def _make_tables(
+        self, match: re.Match[str], topics: Mapping[str, str], *, servers: str, result_topic: str, guarantee: str
+    ) -> None:
         parameters = GatewayParameters(port=int(match["port"]), auth_token=match["token"], auto_convert=True)
         self._gateway = JavaGateway(gateway_parameters=parameters)
         flink = self._gateway.jvm.org.apache.flink
@@ -169,7 +180,8 @@ class FlinkJob:
 
     def run(self) -> None:
         """Plan the query, start the cluster, and begin to read from the beginning of the topics."""
-        self._result = self._tables.executeSql(query())
+        with _answers(self.child):
+            self._result = self._tables.executeSql(query())
 
     def is_running(self) -> bool:
         """Raises as ``check``."""
@@ -181,7 +193,8 @@ class FlinkJob:
 
     def _status(self) -> str:
         self.child.check()
-        status = str(self._result.getJobClient().get().getJobStatus().get().name())
+        with _answers(self.child):
+            status = str(self._result.getJobClient().get().getJobStatus().get().name())
         if status not in _ALIVE:
             raise LockstepError(f"Flink's job is {status}; the end of its log:\n{self.child.tail.last(25)}")
         return status
@@ -190,8 +203,18 @@ class FlinkJob:
         self._tables = self._result = None
         if self._gateway is not None:
             # Before the JVM: what is collected later would look for it.
-            self._gateway.shutdown()
+            with suppress(Py4JError):
+                self._gateway.shutdown()
         self._rig.stop(self.child)
+
+
+@contextmanager
+def _answers(child: Child) -> Iterator[None]:
+    """Raises LockstepError with the end of the log where Flink refuses something, or is gone."""
+    try:
+        yield
+    except Py4JError as error:
+        raise LockstepError(f"Flink failed: {error}; the end of its log:\n{child.tail.last(25)}") from error
 
 
 def _py4j_jar() -> Path:

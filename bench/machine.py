@@ -32,6 +32,7 @@ def facts() -> dict[str, Any]:
             "postgresql": versions.POSTGRES_SERVER,
             "kafka": versions.KAFKA,
             "debezium": versions.DEBEZIUM,
+            "flink": versions.FLINK,
             "valkey": versions.VALKEY,
             **{name: version(name) for name in _PACKAGES},
         },

@@ -28,7 +28,11 @@ _LEFT_ALONE_S: Final = (10.0, 20.0, 40.0, 60.0)
 
 _EARLY_S: Final = 60.0
 _EARLY_SHARE: Final = 0.2
-"""It is run again so long before the end of what it has printed, or for this share of its life if that is less."""
+_EARLY_S_MIN: Final = 3.0
+"""It is run again so long before the end of what it has printed, or for this share of its life if that is less.
+
+Kafka's brokers refuse a login that follows another one within a second, and clients log in again before a token ends.
+"""
 
 _AGAIN_S: Final = 5.0
 """What a server has refused is asked for again so much later: server and command change at different moments."""
@@ -158,7 +162,7 @@ class SecretCommand(Generic[_Value]):
                     hint=f"compare the clocks, or {hint}",
                     retry_after_s=_AGAIN_S,
                 )
-            early_s = min(_EARLY_S, _EARLY_SHARE * left_s)
+            early_s = min(_EARLY_S, max(_EARLY_S_MIN, _EARLY_SHARE * left_s))
             _kept.keep(self._key, printed, renewed_at_s=printed.ends_at_s - early_s)
         return printed
 

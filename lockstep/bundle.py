@@ -25,7 +25,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.postgres.connection import connection_error
 from cdc.secret import address_holds_secret, is_secret_name, read_secret_file
 from cdc.webhook import WEBHOOK_VARIABLE_END, WebhookSettings
-from lockstep.config import Config, captured, resolved
+from lockstep.config import Config, captured, followed
 from lockstep.doctor.display import findings_json
 from lockstep.doctor.examine import examine
 from lockstep.state import read_pipeline_state
@@ -133,7 +133,7 @@ def _versions() -> dict[str, Any]:
 
 
 def _lag(config: Config) -> dict[str, Any]:
-    with LagCollector(config.as_pipeline(), config.sinks, resolve=resolved) as collector:
+    with LagCollector(config.as_pipeline(), config.sinks, resolve=followed) as collector:
         return collector.collect().to_json()
 
 

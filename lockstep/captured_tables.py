@@ -1,6 +1,7 @@
 """Which tables the patterns of a configuration stand for, and the captured tables' shapes at the source."""
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -50,6 +51,17 @@ def resolved_pipeline(pipeline: Pipeline) -> Pipeline:
         selection = select_tables(sql, pipeline, state, {})
     selection.require_any(source)
     return pipeline.capturing(selection.taken_in)
+
+
+def followed_pipeline(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with the tables that are captured by now: capture may have been started with another configuration.
+
+    Raises as ``resolved_pipeline``.
+    """
+    state = recorded_state(pipeline)
+    if state is None or is_first_start(state) or state.captured is None:
+        return resolved_pipeline(pipeline)
+    return replace(pipeline, source=pipeline.source.only(state.captured))
 
 
 def captured_now(pipeline: Pipeline) -> Captured:

@@ -408,6 +408,13 @@ def resolved(pipeline: Pipeline) -> Pipeline:
     return resolved_pipeline(pipeline)
 
 
+def followed(pipeline: Pipeline) -> Pipeline:
+    """A pipeline with the tables that are captured by now, also without some that are named. Raises as ``resolved``."""
+    from lockstep.captured_tables import followed_pipeline
+
+    return followed_pipeline(pipeline)
+
+
 def read(path: Path) -> Config:
     """The same without servers: patterns stay as they are. Raises ConfigurationError with every problem at once."""
     document = parse(path)

@@ -80,7 +80,7 @@ _STATE_EVERY_S = 3.0
 """How often the state is read while a table lacks its copy: its topic holds a record for each range of a first copy."""
 
 _TABLES_EVERY_S = 10.0
-"""How often it is asked which tables patterns take in: capture's state has to be read for that."""
+"""How often it is asked which tables are captured, where nobody says so: capture's state has to be read for that."""
 
 _NOT_BEGUN = Generation(1, True, None)
 
@@ -146,12 +146,13 @@ class LagCollector:
     ) -> None:
         """``sinks`` are the settings of the sinks that reports are about, by their names.
 
-        ``resolve`` asks which tables the patterns of the pipeline take in, and raises LockstepError as ``collect``. It
-        is needed where there are patterns that nobody has resolved yet, and called again and again: tables may join.
+        ``resolve`` asks which tables are captured, and raises LockstepError as ``collect``. It is needed where there
+        are patterns that nobody has resolved yet, and called again and again: tables may join, and named ones leave.
         """
         self._configured = pipeline
         self._resolve = resolve
         self._resolved_at = -math.inf
+        self._resolved_for = ""
         self._pipeline = pipeline
         self._settings = sinks
         self._connection: psycopg.Connection[Any] | None = None
@@ -493,10 +494,17 @@ class LagCollector:
         """What queries find, where that isn't all that was applied from the moment on. Of what readers see alone."""
         if progress is None or not generation.is_live:
             return None
-        refreshes = self._opened(name, generation.number).refreshes()
-        if refreshes is None:
-            return None
-        return self._visible.setdefault((name, generation.number), VisibleRows()).look(progress, refreshes)
+        rows = self._visible.setdefault((name, generation.number), VisibleRows())
+        idle = rows.idle(progress)
+        if idle is not None:
+            return idle
+        try:
+            refreshes = self._opened(name, generation.number).refreshes()
+        except Unavailable:
+            raise
+        except LockstepError:  # a role that may apply, and not ask this
+            refreshes = None
+        return None if refreshes is None else rows.look(progress, refreshes)
 
     def _consistency(
         self, name: str, number: int, progress: Progress | None, job: JobStatus | None
@@ -671,11 +679,17 @@ class LagCollector:
         return tuple(row)
 
     def _look_for_tables(self) -> None:
-        """See which tables are captured, now and then. Raises as ``resolve``."""
-        if self._configured.source.is_resolved or time.monotonic() - self._resolved_at < _TABLES_EVERY_S:
+        """See which tables are captured, now and then. Raises as ``resolve``.
+
+        Where all are named, they are others only after a progress record has said so.
+        """
+        selection = "" if self._published is None else self._published.selection
+        is_known = self._published is not None and self._configured.source.is_resolved
+        is_other = selection not in ("", self._resolved_for)
+        if not is_other and (time.monotonic() - self._resolved_at < (math.inf if is_known else _TABLES_EVERY_S)):
             return
         found = self._resolve(self._configured)
-        self._resolved_at = time.monotonic()
+        self._resolved_at, self._resolved_for = time.monotonic(), selection
         if self._pipeline.source.is_resolved and found.source.table_names == self._pipeline.source.table_names:
             return
         self._pipeline = found

@@ -49,6 +49,14 @@ class VisibleRows:
         self._found: _Look | None = None
         self._waiting: dict[str, int] = {}
 
+    def idle(self, applied: Progress) -> Visible | None:
+        """What queries find where nothing was applied since they found all: then nobody need be asked. Else None."""
+        found = self._found
+        records = sum(applied.next_offsets.values())
+        if found is None or self._waiting or (found.epoch, found.records) != (applied.epoch, records):
+            return None
+        return Visible(True, applied.watermark_lsn, applied.commit_time_ms, 0)
+
     def look(self, applied: Progress, refreshes: Refreshes) -> Visible:
         """``refreshes`` were asked for after ``applied``."""
         records = sum(applied.next_offsets.values())

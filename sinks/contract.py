@@ -237,7 +237,8 @@ class Sink(Protocol):
         """What is kept of the row of this key: the row itself, its versions, the mark of its deletion. Empty for none.
 
         So it is for a table that this generation wasn't prepared for. Without a key it is what is kept of all rows that
-        were deleted or replaced: a view's rows go by a key that nobody knows any more.
+        were deleted or replaced: a view's rows go by a key that nobody knows any more. A view has no history, and
+        versions in one aren't meant.
         """
         ...
 

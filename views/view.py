@@ -39,7 +39,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.counters import Counters, added
 from views.evaluation import compiled_all
-from views.failures import FanOutExceeded
+from views.failures import EvaluationError, FanOutExceeded
 from views.operators.building import Building, Item, forget
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import COMPUTED, Dataflow
@@ -238,11 +238,18 @@ class View:
 
         until = ViewPosition(epoch, lsn, offsets, time_ms=time_ms)
         work = partial(self._step, events=events, until=until, transactions=transactions)
-        if self.has_aged(time_ms):
+        if not self.has_aged(time_ms):
+            return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
+        try:
             limit = min(self._changes_max, _BUILD_CHANGES_MAX)
             with suppress(FanOutExceeded):  # they go in portions then, and the events alone have the view's limit
                 return self._state.update(partial(work, expired_most=self._expire_size, limit=limit))
-        return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
+            return self._state.update(partial(work, expired_most=0, limit=self._changes_max))
+        except EvaluationError:
+            # A part of the rows that are too old may be gone beside the rest, which no moment of the source has.
+            with suppress(FanOutExceeded):
+                return self._state.update(partial(work, expired_most=sys.maxsize, limit=self._changes_max))
+            raise
 
     # --- rows that are too old ---
 
@@ -262,6 +269,8 @@ class View:
         """Take away rows of tables that are too old by the view's time: a portion of them, in one transaction. It has
         no limit of rows of the view that change. Returns whether to call it again, before any output is written.
 
+        Where the query fails for what is left beside a portion, all go at once, up to the view's limit.
+
         Raises EvaluationError or the state's errors; nothing of this portion was kept then.
         """
         if not self.has_aged():
@@ -269,18 +278,23 @@ class View:
         while True:
             limit = sys.maxsize if self._expire_size == 1 else _BUILD_CHANGES_MAX
             try:
-                inside = self._state.update(partial(self._expire, limit=limit))
+                inside = self._state.update(partial(self._expire, most=self._expire_size, limit=limit))
             except FanOutExceeded:
                 self._expire_size //= 2
                 continue
+            except EvaluationError:
+                with suppress(FanOutExceeded):
+                    self._state.update(partial(self._expire, most=sys.maxsize, limit=self._changes_max))
+                    return True
+                raise
             if inside < limit // 4:
                 self._expire_size = min(2 * self._expire_size, _EXPIRED_AT_ONCE)
             return True
 
-    def _expire(self, state: Step, *, limit: int) -> int:
+    def _expire(self, state: Step, *, most: int, limit: int) -> int:
         position = stored_position(state)
         work = Work(state, limit, time_ms=position.time_ms)
-        changes, aged = self._dataflow.aged(work, self._expire_size)
+        changes, aged = self._dataflow.aged(work, most)
         kept = self._keep_pending(state, changes)
         done = Counters(0, aged, kept.changed, work.changed, rows=kept.grown)
         total = added(position.counters, done)

@@ -7,7 +7,8 @@
      +- MalformedMessage          bytes that aren't what the protocol says; the stream stops, nothing is guessed
      +- ForeignRecord             a record on a topic of ours that no version of Lockstep has written
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
-     +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
+     +- StoreRefuses              a destination takes nothing at all, as when its disk is full
+ +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
          +- Overtaken             another process has done more of the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
@@ -62,6 +63,10 @@ class ForeignRecord(LockstepError):
 
 class PositionMismatch(LockstepError):
     """The recorded position and the servers disagree. Resuming would skip changes, so nothing was resumed."""
+
+
+class StoreRefuses(LockstepError):
+    """A destination takes nothing at all, as when its disk is full or our login is wrong. No table is to blame."""
 
 
 class UnsupportedChange(LockstepError):

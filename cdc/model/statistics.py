@@ -1,7 +1,7 @@
 """What PostgreSQL has noted of a table's rows, for estimates."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +24,9 @@ class TableStatistics:
 
     rows: float
     columns: Mapping[str, ColumnStatistics]
+
+    def of(self, share: float) -> "TableStatistics":
+        """Those of a share of the rows, of which nothing else is known."""
+        rows = self.rows * share
+        fewer = {name: replace(each, distinct=min(each.distinct, rows)) for name, each in self.columns.items()}
+        return TableStatistics(rows, fewer)

@@ -29,6 +29,30 @@ join pg_class c on c.relnamespace = n.oid and c.relname = t.name and s.inherited
 """
 
 
+# Histograms have one value at each of so many equal parts of the rows that aren't null or among the most frequent ones.
+_SHARE = """
+select s.null_frac, avg((bound > now() - make_interval(hours => %(hours)s))::int)
+from pg_stats s
+join pg_namespace n on n.nspname = s.schemaname
+join pg_class c on c.relnamespace = n.oid and c.relname = s.tablename and s.inherited = (c.relkind = 'p')
+left join lateral unnest(
+    coalesce(s.histogram_bounds::text::text[], s.most_common_vals::text::text[])::timestamptz[]
+) as bound on true
+where s.schemaname = %(schema)s and s.tablename = %(name)s and s.attname = %(column)s
+group by s.null_frac
+"""
+
+
+def share_since(connection: psycopg.Connection[Any], table: TableName, column: str, *, hours: int) -> float:
+    """The share of a table's rows whose time in a column is at most so long ago, or null. 1 where nothing is noted."""
+    values = {"hours": hours, "schema": table.schema, "name": table.name, "column": column}
+    noted = connection.execute(_SHARE, values).fetchone()
+    if noted is None or noted[1] is None:
+        return 1.0
+    nulls, since = float(noted[0]), float(noted[1])
+    return nulls + (1 - nulls) * since
+
+
 def table_statistics(
     connection: psycopg.Connection[Any], names: Collection[TableName]
 ) -> dict[TableName, TableStatistics]:

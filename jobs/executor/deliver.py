@@ -11,7 +11,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable, UnsupportedChange
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, StoreRefuses, Unavailable, UnsupportedChange
 from cdc.model.event import Events, Position, TableEvents
 from cdc.model.table import TableName
 from jobs.executor.decode import decode
@@ -35,7 +35,7 @@ from sinks.contract import Batch, Outcome, Rejection, Sink, TopicPartition
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
 
-_OF_NO_TABLE: Final = (Unavailable, Fenced, PositionMismatch, ShapesOutdated, UnsupportedChange)
+_OF_NO_TABLE: Final = (Unavailable, Fenced, PositionMismatch, ShapesOutdated, StoreRefuses, UnsupportedChange)
 """Errors of the destination as a whole, of another job, or of what was read."""
 
 PORTION_BYTES: Final = 24 * 1024 * 1024

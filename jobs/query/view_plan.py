@@ -1,11 +1,11 @@
 """A view's settings and its tables' shapes -> what its job prepares and what its tasks keep."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
-from sinks.view_settings import ViewSettings
+from sinks.view_settings import RetainSettings, ViewSettings
 from views.plan import ViewPlan
 from views.result import result_table
 from views.sql.reader import RetainedRows, TopRows, read_view
@@ -24,9 +24,14 @@ def planned_view(settings: ViewSettings, tables: Mapping[TableName, Table]) -> P
 
     Raises LockstepError for an append-only table with a column of a name that it needs for itself.
     """
-    retain = [RetainedRows(each.table_name, each.column, each.days * 24 + each.hours) for each in settings.retain or ()]
+    retain = retained_rows(settings.retain or ())
     plan = read_view(settings.sql, stored_tables(tables), key=settings.key, top=top_rows(settings), retain=retain)
     return PlannedView(plan, result_table(plan, tables, settings.table))
+
+
+def retained_rows(retain: Sequence[RetainSettings]) -> list[RetainedRows]:
+    """The setting ``retain``, as the reader of queries has it."""
+    return [RetainedRows(each.table_name, each.column, each.days * 24 + each.hours) for each in retain]
 
 
 def top_rows(settings: ViewSettings) -> TopRows | None:

@@ -135,7 +135,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     """
     from cdc.model.errors import LockstepError
     from lockstep.attendant import open_attendant
-    from lockstep.config import read, resolved
+    from lockstep.config import followed, read
     from lockstep.console import StopOnSignals, log_to_stderr
     from monitor.collector import LagCollector
     from monitor.lag import LagReport
@@ -143,7 +143,7 @@ def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:
     log_to_stderr(config)
     loaded, stopping = read(config), StopOnSignals()
     with (
-        LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=resolved) as collector,
+        LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed) as collector,
         open_attendant(loaded, config) as attendant,
     ):
         while not stopping():

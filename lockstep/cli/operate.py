@@ -59,11 +59,12 @@ def lag(
 
     With --watch, what isn't a terminal gets a line for each change of state, and one each minute.
 
-    The stages are the WAL's end, received, in Kafka, and applied for each sink. Exit code 1 when a stage has stopped or
+    The stages are the WAL's end, received, in Kafka, and for each sink read and applied, for OpenSearch also visible to
+    searches. Exit code 1 when a stage has stopped or
     is stalled, a server can't be asked, capture can't go on, or nobody is at work on a first copy. Without --watch,
     stream queries are shown too.
     """
-    from lockstep.config import read, resolved
+    from lockstep.config import followed, read
     from lockstep.stream_queries import stream_queries_now, stream_queries_table
     from lockstep.terminal import out
     from monitor.collector import LagCollector
@@ -72,7 +73,7 @@ def lag(
     from monitor.watch_lines import WatchLines
 
     loaded = read(config)
-    with LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=resolved) as collector:
+    with LagCollector(loaded.as_pipeline(), loaded.sinks, resolve=followed) as collector:
         if watch:
             _watch(collector.collect, lag_table, as_json=as_json, lines=WatchLines().lines)
             return
@@ -316,10 +317,10 @@ def erase(
 ) -> None:
     """Remove for good what is kept of a deleted row.
 
-    It has to be deleted at the source first. Looks at its topic, at every generation of every sink, at dead letters and
-    at the store of large values. Says what is left, why, and until when. Exit code 0 when nothing is left, 5 when
-    something is until a time that is known, and 1 when that isn't proven. Run it again after Ctrl-C or a crash: it
-    continues.
+    It has to be deleted at the source first. Looks at its topic, at every generation of every sink and of views that
+    read the table, at dead letters, at what searches have told and at the store of large values. Says what is left,
+    why, and until when. Exit code 0 when nothing is left, 5 when something is until a time that is known, and 1 when
+    that isn't proven. Run it again after Ctrl-C or a crash: it continues.
     """
     from lockstep.config import load
     from lockstep.console import StopOnSignals, say

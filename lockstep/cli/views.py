@@ -1,12 +1,18 @@
 """Commands of views: ``list``, ``explain`` and ``check``."""
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from lockstep.cli.completion import view_names
 from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json, text_of
+
+if TYPE_CHECKING:
+    from sinks.view_settings import RetainSettings
+
+_AGE: Final = re.compile(r"(?:(?P<days>\d+)d)?\s*(?:(?P<hours>\d+)h)?")
 
 
 def list_all(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
@@ -67,6 +73,13 @@ def check(
     top_per: Annotated[str | None, typer.Option(help="Only the first rows per these columns, as a,b.")] = None,
     top_order: Annotated[str | None, typer.Option(help="Which come first, as after `order by`.")] = None,
     top_n: Annotated[int | None, typer.Option(min=1, help="How many.")] = None,
+    retain: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TABLE.COLUMN=AGE",
+            help="Only rows of a table that aren't older, as hits.at=90d or hits.at=12h; may be given several times.",
+        ),
+    ] = None,
     dsn: Annotated[
         str | None, typer.Option(help="libpq connection string of a database instead of the configuration's source.")
     ] = None,
@@ -81,6 +94,7 @@ def check(
     from dataclasses import replace
 
     from cdc.postgres.connection import connect
+    from jobs.query.view_plan import retained_rows
     from lockstep.captured_tables import captured_shapes
     from lockstep.config import read
     from lockstep.doctor.patterns import choose_tables
@@ -98,7 +112,7 @@ def check(
         raise typer.BadParameter("--top-per, --top-order and --top-n belong together")
     text = sql if sql is not None else text_of(file or Path("-"))
     top = None if top_order is None or top_n is None else TopRows(_names(top_per), top_order, top_n)
-    question = Question(text, _names(key), top)
+    question = Question(text, _names(key), top, tuple(retained_rows([_retain(each) for each in retain or ()])))
     application = "lockstep views check"
     if dsn is not None:
         with closing(connect_to(source_of(dsn), application=application)) as connection:
@@ -116,6 +130,26 @@ def check(
     else:
         out.print(checked_text(checked))
     raise typer.Exit(0 if checked.plan is not None else 1)
+
+
+def _retain(text: str) -> "RetainSettings":
+    """``[schema.]table.column=<days>d<hours>h``. Raises BadParameter."""
+    from pydantic import ValidationError
+
+    from sinks.view_settings import RetainSettings
+
+    place, _, age = text.rpartition("=")
+    table, _, column = place.rpartition(".")
+    match = _AGE.fullmatch(age.strip())
+    if not table or match is None or not any(match.groups()):
+        raise typer.BadParameter(f"--retain {text}: name a table, its column and an age, as hits.at=90d or hits.at=12h")
+    try:
+        return RetainSettings(
+            table=table.strip(), column=column.strip(), days=int(match["days"] or 0), hours=int(match["hours"] or 0)
+        )
+    except ValidationError as error:
+        problems = "; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise typer.BadParameter(f"--retain {text}: {problems}") from error
 
 
 def _names(text: str | None) -> tuple[str, ...]:

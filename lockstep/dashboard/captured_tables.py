@@ -10,7 +10,7 @@ from lockstep.config import Config
 class CapturedTables:
     """A configuration with the tables that are captured, for several threads. One of them looks, and tells the others.
 
-    Without patterns they are known from the beginning.
+    Without patterns they are those that are named, until a look has found that capture was started without some.
     """
 
     def __init__(self, configured: Config) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.model.errors import LockstepError
-from lockstep.config import Config, resolved
+from lockstep.config import Config, followed
 from lockstep.dashboard.captured_tables import CapturedTables
 from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_state
 from lockstep.dashboard.memory import give_back
@@ -167,7 +167,7 @@ class Sampler:
         """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""
         if self._opened is None:
             cluster = TopicAdmin(self._config.kafka.client())
-            collector = LagCollector(self._config.as_pipeline(), self._config.sinks, resolve=resolved)
+            collector = LagCollector(self._config.as_pipeline(), self._config.sinks, resolve=followed)
             self._opened = collector, cluster
         return self._opened
 

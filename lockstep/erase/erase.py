@@ -291,7 +291,7 @@ class _Erasing:
             sentences.append(f"topic {topic}: its records have keys of their own. It keeps them {kept}.")
         looked_at = {
             view_topic(self._pipeline, view, generation.number)
-            for view, generations in views.reading()
+            for view, generations in views.reading
             if not isinstance(generations, LockstepError)
             for generation in generations
         }
@@ -301,7 +301,7 @@ class _Erasing:
             for topic in sorted(topics)
             if is_view_topic(self._pipeline, topic) and topic not in looked_at
         ]
-        if looked_at or any(True for _ in views.reading()):
+        if views.reading:
             sentences.append(
                 "states of views, where their jobs keep them: free pages of their files. A view that is built again"
                 " has a new file."

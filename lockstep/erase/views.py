@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
 
@@ -67,11 +67,15 @@ class ViewErasing:
         self._check = check
         self._say = say
 
-    def reading(self) -> Iterator[tuple[str, Sequence[Generation] | LockstepError]]:
+    @cached_property
+    def reading(self) -> list[tuple[str, Sequence[Generation] | LockstepError]]:
         """The views that read the table, each with those of its generations that do, or why nobody knows.
 
-        A generation may have been built with another query than today's.
+        A generation may have been built with another query than today's. Their stores are asked once.
         """
+        return list(self._reading())
+
+    def _reading(self) -> Iterator[tuple[str, Sequence[Generation] | LockstepError]]:
         for name, settings in self._config.sinks.items():
             if settings.view is None:
                 continue
@@ -88,7 +92,7 @@ class ViewErasing:
 
     def places(self, *, only_look: bool) -> Iterator[Place]:
         """Of each view that reads the table: its generations, and their topics."""
-        for view, generations in self.reading():
+        for view, generations in self.reading:
             if isinstance(generations, LockstepError):
                 yield Place(f"view {view}", unasked=generations.message)
                 continue
@@ -116,9 +120,7 @@ class ViewErasing:
         """The names that dead letters have instead of the topic of these views' rows."""
         pipeline = self._config.pipeline.name
         return {
-            table_topic(pipeline, view.table)
-            for name, view in self._config.views.items()
-            if name in {read for read, _ in self.reading()}
+            table_topic(pipeline, view.table) for name, view in self._config.views.items() if name in dict(self.reading)
         }
 
     def _in_sink(self, name: str, view: str, generation: Generation, *, only_look: bool) -> Place:
@@ -134,23 +136,28 @@ class ViewErasing:
             if below is None:
                 behind = _BEHIND.format(view=view, number=generation.number)
                 return Place(name, found, (*found, _NOT_YET), behind)
+            found = tuple(opened.sink.leftovers(table, None))  # what the deletion has left too
             deadline = time.monotonic() + self._timeout_s
             while True:
                 left = opened.sink.erase(table, None, below=below)
                 is_known = all(leftover.until_ms is not None for leftover in left)
                 if is_known or time.monotonic() > deadline:
-                    why = None if is_known else "run the command again later, with a longer --timeout"
-                    return Place(name, found, tuple(left), why)
+                    later = None if is_known else "run the command again later, with a longer --timeout"
+                    return Place(name, found, tuple(left), later)
                 self._wait()
 
     def _reached(self, opened: OpenedSink) -> str | None:
-        """The tag below which the result is without the row; None where that isn't so in time."""
+        """The tag below which the result is without the row; None where that isn't so in time.
+
+        A step of a view writes with tags of the LSN that it ends at, which is the watermark then. No other one has
+        them.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             progress = opened.generations.load_progress()
             below = None if progress is None else applied_below(progress)
-            if below is not None and below > self._row.gone_at:
-                return below
+            if progress is not None and below is not None and below > self._row.gone_at:
+                return str(Tag(progress.epoch, progress.watermark_lsn + 1, 0))
             if time.monotonic() > deadline:
                 return None
             self._wait()

@@ -19,6 +19,7 @@ from cdc.model.visible import visible
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
 from lockstep.searches.follower import Follower, Stopped
+from lockstep.searches.signs import PATIENCE_S, Silence
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.percolator import Percolator, trial_index
 from sinks.opensearch.search_queries import query_problems
@@ -30,7 +31,9 @@ logger = logging.getLogger("lockstep.searches")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _WAIT_S: Final = 0.25
 _AGAIN_MAX_S: Final = 30.0
-_SILENT_MS: Final = 60_000
+_SILENT_MS: Final = int(PATIENCE_S * 1000)
+_LOOK_EVERY_S: Final = 5.0
+"""How often one who waits looks whether another one still tells."""
 
 
 class Stopping(Protocol):
@@ -162,7 +165,8 @@ def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
     """Tell which documents begin and cease to match the searches of these sinks until told to stop.
 
     Without names, of those that have ``searches = true``. A sink that can't be told of now is tried again, and no other
-    one waits for it. Raises ConfigurationError where there is none, and Fenced once others tell of all of them.
+    one waits for it. Where another process tells of one, this one takes its place once that gives no sign any more.
+    Raises ConfigurationError where there is none.
     """
     names = tuple(sinks) or config.sinks_with_searches
     if not names:
@@ -174,8 +178,6 @@ def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
     watched = [_Watched(config, name, stopping) for name in names]
     try:
         while not stopping():
-            if (fenced := watched[0].fenced) is not None and all(each.fenced for each in watched):
-                raise fenced
             looked = [each.step() for each in watched]
             if not any(looked):
                 stopping.wait(_WAIT_S)
@@ -185,7 +187,7 @@ def watch(config: Config, sinks: Sequence[str], *, stopping: Stopping) -> None:
 
 
 class _Watched:
-    """One sink, and its follower while that goes on."""
+    """One sink, and its follower while that goes on. Else it waits: for better times, or for another one's silence."""
 
     def __init__(self, config: Config, name: str, stopping: Stopping) -> None:
         self._config = config
@@ -194,11 +196,12 @@ class _Watched:
         self._follower: Follower | None = None
         self._again_at = 0.0
         self._again_s = 1.0
-        self.fenced: Fenced | None = None
-        """Set once another process tells of this sink."""
+        self._is_fenced = False
+        """Another process tells of this sink."""
+        self._silence = Silence(monotonic=time.monotonic)
 
     def step(self) -> bool:
-        if self.fenced is not None or time.monotonic() < self._again_at:
+        if time.monotonic() < self._again_at or (self._is_fenced and not self._is_to_take_over()):
             return False
         try:
             if self._follower is None:
@@ -207,10 +210,13 @@ class _Watched:
         except Stopped:
             return False
         except LockstepError as error:
-            self._note_whether_fenced(error)
+            fenced = self._whether_fenced(error)
             self.close()
-            if self.fenced is not None:
-                logger.error("%s", self.fenced)  # noqa: TRY400  our own sentence, which needs no trace
+            if fenced is not None:
+                self._is_fenced = True
+                self._silence.begin()
+                self._again_at = time.monotonic() + _LOOK_EVERY_S
+                logger.warning("%s; this one waits until it gives no sign any more", fenced.message)
                 return False
             level = logging.WARNING if isinstance(error, Unavailable) else logging.ERROR
             logger.log(level, "the searches of sink %s wait %.0f s: %s", self._name, self._again_s, error)
@@ -218,19 +224,33 @@ class _Watched:
             self._again_s = min(2 * self._again_s, _AGAIN_MAX_S)
             return False
         self._again_s = 1.0
+        self._silence.end()
         return looked
 
-    def _note_whether_fenced(self, why: LockstepError) -> None:
+    def _is_to_take_over(self) -> bool:
+        self._again_at = time.monotonic() + _LOOK_EVERY_S
+        try:
+            with _open(self._config, self._name) as (indexes, _):
+                is_silent = self._silence.is_long(StoredSearches(indexes.bookkeeping).load_status())
+        except LockstepError:
+            return False  # the sink says nothing now
+        if is_silent:
+            logger.warning("nobody gives a sign that he tells of the searches of sink %s: it is taken over", self._name)
+            self._is_fenced = False
+            self._silence.lengthen()
+        return is_silent
+
+    def _whether_fenced(self, why: LockstepError) -> Fenced | None:
         if isinstance(why, Fenced):
-            self.fenced = why
-            return
+            return why
         try:
             if self._follower is not None:
                 self._follower.check_claim()
         except Fenced as error:
-            self.fenced = error
+            return error
         except LockstepError:
-            return  # nobody can say now: whoever begins again fences, or is
+            pass  # nobody can say now: whoever begins again fences, or is
+        return None
 
     def end(self) -> None:
         """Leave nothing for the next one to remove, where the sink can be reached; and close."""

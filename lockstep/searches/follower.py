@@ -223,9 +223,7 @@ class Follower:
         compared = list(self._searches.values()) if is_due else taken
         if compared:
             self._topic.check()
-        for search in compared:
-            if search.name in self._searches:  # it may be set aside while another one is compared
-                self._compare(live, search)
+            self._compare(live, compared)
         return bool(compared)
 
     def _is_to_be_tried(self, search: Search, *, is_again: bool, is_due: bool) -> bool:
@@ -285,22 +283,24 @@ class Follower:
             if self._live is not None:
                 self._live.discard(search)
         gone = {name for name, count in self._matching.items() if count and name not in searches}
-        if not gone:
-            return
-        for name in sorted(gone):
-            self._tell_all(self._ceased(entry, name) for entry in self._told_to_match(name))
+        if gone:
+            self._tell_all(self._ceased(entry, name) for entry, name in self._told_to_match(gone))
 
-    def _told_to_match(self, name: str) -> list[bytes]:
-        """The documents that were told to match this search."""
-        if not self._matching.get(name):
+    def _told_to_match(
+        self, names: Collection[str], *, but: Callable[[bytes, str], bool] = lambda *_: False
+    ) -> list[tuple[bytes, str]]:
+        """The documents that were told to match these searches, each with the search, ``but`` for some: in one pass."""
+        wanted = {name for name in names if self._matching.get(name)}
+        if not wanted:
             return []
         found = []
         for number, entry in enumerate(self._documents):
             if not number % _DOCUMENTS:
                 self._go_on()
-            told = self._told_of_entry(entry)[1].get(name)
-            if told is not None and told.matches:
-                found.append(entry)
+            told = self._told_of_entry(entry)[1]
+            for name in wanted & told.keys():
+                if told[name].matches and not but(entry, name):
+                    found.append((entry, name))
         return found
 
     def _progress_of(self, number: int) -> Progress | None:
@@ -335,42 +335,61 @@ class Follower:
         live.position = live.reached
         return bool(wanted)
 
-    def _compare(self, live: "_LiveGeneration", search: Search) -> None:
+    def _compare(self, live: "_LiveGeneration", searches: Sequence[Search]) -> None:
         """Look at the documents that the index finds and weren't told to match, and at those that were and aren't
-        found. A search that it refuses is set aside."""
-        count = 0
+        found. A search that the index refuses is set aside.
+
+        The index is asked once for each search. What was told is gone through once for all of them.
+        """
+        counts = dict.fromkeys((search.name for search in searches), 0)
         with SpillingMap(Path(tempfile.gettempdir())) as seen:
+            for search in searches:
+                if search.name in self._searches:  # it may be set aside while another one is compared
+                    found = self._found_and_not_told(live, search, seen)
+                    counts[search.name] += self._look_at_all(live, search, found)
+            standing = {search.name: search for search in searches if search.name in self._searches}
+            missing: dict[str, list[bytes]] = {}
+            for entry, name in self._told_to_match(
+                standing, but=lambda entry, name: seen.get(_found(name, entry)) is not None
+            ):
+                # Of a generation with other ids or another table it is another document.
+                table = standing[name].table
+                now = live.percolator(table).identity_of(self._told_of_entry(entry)[0])
+                if now is None or _entry(str(table), now) != entry:
+                    self._tell([self._ceased(entry, name)])
+                else:
+                    missing.setdefault(name, []).append(now)
+            for name, identities in missing.items():
+                counts[name] += self._look_at_all(live, standing[name], identities)
+        for search in searches:
+            if search.name in self._searches:
+                self._aside.pop(search.name, None)
+                count = counts[search.name]
+                logger.info(
+                    LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count})
+                )
 
-            def differing() -> Iterator[bytes]:
-                percolator = live.percolator(search.table)
-                for identity in percolator.found(search.name):
-                    self._go_on()
-                    seen[_entry(str(search.table), identity)] = b""
-                    told = self._told_of(search.table, identity)[1].get(search.name)
-                    if told is None or not told.matches:
-                        yield identity
-                for entry in self._told_to_match(search.name):
-                    self._go_on()
-                    if seen.get(entry) is not None:
-                        continue
-                    # Of a generation with other ids or another table it is another document.
-                    now = percolator.identity_of(self._told_of_entry(entry)[0])
-                    if now is None or _entry(str(search.table), now) != entry:
-                        self._tell([self._ceased(entry, search.name)])
-                    else:
-                        yield now
+    def _found_and_not_told(self, live: "_LiveGeneration", search: Search, seen: SpillingMap) -> Iterator[bytes]:
+        """The documents that the index finds and that weren't told to match. All that it finds are ``seen``."""
+        for identity in live.percolator(search.table).found(search.name):
+            self._go_on()
+            seen[_found(search.name, _entry(str(search.table), identity))] = b""
+            told = self._told_of(search.table, identity)[1].get(search.name)
+            if told is None or not told.matches:
+                yield identity
 
-            try:
-                for portion in _portions(differing(), _DOCUMENTS):
-                    self._look_at(live, search.table, dict.fromkeys(portion, ""))
-                    count += len(portion)
-            except QueriesRefused as refused:
-                self._set_refused_aside(live, refused)
-                return
-        if search.name not in self._searches:
-            return
-        self._aside.pop(search.name, None)
-        logger.info(LogMessage("search compared", {"sink": self._name, "search": search.name, "looked_at": count}))
+    def _look_at_all(self, live: "_LiveGeneration", search: Search, identities: Iterable[bytes]) -> int:
+        """Look at these documents for the sake of a search, and return how many they were. It may be set aside."""
+        count = 0
+        try:
+            for portion in _portions(identities, _DOCUMENTS):
+                if search.name not in self._searches:
+                    break
+                self._look_at(live, search.table, dict.fromkeys(portion, ""))
+                count += len(portion)
+        except QueriesRefused as refused:
+            self._set_refused_aside(live, refused)
+        return count
 
     def _ceased(self, entry: bytes, search: str) -> Match:
         """That a document ceases to match a search as of the version that was told of."""
@@ -581,3 +600,8 @@ def _portions(of: Iterable[_Item], most: int) -> Iterator[list[_Item]]:
     remaining = iter(of)
     while portion := list(islice(remaining, most)):
         yield portion
+
+
+def _found(search: str, entry: bytes) -> bytes:
+    """What is remembered of a document that the index has found for a search."""
+    return search.encode() + b"\0" + entry

@@ -15,6 +15,44 @@ from sinks.opensearch.searches import Claim, SearchStatus
 _STATUS_EVERY_S: Final = 10.0
 
 
+PATIENCE_S: Final = 60.0
+"""Who gives no sign for so long tells nobody."""
+
+_PATIENCE_MAX_S: Final = 3600.0
+
+
+class Silence:
+    """Whether who has taken a place tells nobody, as another one sees it who waits for that.
+
+    A sign is that something new was stored. When, is this process's own business: clocks of several machines differ.
+    """
+
+    def __init__(self, *, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._patience_s = PATIENCE_S
+        self._since = monotonic()
+        self._seen: int | None = None
+
+    def begin(self) -> None:
+        """A place was just taken."""
+        self._since, self._seen = self._monotonic(), None
+
+    def is_long(self, status: SearchStatus) -> bool:
+        """Whether the place is to be taken back, where this is what is stored by now."""
+        now = self._monotonic()
+        if status.at_ms != self._seen:
+            self._since, self._seen = now, status.at_ms
+        return now - self._since >= self._patience_s
+
+    def lengthen(self) -> None:
+        """The place was taken back. To begin takes time as well: of two that wait for each other one gets it."""
+        self._patience_s = min(2 * self._patience_s, _PATIENCE_MAX_S)
+
+    def end(self) -> None:
+        """A step was done in that place."""
+        self._patience_s = PATIENCE_S
+
+
 class Stored(Protocol):
     """Where signs are stored, as ``StoredSearches``."""
 

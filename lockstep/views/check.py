@@ -8,14 +8,14 @@ import psycopg
 
 from cdc.model.append_only import stored_tables
 from cdc.model.table import Table, TableName
-from cdc.postgres.statistics import table_statistics
+from cdc.postgres.statistics import share_since, table_statistics
 from sinks.view_settings import ViewSettings
 from views.estimate import Estimate, estimate
 from views.failures import Refusal, Refused
 from views.plan import ViewPlan
 from views.sql.keys import shortest_key
 from views.sql.over_views import NamedQuery, over_tables
-from views.sql.reader import TopRows, read_view
+from views.sql.reader import RetainedRows, TopRows, read_view
 from views.sql.statement import reads_events, statement
 
 
@@ -26,6 +26,7 @@ class Question:
     sql: str
     key: tuple[str, ...] = ()
     top: TopRows | None = None
+    retain: tuple[RetainedRows, ...] = ()
     views: Mapping[TableName, NamedQuery] = field(default_factory=dict)
 
 
@@ -61,13 +62,17 @@ def check(connection: psycopg.Connection[Any], question: Question, tables: Mappi
         return Checked(question.key, refused.refusals)
     key = question.key or shortest_key(sql, tables) or ()
     try:
-        plan = read_view(sql, tables, key=key, top=question.top)
+        plan = read_view(sql, tables, key=key, top=question.top, retain=question.retain)
     except Refused as refused:
         return Checked(key, refused.refusals if key else tuple(map(_without_key, refused.refusals)))
     is_known_there = not reads_events(sql)
     if is_known_there and (refusal := _refused_by_postgres(connection, sql)) is not None:
         return Checked(key, (refusal,))
     known = table_statistics(connection, plan.tables)
+    for rows in plan.retained:
+        if rows.table in known:
+            share = share_since(connection, rows.table, rows.column, hours=rows.hours)
+            known[rows.table] = known[rows.table].of(share)
     not_analysed = tuple(table for table in plan.tables if table not in known)
     return Checked(key, (), plan, None if not_analysed else estimate(plan, known), not_analysed)
 

@@ -14,7 +14,7 @@ from cdc.model.times import time_text
 from jobs.generations.asides import AsideState
 from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
-from monitor.lag import RECEIVED, LagReport, StageState
+from monitor.lag import READ, RECEIVED, LagReport, StageState
 from monitor.steps import differing_step, rebuild_step
 from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
 from monitor.verification import VerifyOutcome, VerifySettings
@@ -338,15 +338,24 @@ def _is_before_the_stream(report: LagReport) -> bool:
     return any(stage.name == RECEIVED and (stage.state in states or stage.lsn is None) for stage in report.stages)
 
 
+def _seconds_behind(report: LagReport) -> dict[str, float]:
+    """How far readers of live generations are behind, by their labels: by what queries find, where that is known."""
+    behind: dict[str, float] = {}
+    for stage in report.stages:  # of one generation, what queries find comes last
+        sink = stage.generation
+        if sink is not None and sink.is_live and stage.seconds_behind is not None and not stage.name.startswith(READ):
+            behind[sink.label] = max(stage.seconds_behind, behind.get(sink.label, 0.0))
+    return behind
+
+
 def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
-    for stage in report.stages:
-        sink, behind_s = stage.sink, stage.seconds_behind
-        if sink is not None and sink.is_live and behind_s is not None and behind_s > settings.lag_s:
+    for label, behind_s in _seconds_behind(report).items():
+        if behind_s > settings.lag_s:
             yield Condition(
                 "lag",
-                sink.label,
+                label,
                 Severity.WARNING,
-                f"readers of {sink.label} may lack what was committed in the last {behind_s:.0f} s",
+                f"readers of {label} may lack what was committed in the last {behind_s:.0f} s",
                 "`lockstep lag` shows which stage holds it up",
                 passes=True,
             )

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import orjson
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -265,7 +265,7 @@ def _translate(error: Exception) -> LockstepError:
     shown = _PARTITION_VALUE.sub("=...", text)[:300]
     for sign, hint in _REFUSED.items():
         if sign in lower:
-            return LockstepError(f"the lake refuses: {sign}: {shown}", hint=hint)
+            return StoreRefuses(f"the lake refuses: {sign}: {shown}", hint=hint)
     if any(sign in lower for sign in _PASSING):
         return Unavailable(f"the lake doesn't answer: {shown}", retry_after_s=_RETRY_AFTER_S)
     return LockstepError(

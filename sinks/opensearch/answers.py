@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 
 RETRY_AFTER_S: Final = 1.0
 
@@ -118,4 +118,5 @@ def stopping(status: int, error: str) -> LockstepError:
         hint = "raise http.max_content_length of the cluster, or what a proxy before it allows"
     else:
         hint = "look at the cluster's log"
-    return LockstepError(f"opensearch refuses: {status} {error}", hint=hint)
+    refused = StoreRefuses if status == 401 or error == "validation_exception" else LockstepError
+    return refused(f"opensearch refuses: {status} {error}", hint=hint)

@@ -99,16 +99,17 @@ class RedisConnection:
 
 def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> Client:
     """A client whose connections lead to the primary of their moment. The Sentinels have no login here."""
-    from redis.connection import parse_url
-    from redis.sentinel import Sentinel
+    from redis import connection, sentinel
 
+    parse: Any = connection.parse_url  # without types, as Sentinel is
+    new_sentinels: Any = sentinel.Sentinel
     url = settings.url.get_secret_value()
-    of_address = {name: value for name, value in parse_url(url).items() if name not in _OF_ONE_SERVER}
+    of_address = {name: value for name, value in parse(url).items() if name not in _OF_ONE_SERVER}
     if url.startswith("rediss:"):
         of_address["ssl"] = True
     shared = {name: value for name, value in options.items() if name not in ("username", "password")}
     of_sentinels = shared | ({"ssl": True} if "ssl" in of_address else {})
-    sentinels = Sentinel(settings.sentinel_addresses, sentinel_kwargs=of_sentinels)
+    sentinels = new_sentinels(settings.sentinel_addresses, sentinel_kwargs=of_sentinels)
     return sentinels.master_for(settings.primary, **{**options, **of_address})
 
 

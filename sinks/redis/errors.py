@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from sinks.access import certificate_refused, untrusted
 
 # How a server in cluster mode says that a key of the script is on another one.
@@ -15,7 +15,7 @@ _RETRY_AFTER_S: Final = 0.5
 
 
 def translated(error: Exception, server: str = "redis") -> LockstepError:
-    """redis-py's error as ours. ``server`` says which one it is.
+    """redis-py's error as ours: of a table alone none is. ``server`` says which one it is.
 
     The code that a reply begins with is in the class, or in the text where there is none.
     """
@@ -29,24 +29,24 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
             | exceptions.AuthorizationError()
             | exceptions.AuthenticationWrongNumberOfArgsError()
         ):
-            return LockstepError(f"redis refuses the login: {words}", hint="check user and password of this sink")
+            return StoreRefuses(f"redis refuses the login: {words}", hint="check user and password of this sink")
         case exceptions.NoPermissionError():
             commands = (
                 "EVAL, EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HEXISTS, HSET, HSETNX, HDEL, DEL, PEXPIRE, "
                 "EXISTS, "
                 "GET, SET, SETNX, SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC, INFO"
             )
-            return LockstepError(
+            return StoreRefuses(
                 f"redis refuses: {words}", hint=f"grant the sink's user {commands} on the keys of its prefix"
             )
         case exceptions.OutOfMemoryError():
-            return LockstepError(f"redis refuses: {words}", hint="raise maxmemory, or move other data away")
+            return StoreRefuses(f"redis refuses: {words}", hint="raise maxmemory, or move other data away")
         case (
             exceptions.AskError() | exceptions.ClusterDownError() | exceptions.ClusterCrossSlotError()
         ):  # MOVED is an AskError too
             return is_cluster()
         case exceptions.NoScriptError():
-            return LockstepError("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
+            return StoreRefuses("redis forgets scripts at once", hint="find out who runs SCRIPT FLUSH all the time")
         case MasterNotFoundError():
             return Unavailable(f"{server}: no Sentinel that answers knows a primary of this name", retry_after_s=1.0)
         case exceptions.ConnectionError() | exceptions.TimeoutError():
@@ -59,17 +59,17 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
     if _OTHER_NODE in words:
         return is_cluster()
     if words.startswith(_CANT_SAVE):
-        return LockstepError(
+        return StoreRefuses(
             "redis can't save to its disk", hint="free space, or mend the server's persistence settings"
         )
     if words.startswith(_PASSING):
         return Unavailable(f"redis: {words}", retry_after_s=_RETRY_AFTER_S)
-    return LockstepError(f"redis refuses: {words}", hint="look at the server's log")
+    return StoreRefuses(f"redis refuses: {words}", hint="look at the server's log")
 
 
 def is_cluster() -> LockstepError:
     """The error for a server that holds a part of the keys."""
-    return LockstepError(
+    return StoreRefuses(
         "redis is a cluster, over which this sink can't write a batch",
         hint="give this sink the address of a single server (cluster-enabled no), or of a proxy",
     )

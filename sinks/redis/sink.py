@@ -174,10 +174,16 @@ class RedisSink:
             recent = RecentKeys()
             for _, keys in keys_of(client, places, [layout.template(table.key)]):
                 own = recent.new(keys)
-                commands = [each for key in own for each in (("HMGET", key, deletion), ("PTTL", key))]
+                rows = [self._keys.rows.encode() + key[len(places.encode()) :] for key in own]
+                commands = [
+                    each
+                    for key, row in zip(own, rows, strict=True)
+                    for each in (("EXISTS", row) if is_memo else ("HMGET", key, deletion), ("PTTL", key))
+                ]
                 replies = pipelined(client, commands)
                 for held, ttl_ms in zip(replies[::2], replies[1::2], strict=True):
-                    if not isinstance(held, list) or not (is_memo or held[0] is not None):
+                    is_mark = held == 0 if is_memo else isinstance(held, list) and held[0] is not None
+                    if not is_mark:
                         continue  # a row, or somebody else's
                     count += 1
                     latest_ms, has_no_end = max(latest_ms, ttl_ms), has_no_end or ttl_ms == _NO_END

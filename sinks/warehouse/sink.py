@@ -89,7 +89,7 @@ class WarehouseSink:
 
     def _altered(
         self, tables: Sequence[Table], *, go_live: bool, added: AddedValues
-    ) -> "tuple[Mapping[TableName, HeldTable], bool] | None":
+    ) -> "tuple[Mapping[TableName, HeldTable], bool | None] | None":
         """All tables as they are from now on, and whether they are being loaded in bulk.
 
         None where it is to be called once more, since what was in the way had to go in a transaction of its own.

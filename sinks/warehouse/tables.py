@@ -169,8 +169,7 @@ class WarehouseTables:
         count = self.connection.run(
             f"select count(*) from {qualified(self._schema, held.name)} where {deleted}{until}"
         ).scalar_one()
-        versions = [Leftover("versions of rows in its history", has_values=True)] if held.has_history else []
-        return [*marks_of_rows(int(count)), *versions]
+        return marks_of_rows(int(count))
 
     def erase_marks(self, name: TableName, *, below: str) -> bool:
         """Delete a portion of a table's deleted rows, of tags below this one. Returns whether there may be more.

@@ -12,9 +12,12 @@ from opensearchpy import OpenSearch
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
+from monitor.visible import Visible, VisibleRows
+from sinks.contract import Progress
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
+from sinks.opensearch.visibility import refreshes
 from tests.builders import batch, column, delete, table, upsert
 from tests.contract.beside import generations_of
 
@@ -233,6 +236,31 @@ def test_rows_by_key_see_what_was_not_refreshed_and_no_markers(client: OpenSearc
     marking.apply(batch(delete({"id": 1}, 2, of=PRODUCTS)))
     assert [stored.row for stored in marking.rows(PRODUCTS, [{"id": 1}, {"id": 2}])] == [{**ROW, "id": 2}]
     marking.close()
+
+
+def test_what_no_search_finds_yet_is_told_until_a_refresh_and_not_only_until_a_flush(
+    client: OpenSearch, sink: OpenSearchSink
+) -> None:
+    index = f"{alias(sink)}_g1"
+    client.indices.put_settings(index=index, body={"index.refresh_interval": "-1"})
+    client.indices.refresh(index=index)
+    rows = VisibleRows()
+
+    def visible(records: int) -> Visible:
+        return rows.look(Progress({("t", 0): records}, records, 0, 0, {}), refreshes(sink._indexes))
+
+    assert visible(0).is_all
+    sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
+    assert visible(1) == Visible(False, 0, 0, unseen=1)
+    client.indices.flush(index=index)  # which moves it to the disk
+    assert client.count(index=index)["count"] == 0, "or a flush shows it by now"
+    assert visible(1) == Visible(False, 0, 0, unseen=1)
+    client.indices.refresh(index=index)
+    assert visible(1).is_all
+    sink.apply(batch(delete({"id": 1}, 2, of=PRODUCTS)))
+    assert visible(2) == Visible(False, 1, 0, unseen=1)
+    client.indices.refresh(index=index)
+    assert visible(2).is_all
 
 
 def test_a_switch_shows_what_was_not_refreshed(

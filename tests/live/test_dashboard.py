@@ -176,7 +176,7 @@ def test_figures_are_those_of_the_lag_command(
             shown == stages
             and lag["slot_active"] is said["slot_active"] is False
             and state.capture.lsn == said["stages"][2]["lsn"]
-            and state.sinks[0].events_behind == said["stages"][3]["events_behind"]
+            and state.sinks[0].events_behind == said["stages"][4]["events_behind"]
         )
 
     until(agree)

@@ -1,16 +1,22 @@
 """Standing searches behind a real sink: what begins and ceases to match is told once, whatever happens between."""
 
 import random
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError, Unavailable
+from lockstep.erase.erase import erase
+from lockstep.searches import commands, signs
 from lockstep.searches.commands import listed, remove
 from lockstep.searches.topic import MatchTopic
 from stack.stack import Endpoints
+from tests.databases import until
 from tests.searches import SINK, SearchedSink, events, matching, settle, tell_all
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -213,6 +219,61 @@ def test_what_changed_beside_the_log_is_told_when_all_is_compared(sink: Searched
     settle(sink, follower)
     assert new(sink) == [("ceases", "bern", "1")]
     follower.close()
+
+
+class Stop:
+    """Says when to stop, as signals do."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def __call__(self) -> bool:
+        return self.asked.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self.asked.wait(seconds)
+
+
+def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
+    sink: SearchedSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signs, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(commands, "_LOOK_EVERY_S", 0.1)
+    sink.add("bern", IN_BERN)
+    stop = Stop()
+    with ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(commands.watch, sink.config, [SINK], stopping=stop)
+        try:
+            sink.execute("insert into profile values (1, 'Bern', 'SQL', 30)")
+            until(lambda: ("begins", "bern", "1") in new(sink))
+            useless = sink.follower()  # it has fenced the other one, and ends before it has told anything
+            useless.close()
+            sink.execute("insert into profile values (2, 'Bern', 'SQL', 30)")
+            until(lambda: watching.done() or ("begins", "bern", "2") in new(sink))
+            assert not watching.done()
+        finally:
+            stop.asked.set()
+        watching.result()
+
+
+def test_a_row_that_is_erased_leaves_what_was_told_of_it(sink: SearchedSink) -> None:
+    """Its records stay as long as any does, and it is known until when."""
+    sink.execute("insert into profile values (7, 'Bern', 'SQL', 30), (8, 'Bern', 'SQL', 30)")
+    follower = sink.follower()
+    sink.add("bern", IN_BERN)
+    settle(sink, follower)
+    sink.execute("delete from profile where id = 7")
+    settle(sink, follower)
+    follower.close()
+    report = erase(
+        sink.config, "public.profile", "7", dry_run=False, timeout_s=120, stopping=lambda: False, say=lambda _: None
+    )
+    (place,) = [place for place in report.places if place.name.endswith("__matches")]
+    assert [leftover.what for leftover in place.found] == ["2 records with its key", "a tombstone with the key"]
+    assert place.is_proven
+    assert [leftover.has_values for leftover in place.left] == [False, False]
+    day_ms = 24 * 3_600_000
+    assert all((leftover.until_ms or 0) > time.time() * 1000 + day_ms * 0.9 for leftover in place.left)
 
 
 def test_searches_tell_what_the_source_says_after_traffic_at_random(sink: SearchedSink) -> None:

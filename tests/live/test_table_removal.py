@@ -3,10 +3,11 @@
 import pytest
 
 from cdc.model.errors import ConfigurationError
-from lockstep.config import load, parse, read
+from lockstep.config import followed, load, parse, read
 from lockstep.table_removal import Removal, RemovalReport, look_at_removal
+from monitor.collector import LagCollector
 from tests.captured import Captured, StartCapture
-from tests.databases import Database
+from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
 
@@ -20,6 +21,11 @@ def _state(report: RemovalReport) -> Removal:
     return removal
 
 
+def _captured_by(collector: LagCollector) -> list[str]:
+    collector.collect()
+    return list(map(str, collector.pipeline.source.table_names))
+
+
 @pytest.mark.parametrize("tables", [("public.*",), ("public.t", "public.leaves")])
 def test_a_table_leaves_by_the_steps_that_are_told(
     database: Database, capture: StartCapture, tables: tuple[str, ...]
@@ -31,6 +37,10 @@ def test_a_table_leaves_by_the_steps_that_are_told(
     )
     captured = capture(*tables)
     captured.settle()
+    earlier = read(captured.path)
+    looking = LagCollector(earlier.as_pipeline(), {}, resolve=followed)
+    looking.collect()
+    assert len(looking.pipeline.source.table_names) == 2
     report = _look(captured, "public.leaves")
     assert (_state(report), report.is_done) == (Removal.CONFIGURED, False)
     assert report.changes is not None
@@ -50,6 +60,10 @@ def test_a_table_leaves_by_the_steps_that_are_told(
     report = _look(captured, "public.leaves")
     assert (_state(report), report.is_done, report.changes) == (Removal.OUT, True, None)
     assert any(topic in sentence for sentence in report.kept)
+    # Who goes on looking with the earlier file, and who begins to, goes by what is captured.
+    with looking, LagCollector(earlier.as_pipeline(), {}, resolve=followed) as begun:
+        for collector in (looking, begun):
+            until(lambda collector=collector: _captured_by(collector) == ["public.t"])
 
     (step,) = report.next_steps
     database.execute(step[step.index("alter publication") :].rstrip(";"))

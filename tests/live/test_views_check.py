@@ -218,6 +218,25 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
     assert (code, document["refusals"], document["key"]) == (0, [], ["event"])
 
 
+def test_rows_that_age_out_are_in_the_plan_and_not_in_the_costs(
+    shop: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shop.execute(
+        "create table hits (id bigint primary key, page text not null, at timestamptz)",
+        "insert into hits select n, 'p' || n % 10, now() - make_interval(hours => n) from generate_series(1, 1000) n",
+        "analyze hits",
+    )
+    sql = "select page, count(*) as n from hits where page is not null group by page"
+    code, document = check(shop, capsys, "--sql", sql, "--retain", "hits.at=2d12h")
+    assert (code, document["refusals"]) == (0, [])
+    ((change,),) = [document["estimate"]["changes"]]
+    assert 40 <= change["rows"] <= 80, "60 of 1,000 rows count"
+    assert "60 hours" in json.dumps(document["plan"]) or "2 days and 12 hours" in json.dumps(document["plan"])
+    code, document = check(shop, capsys, "--sql", sql, "--retain", "hits.page=2d")
+    assert code == 1
+    assert "retain of public.hits by 'page'" in json.dumps(document["refusals"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -225,6 +244,8 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
         (("--sql", "select 1", "--file", "x"), "one of --sql and --file"),
         (("--sql", "select 1", "--top-n", "3"), "belong together"),
         (("--sql", "select 1", "--dsn", "host=x password=y"), "holds a password"),
+        (("--sql", "select 1", "--retain", "hits.at=90"), "as hits.at=90d"),
+        (("--sql", "select 1", "--retain", "hits.at=0d"), "for how long"),
         (("--file", "/nowhere/q.sql", "--dsn", "host=x"), "can't be read"),
     ],
 )

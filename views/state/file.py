@@ -348,8 +348,10 @@ class _Transaction:
                     if len(raw_key) == _CUT_LENGTH:
                         break
                     if not raw_key.startswith(begins):
-                        return
-                    if raw_key != skipped:
+                        if raw_key > begins:
+                            return
+                        continue  # shorter than the prefix, whose own keys are all cut
+                    if raw_key > skipped:
                         last = raw_key[1:]
                         yield last, value
                 else:

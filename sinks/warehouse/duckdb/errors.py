@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 
 _RETRY_AFTER_S: Final = 1.0
 _HOLDER = re.compile(r"lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
@@ -79,7 +79,7 @@ def translated(error: BaseException, path: Path) -> LockstepError:
     first_line = next(iter(words.strip().splitlines()), kind)
     for sign, (what, hint) in _WORDS.items():
         if sign in words:
-            return LockstepError(f"the warehouse's file {str(path)!r} can't be used, {what}: {first_line}", hint=hint)
+            return StoreRefuses(f"the warehouse's file {str(path)!r} can't be used, {what}: {first_line}", hint=hint)
     if kind in _PASSING:  # and not for want of room, which such an error can be about as well
         return Unavailable(f"the warehouse's file {str(path)!r} is busy: {first_line}", retry_after_s=_RETRY_AFTER_S)
     said = kind if kind in _SILENT else f"{first_line} ({kind})"

@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from sinks.access import certificate_refused, untrusted
 
 UNIQUE_VIOLATION: Final = "23505"
@@ -14,6 +14,8 @@ INVALID_TABLE_DEFINITION: Final = "42P16"
 _ROW_CLASSES: Final = ("22", "23", "54")
 # Connections, transaction rollbacks, insufficient connections, operator intervention, busy objects, timeouts.
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
+# Login and database, resources such as the disk, the server's files, and a server that only reads.
+_OF_STORE: Final = ("25006", "28", "3D", "53", "58")
 # What a function of somebody's own says, as a trigger's.
 _TRIGGER: Final = "P0"
 _RETRY_AFTER_S: Final = 1.0
@@ -95,7 +97,7 @@ def translated(error: BaseException) -> LockstepError:
             return untrusted(f"the warehouse ({_first_line(original)})", original)
         for sign, hint in _REFUSED_AT_THE_DOOR.items():
             if sign in words:
-                return LockstepError(f"the warehouse refuses the connection: {words.strip()}", hint=hint)
+                return StoreRefuses(f"the warehouse refuses the connection: {words.strip()}", hint=hint)
         return Unavailable(f"the warehouse doesn't answer: {_first_line(original)}", retry_after_s=_RETRY_AFTER_S)
     primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
     message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
@@ -104,7 +106,7 @@ def translated(error: BaseException) -> LockstepError:
     if state.startswith(_PASSING):
         return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     hint_of = next((hint for sign, hint in _HINTS.items() if state.startswith(sign)), None)
-    return LockstepError(message, hint=hint_of)
+    return (StoreRefuses if state.startswith(_OF_STORE) else LockstepError)(message, hint=hint_of)
 
 
 def _first_line(error: BaseException) -> str:

@@ -153,6 +153,33 @@ def test_tables_that_patterns_take_in_are_asked_for_until_they_are_known_and_the
         assert collector._progress is None
 
 
+def test_named_tables_are_asked_for_again_when_a_record_says_that_others_are_captured(
+    monkeypatch: pytest.MonkeyPatch, now: list[float]
+) -> None:
+    """Capture was started again with another configuration, without one that is named here."""
+    monkeypatch.setattr("monitor.collector.TopicAdmin", lambda *_: None)
+    monkeypatch.setattr("monitor.collector.OpenRejections", lambda *_: None)
+    source = SourceSettings(dsn="dbname=d", tables=(str(ORDERS), str(_ITEMS)))
+    kafka = KafkaSettings(bootstrap_servers="k:9092")
+    captured = [[ORDERS, _ITEMS], [ORDERS, _ITEMS], [ORDERS]]
+
+    def resolve(pipeline: Pipeline) -> Pipeline:
+        return replace(pipeline, source=pipeline.source.only(captured.pop(0)))
+
+    with LagCollector(Pipeline("shop", source, kafka, CaptureSettings()), {}, resolve=resolve) as collector:
+        collector._look_for_tables()
+        now[0] += 60
+        collector._look_for_tables()
+        assert len(captured) == 1, "before anything is published nobody says when there are others"
+        for selection in ("ab", "ab"):
+            collector._published = ProgressRecord(8, 80, {}, 0, selection=selection)
+            now[0] += 60
+            collector._look_for_tables()
+        assert (captured, collector.pipeline.source.table_names) == ([], (ORDERS,))
+        collector._published = ProgressRecord(9, 90, {}, 0, selection="")
+        collector._look_for_tables()
+
+
 def _complete_ms(collector: LagCollector, *, watermark: int, behind: int, now_ms: int, epoch: int = 1) -> int:
     """As of when the sink has everything, with Kafka complete up to LSN 800."""
     source = SourceFacts(1000, 900, 800, 0, slot_active=True, retained_bytes=0, complete_ms=now_ms)

@@ -1,5 +1,7 @@
 """What queries find of what was applied: looks in, positions out."""
 
+from dataclasses import replace
+
 from monitor.visible import Visible, VisibleRows
 from sinks.contract import Progress, Refreshes
 
@@ -56,3 +58,15 @@ def test_a_shard_that_was_not_there_is_not_known_to_show_anything() -> None:
     rows = VisibleRows()
     rows.look(applied(5), Refreshes({"a 0": 3}, ["a 0"]))
     assert rows.look(applied(6), Refreshes({"c 0": 9}, ["c 0"])) == Visible(False)
+
+
+def test_a_store_is_not_asked_where_nothing_was_applied_since_queries_found_all() -> None:
+    rows = VisibleRows()
+    assert rows.idle(applied(5)) is None, "before the first look"
+    rows.look(applied(5), refreshes(7, waits=False))
+    later = replace(applied(5), watermark_lsn=9, commit_time_ms=90)
+    assert rows.idle(later) == Visible(True, 9, 90, 0), "commits without rows"
+    assert rows.idle(applied(6)) is None
+    rows.look(applied(6), refreshes(7, waits=True))
+    assert rows.idle(applied(6)) is None
+    assert rows.idle(applied(5, epoch=1)) is None

@@ -12,6 +12,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from tests.unit.views.test_view import a, c
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
+from views.failures import EvaluationError
 from views.operators.ages import AGES
 from views.operators.changes import MIRROR
 from views.retention import NotedTime, period_text, whole_minutes
@@ -169,6 +170,29 @@ def test_the_limit_of_a_step_does_not_stop_rows_from_going() -> None:
     assert len(view.rows) == 6
     view.step([], time_ms=NOON_MS)
     assert (view.rows, sizes(state)) == ({}, (6, 0))
+
+
+@pytest.mark.parametrize("rows", [4, 5])
+def test_where_the_query_fails_between_two_portions_all_rows_go_at_once(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are three between them, by which it can't divide. PostgreSQL never sees the three."""
+    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
+    view = kept(NOT_THREE)
+    view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(rows)])
+    view.step([], time_ms=NOON_MS)
+    assert view.rows == {}
+
+
+def test_more_than_the_views_limit_do_not_go_at_once_and_the_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views.view, "_EXPIRED_AT_ONCE", 1)
+    state = MemoryState()
+    view = kept(NOT_THREE, state)
+    view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(4)])
+    view.view = View(view.plan, TABLES, state, changes_max=3)
+    with pytest.raises(EvaluationError):
+        view.view.step([], epoch=1, lsn=80, offsets={}, time_ms=NOON_MS)
+    assert sizes(state) == (4, 4)
 
 
 def test_portions_are_of_a_size_that_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cdc.model.errors import Fenced, LockstepError
@@ -115,6 +115,9 @@ _KEYS = st.one_of(
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+# The prefix or the bound is cut, and a key that is whole begins as it does.
+@example(keys=[b"k" * 447, b"k" * 449], gone=[], prefix=b"k" * 448, bound=b"")
+@example(keys=[b"k" * 447], gone=[], prefix=b"", bound=b"k" * 448)
 @given(keys=st.lists(_KEYS, max_size=12), gone=st.lists(_KEYS, max_size=4), prefix=_KEYS, bound=_KEYS)
 def test_scans_are_those_of_a_sorted_list(
     state: State, keys: list[bytes], gone: list[bytes], prefix: bytes, bound: bytes

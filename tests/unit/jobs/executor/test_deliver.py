@@ -5,7 +5,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, StoreRefuses, Unavailable
 from cdc.model.event import Position
 from cdc.model.table import TableName
 from jobs.executor import deliver as delivery
@@ -199,7 +199,10 @@ def test_each_of_several_tables_has_its_own_reason(store: MemoryStore) -> None:
     ]
 
 
-@pytest.mark.parametrize("error", [Unavailable("it is down"), Fenced("another job"), PositionMismatch("a gap")])
+@pytest.mark.parametrize(
+    "error",
+    [Unavailable("it is down"), StoreRefuses("its disk is full"), Fenced("another job"), PositionMismatch("a gap")],
+)
 def test_what_is_no_matter_of_a_table_is_told_as_it_is(store: MemoryStore, error: LockstepError) -> None:
     delivered = run(of_two_tables(RefusesTables(store, ITEMS.name, error=error)), both())
     assert [(failure.message, failure.table) for failure in delivered.failures] == [(error.message, None)]

@@ -84,7 +84,7 @@ def test_a_generation_that_was_built_with_another_query_counts_and_one_that_nobo
         return found.message if isinstance(found, LockstepError) else [each.number for each in found]
 
     erasing = _erasing(config, table_name)
-    assert [(name, told(found)) for name, found in erasing.reading()] == expected
+    assert [(name, told(found)) for name, found in erasing.reading] == expected
     if built_over is None:
         assert [place.is_proven for place in erasing.places(only_look=False)] == [False]
 
@@ -97,7 +97,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         config, store = _config(tmp_path), MemoryStore()
         opened = open_memory(store)
         opened.sink.prepare([_RESULT])
-        opened.sink.apply(batch(upsert({"id": 1}, 1, of=_RESULT), delete({"id": 2}, str(Tag(1, 400, 1)), of=_RESULT)))
+        opened.sink.apply(batch(upsert({"id": 1}, 1, of=_RESULT), delete({"id": 2}, str(Tag(1, 501, 1)), of=_RESULT)))
         reached: Progress = replace(progress(at_lsn), epoch=1, **more)
         opened.generations.save_progress(reached)
         record = Record("shop", definition(config.sinks["open"]), phase)

@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.model.errors import Fenced
-from lockstep.searches.signs import Signs
+from lockstep.searches.signs import PATIENCE_S, Signs, Silence
 from sinks.opensearch.searches import Claim, SearchStatus
 
 OWN, NEWER = Claim(1, "aa"), Claim(2, "bb")
@@ -73,6 +73,38 @@ def test_signs_are_saved_with_the_first_step_and_where_something_is_new_and_each
         assert (store.status.at_ms > 7) == is_saved
     own.done({"bern": 2}, {"red": "no such field"})
     assert store.status.refused == {"red": "no such field"}
+
+
+def test_who_waits_takes_the_place_of_one_who_gives_no_sign_and_of_no_other() -> None:
+    clock = Clock()
+    silence = Silence(monotonic=clock)
+    silence.begin()
+    for at_ms in range(100, 110):  # by a clock of its own, which may be any
+        assert not silence.is_long(SearchStatus(at_ms))
+        clock.now += 10
+    clock.now += PATIENCE_S - 11
+    assert not silence.is_long(SearchStatus(109))
+    clock.now += 1
+    assert silence.is_long(SearchStatus(109))
+
+
+def test_of_two_who_wait_for_each_other_one_gets_the_time_to_begin() -> None:
+    clock = Clock()
+    silence = Silence(monotonic=clock)
+    waited = []
+    for _ in range(4):
+        silence.begin()
+        begun = clock.now
+        while not silence.is_long(SearchStatus(7)):
+            clock.now += 1
+        waited.append(clock.now - begun)
+        silence.lengthen()
+    assert waited == [60, 120, 240, 480]
+    silence.end()
+    silence.begin()
+    assert not silence.is_long(SearchStatus(7))
+    clock.now += PATIENCE_S
+    assert silence.is_long(SearchStatus(7))
 
 
 def test_whose_place_was_taken_finds_out_and_says_nothing() -> None:

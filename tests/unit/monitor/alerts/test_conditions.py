@@ -145,6 +145,14 @@ def test_a_stream_query_that_is_not_run_is_an_alert(query: StreamQueryStatus, ex
     assert (expected in _found(LockstepError("the source is gone"), facts)) is bool(expected)
 
 
+def test_what_no_search_finds_yet_counts_as_behind_and_what_lies_with_the_job_does_not() -> None:
+    sink = _sink()
+    applied = _applied(sink, behind_s=1.0)
+    late = replace(applied, sink=None, of_sink=sink, seconds_behind=400.0)
+    assert _found(_report(applied, replace(late, name="visible: cache"))) == {"lag/cache": Severity.WARNING}
+    assert _found(_report(replace(late, name="read: cache"), applied)) == {}
+
+
 def test_of_a_stream_query_whose_store_is_silent_nothing_is_over() -> None:
     facts = Facts(stream_queries=(_query(), _query(2, is_live=False, problem=Unavailable("down"))))
     findings = find_conditions(_report(), facts, AlertSettings(), now_ms=_NOW_MS)

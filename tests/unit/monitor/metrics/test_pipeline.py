@@ -5,8 +5,10 @@ from dataclasses import replace
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from jobs.generations.asides import Aside, AsideState
+from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.status import JobState, JobStatus
 from jobs.streams.posted import Posted
+from jobs.streams.resume import Figures
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
@@ -105,3 +107,28 @@ def test_standing_searches_are_counted_where_there_are_any() -> None:
         "lockstep_searches_set_aside": 1.0,
         "lockstep_searches_silent_seconds": 7.0,
     }
+
+
+def test_the_state_of_a_sink_without_a_job_is_told_once_and_one_that_hangs_at_reading_by_that_stage() -> None:
+    applied = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.STOPPED)
+    read = Stage("read: cache", 10, 0, 0.0, 0, state=StageState.STOPPED, of_sink=_SINK)
+
+    def states(*stages: Stage) -> set[tuple[str, str]]:
+        return {
+            (sample.labels["stage"], sample.labels["state"])
+            for metric in gauges_of(LagReport(stages, True, 0, {}), now_s=1.0)
+            for sample in metric.samples
+            if sample.name == "lockstep_stage_state" and sample.value
+        }
+
+    assert states(read, applied) == {("applied", "stopped")}
+    hangs, moves = replace(read, state=StageState.STALLED), replace(applied, state=StageState.CURRENT)
+    assert states(hangs, moves) == {("read", "stalled"), ("applied", "current")}
+
+
+def test_what_a_stream_query_has_read_without_a_result_is_counted() -> None:
+    gauges = Gauges(Part.DASHBOARD)
+    job = JobStatus(JobState.RUNNING, read=ReadSoFar(9))
+    add_stream_queries(gauges, [StreamQueryStatus("taps", "topic", 1, True, job, Figures(offsets={("t", 0): 7}))])
+    shown = {sample.name: sample.value for metric in gauges for sample in metric.samples}
+    assert shown["lockstep_stream_query_in_hand_events"] == 2

@@ -3,7 +3,7 @@
 import psycopg
 import pytest
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import StoreRefuses, Unavailable
 from sinks.warehouse.postgres.errors import is_of_a_row, translated
 
 
@@ -39,6 +39,13 @@ def test_what_needs_somebody_stops_and_says_what_to_do(state: str, hint: str) ->
 def test_a_row_that_is_to_blame_is_reported_without_its_values(state: str) -> None:
     assert is_of_a_row(error(state))
     assert "words of the server" not in str(translated(error(state)))
+
+
+@pytest.mark.parametrize(
+    ("state", "is_of_all"), [("53100", True), ("28P01", True), ("25006", True), ("P0001", False), ("42501", False)]
+)
+def test_a_full_disk_is_no_matter_of_a_table(state: str, is_of_all: bool) -> None:
+    assert isinstance(translated(error(state)), StoreRefuses) is is_of_all
 
 
 def test_what_a_trigger_says_is_left_out_since_it_may_quote_the_row() -> None:
