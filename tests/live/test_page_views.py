@@ -10,21 +10,14 @@ import pytest
 import redis
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError
 from lockstep.config import load
-from monitor.alerts.conditions import Facts, Severity, find_conditions
-from monitor.alerts.rules import RuleCollector, count_rows
-from monitor.alerts.settings import RuleSettings, RuleTarget
-from monitor.lag import LagReport
 from stack.stack import Endpoints
-from tests.databases import until
 from tests.pipeline import Pipeline
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/examples/page-views.md").read_text()
 VIEWS = ("per_ip", "per_url", "lately")
-RATE = "per_hour"
 
 
 def blocks(language: str) -> list[str]:
@@ -36,10 +29,8 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     """A pipeline with the page's table and views, all in a schema of its own."""
     made = Pipeline(endpoints, tmp_path, f"hits{os.getpid()}")
     name = made.name
-    options, views, rate = blocks("toml")
+    options, views, _ = blocks("toml")
     text = made.path.read_text().replace(f'"{name}.entry"]', f'"{name}.entry", "{name}.hits"]')
-    rate = rate.replace("from hits", f"from {name}.hits").replace('"hits"', f'"{name}.hits"')
-    rate = rate.replace("[views.per_hour]", f"[views.{name}_{RATE}]").replace('"per_hour"', f'"{name}_{RATE}"')
     for view in VIEWS:
         views = views.replace(f"[views.{view}]", f"[views.{name}_{view}]").replace(
             f'"views.{view}"', f'"views.{name}_{view}"'
@@ -47,8 +38,6 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     made.path.write_text(
         f"{text}\n{options.replace('public.hits', f'{name}.hits')}\n{views.replace('from hits', f'from {name}.hits')}\n"
         f'[sinks.cache]\ntype = "redis"\nurl = "{endpoints.redis_url}"\napply = false\n'
-        f"{rate}\n"
-        f'[sinks.dwh]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\napply = false\n'
     )
     made.config = load(made.path)
     run(made, blocks("sql")[0])
@@ -99,38 +88,3 @@ def test_the_page_is_true_and_late_events_correct_their_buckets(pipeline: Pipeli
         pipeline.wait_applied(job)
         assert_as_the_queries(pipeline)
         assert job.stop() == 0
-
-
-def test_the_rate_of_an_hour_against_the_week_before_is_an_alert_until_late_events_make_up_for_it(
-    pipeline: Pipeline, spark: SparkSession
-) -> None:
-    *_, week = blocks("sql")
-    ((rule, target),) = pipeline.config.rules().values()
-    capture = pipeline.start_capture()
-    pipeline.wait_streaming(capture)
-    with pipeline.apply(spark, f"{pipeline.name}_{RATE}") as job:
-        run(pipeline, week)
-        until(lambda: _is_there(rule, target) and count_rows(rule, target) == 1)
-        facts = Facts(rules={"quiet_hour": count_rows(rule, target)})
-        report = LagReport((), True, 0, {}, wal_status="reserved")
-        (alert,) = find_conditions(report, facts, pipeline.config.alerts, now_ms=0).open
-        assert (alert.key, alert.severity) == (("rule", "quiet_hour"), Severity.CRITICAL)
-        assert alert.sentence.startswith("the last whole hour had less than half of the page views")
-        run(pipeline, week.replace("(1, 10)", "(1, 0)").replace("(1, 2)", "(3, 5)"))
-        until(lambda: count_rows(rule, target) == 0)
-        report = json.loads(pipeline.run("verify", f"{pipeline.name}_{RATE}", "--json"))
-        assert report["equal"], report
-        assert job.stop() == 0
-    with RuleCollector({"wrong": (rule.model_copy(update={"where": "no_such_column > 1"}), target)}) as rules:
-        until(lambda: rules.latest()["wrong"] is not None)
-        wrong = rules.latest()["wrong"]
-        assert isinstance(wrong, LockstepError)
-        assert "no_such_column" in wrong.message
-
-
-def _is_there(rule: RuleSettings, target: RuleTarget) -> bool:
-    try:
-        count_rows(rule, target)
-    except LockstepError:
-        return False
-    return True
