@@ -99,7 +99,7 @@ class QueryPlan:
     is applied, or a consistent sink lacks its first step. ``goes_on``: batches may be long ones.
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
-    yet, since their copy hasn't begun.
+    yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
     """
 
     sink: SinkPlan
@@ -118,6 +118,7 @@ class QueryPlan:
     on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
+    begin: Callable[[], None] = lambda: None
 
 
 class SinkQuery:
@@ -190,6 +191,8 @@ class SinkQuery:
         lease.tells(keeper.read_so_far)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
+        self._begin = plan.begin
+        self._has_begun = False
         self._compiles = True
 
     def run(self) -> None:
@@ -620,6 +623,9 @@ class SinkQuery:
 
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
+        if not self._has_begun:
+            self._begin()
+            self._has_begun = True
         backoff = Backoff()
         while True:
             if self._long_batches is not None:
