@@ -167,6 +167,7 @@ class SinkJob:
             began, reached = time.monotonic(), self._reached
             try:
                 if not self._run_query():
+                    self._check_all_applied()
                     return
             except _SetAside:
                 continue
@@ -212,6 +213,17 @@ class SinkJob:
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
                 if not self._have_shapes_changed() and not self._has_lost_rights():
                     raise
+
+    def _check_all_applied(self) -> None:
+        """Raise LockstepError where a job that was to apply all there is has left out tables that can't be applied."""
+        failed = {table: each for table, each in sorted(self._asides.items()) if each.state is AsideState.FAILED}
+        if not self._plan.once or self._stop.is_set() or not failed:
+            return
+        steps = [each.next_step(self._plan.name, str(table)) for table, each in failed.items()]
+        raise LockstepError(
+            f"sink {self._plan.name!r} hasn't got all: " + "; ".join(each.why(str(at)) for at, each in failed.items()),
+            hint="; ".join(step for step in steps if step is not None),
+        )
 
     def _look_at_claims(self) -> None:
         """Raise Fenced when another job has claimed the generation since this one did, as far as can be seen."""

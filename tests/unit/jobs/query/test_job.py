@@ -170,6 +170,32 @@ def test_where_no_table_is_left_or_nothing_was_ever_applied_the_error_is_that_of
     assert load_asides(opened.records, 1) == {}
 
 
+@pytest.mark.parametrize(
+    ("state", "once", "stopped", "fails"),
+    [
+        (AsideState.FAILED, True, False, True),
+        (AsideState.FAILED, False, False, False),
+        (AsideState.FAILED, True, True, False),
+        (AsideState.PAUSED, True, False, False),
+    ],
+)
+def test_a_job_that_is_to_apply_all_there_is_fails_where_a_table_was_not_applied(
+    state: AsideState, once: bool, stopped: bool, fails: bool
+) -> None:
+    job = _Job(LockstepError("never"))
+    job._plan = replace(job._plan, once=once)
+    job._asides = {_A: Aside(AsideState.RESUMING, 5), _B: Aside(state, 5, reason="no room", hint="make some")}
+    job.queries = 1
+    if stopped:
+        job.stop.set()
+    if not fails:
+        job.run()
+        return
+    with pytest.raises(LockstepError, match=r"'s' hasn't got all: public\.b is set aside.*no room") as caught:
+        job.run()
+    assert caught.value.hint == "make some; then `lockstep resume s public.b`"
+
+
 def test_a_refused_table_of_another_shape_is_prepared_again_first(looks: list[bool | Unavailable]) -> None:
     looks.append(True)
     job = _Job(TablesRefused({_B: LockstepError("no such column")}))
