@@ -371,6 +371,7 @@ class SinkJob:
                 captured=self._captured_watch(),
                 uncopied=self._listed(cluster, log.uncopied),
                 begin=begin,
+                aside=[self._topic(table) for table, aside in self._asides.items() if not aside.is_read],
             )
             try:
                 self._has_query = True

@@ -100,6 +100,7 @@ class QueryPlan:
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
     yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
+    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among those that are open.
     """
 
     sink: SinkPlan
@@ -119,6 +120,7 @@ class QueryPlan:
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
     begin: Callable[[], None] = lambda: None
+    aside: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -156,7 +158,7 @@ class SinkQuery:
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
         own = [] if task.view is None else [task.view.topic]
-        self._rejections = self._dead_letters.read([*task.tables, *own])
+        self._rejections = self._dead_letters.read([*task.tables, *plan.aside, *own])
         self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
         self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []
