@@ -72,6 +72,10 @@ class Pipeline:
         captured = [table.name for table in tables] or self.log.table_names
         return Job(spark, partial(run_sinks, **self._arguments() | {"tables": captured}))
 
+    def apply_once(self, spark: SparkSession) -> int:
+        """The exit code."""
+        return run_sinks(**self._arguments(), once=True, opened=spark)
+
     def process(self) -> JobProcess:
         return JobProcess(**self._arguments(), once=False)
 
@@ -341,10 +345,15 @@ def test_a_table_that_a_trigger_refuses_in_a_batch_is_set_aside_and_comes_back_w
         pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 3, "note": "third"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "recognisable", 3: "third"})
         assert (pipeline.rows(ITEMS), pipeline.progress().watermark_lsn) == ({1: "first"}, lsn)
+        assert job.stop() == 0
+        for _ in range(2):
+            assert pipeline.apply_once(spark) == 1, "not all of the log was applied"
         warehouse.execute(f"drop function {schema}.refuses cascade".encode())
         pipeline.order(Wish.APPLY, ITEMS)
+        assert pipeline.apply_once(spark) == 0
         pipeline.wait_rows(ITEMS, {2: "recognisable"})
-        newest = pipeline.both(4, "newest")
+    newest = pipeline.both(4, "newest")
+    with pipeline.job(spark) as job:
         pipeline.wait_watermark(newest)
         assert job.stop() == 0
 
