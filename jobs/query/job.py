@@ -299,9 +299,8 @@ class SinkJob:
             committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
             checkpoint = self._checkpoint(start)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-        # One that reads whole transactions knows with its rows, or its state, where it is.
-        is_plain = view is None and not plan.applies_steps
-        begun = load_first_read(opened.records, plan.generation) if is_plain and stored is None else None
+        # A view knows with its state where it is.
+        begun = load_first_read(opened.records, plan.generation) if view is None and stored is None else None
         known = begun if stored is None else stored
         point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
@@ -335,12 +334,16 @@ class SinkJob:
         )
         self._begin_asides(lease)
 
-        def begin() -> None:
+        def begin() -> bool:
             if stored is not None:
                 keeper.begin()
-            elif is_plain:
+            elif view is None:
+                # Without anything to read, a step is taken all the same. It writes no row.
+                if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
+                    return False
                 text = dump_first_read(begun, log.partitions, log.topic_ids, now_ms=_now_ms())
                 lease.save_record(first_read_name(plan.generation), text)
+            return True
 
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)

@@ -100,6 +100,7 @@ class QueryPlan:
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
     yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
+    Where it says that it had nothing to keep yet, it is called again before the next one.
     ``aside`` are the topics of the sink's tables that are set aside: their rejections count among those that are open.
     """
 
@@ -119,7 +120,7 @@ class QueryPlan:
     on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
-    begin: Callable[[], None] = lambda: None
+    begin: Callable[[], bool] = lambda: True
     aside: Sequence[str] = ()
 
 
@@ -626,8 +627,7 @@ class SinkQuery:
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
         if not self._has_begun:
-            self._begin()
-            self._has_begun = True
+            self._has_begun = self._begin()
         backoff = Backoff()
         while True:
             if self._long_batches is not None:

@@ -55,6 +55,8 @@ _REFUSED_AT_THE_DOOR: Final = {
     "could not translate host name": "check the address of this sink",
 }
 _UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
+# How a context begins that names a row of COPY, or the place of a row in a relation.
+_NO_FUNCTION: Final = ("COPY ", "while ")
 _COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
 
 
@@ -126,7 +128,7 @@ def _context(error: BaseException) -> str:
 
 def _is_of_a_function(error: BaseException) -> bool:
     """Whether a function has said it, or what a function ran. Text of several lines in COPY looks like one as well."""
-    return any(not line.startswith("COPY ") for line in _context(error).splitlines())
+    return any(not line.startswith(_NO_FUNCTION) for line in _context(error).splitlines())
 
 
 def _first_line(error: BaseException) -> str:

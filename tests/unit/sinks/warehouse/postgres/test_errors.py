@@ -83,6 +83,7 @@ _IN_A_TRIGGER = "PL/pgSQL function lockstep.refuses() line 3 at RAISE"
     [
         (_Refused("42704"), True),
         (_Refused("XX000"), True),
+        (_Refused("53100", context='while inserting index tuple (4,2) in relation "orders"'), True),
         (_Refused("MY001"), False),
         (_Refused("MY001", context=_IN_A_TRIGGER), False),
         # A class that PostgreSQL has itself, taken by a trigger; and what a trigger ran.
