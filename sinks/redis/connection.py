@@ -82,6 +82,7 @@ class RedisConnection:
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": settings.timeout_s,
             "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+            "redis_connect_func": _log_in,
         }
         try:
             client = _through_sentinels(settings, options) if settings.sentinels else Redis.from_url(url, **options)
@@ -115,6 +116,19 @@ def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> C
 
 _OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
 """What a client's library reads from an address that the Sentinels say instead."""
+
+
+def _log_in(connection: Any) -> None:
+    """The client's own login, after which it is closed whatever goes wrong.
+
+    The client itself closes it after its own errors alone. A connection that is left open it takes for logged in: what
+    is sent next would go to database 0, as the user that needs no password.
+    """
+    try:
+        connection.on_connect()
+    except BaseException:
+        connection.disconnect()
+        raise
 
 
 class _PrintedPassword:
