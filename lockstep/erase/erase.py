@@ -221,7 +221,7 @@ class _Erasing:
             return []
         work = self._topics.look if only_look else self._topics.erase
         place = replace(work(name, is_wanted, _OF_VIEWS), name=f"topic {name}, rows of views")
-        if place.is_proven or only_look:
+        if place.is_proven or only_look or place.why is not None:
             return [place]
         why = "`lockstep rejections list` shows what views have refused: retry or discard it, then run this again"
         return [replace(place, why=why)]
