@@ -315,6 +315,7 @@ class SinkJob:
             fence=fence,
             view=self._view_input(view, log, committed),
             steps=self._steps_input(committed),
+            server=opened.server(),
         )
         self._begin_asides(lease)
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -810,6 +811,7 @@ class SinkJob:
         fence: int,
         view: ViewInput | None = None,
         steps: StepsInput | None = None,
+        server: str | None = None,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -834,6 +836,7 @@ class SinkJob:
             open=plan.open,
             view=view,
             steps=steps,
+            server=server,
         )
 
     def _have_shapes_changed(self) -> bool:
