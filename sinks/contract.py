@@ -424,6 +424,10 @@ class OpenedSink:
     ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
     ``whole`` is None where the destination can't take several batches as one step. ``refreshes`` returns None where
     queries find at once what was applied. It raises as ``Sink`` does.
+
+    Connections may lead to several servers while one takes over from another. ``server`` tells which one has the
+    progress; None where there is one only, or it doesn't say. Whoever writes for that progress elsewhere says so to
+    ``require_server`` before: any call raises ``DataLost`` then where it would reach another one.
     """
 
     sink: Sink
@@ -432,3 +436,5 @@ class OpenedSink:
     blocked_by: Callable[[], str | None] = lambda: None
     whole: WholeSteps | None = None
     refreshes: Callable[[], Refreshes | None] = lambda: None
+    server: Callable[[], str | None] = lambda: None
+    require_server: Callable[[str], None] = lambda _: None

@@ -331,6 +331,7 @@ class SinkJob:
             fence=fence,
             view=self._view_input(view, log, committed),
             steps=self._steps_input(committed),
+            server=opened.server(),
         )
         self._begin_asides(lease)
 
@@ -841,6 +842,7 @@ class SinkJob:
         fence: int,
         view: ViewInput | None = None,
         steps: StepsInput | None = None,
+        server: str | None = None,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -865,6 +867,7 @@ class SinkJob:
             open=plan.open,
             view=view,
             steps=steps,
+            server=server,
         )
 
     def _have_shapes_changed(self) -> bool:
