@@ -16,7 +16,7 @@ from jobs.query.view_shards import ViewShards
 from sinks.registry import open_sink
 from tests.databases import until
 from tests.events import Put
-from tests.job_reports import Job
+from tests.spark_here import Job
 from tests.spark_session import python_workers
 from tests.view_jobs import TWEETS, USERS, WRITERS, ViewPipeline, traffic
 
