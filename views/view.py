@@ -276,6 +276,17 @@ class View:
 
         return self._state.read(look)
 
+    def is_due(self, time_ms: int) -> bool:
+        """Whether a step is due for the time alone: rows are too old by it.
+
+        A shard is to be as of each new minute all the same. Else it would never be as of one time with others that have
+        such rows, and nobody could tell as of when the view is.
+        """
+        if self._shard is None or not self.plan.retained:
+            return self.has_aged(time_ms)
+        position = self.position()
+        return not position.is_building and (whole_minutes(time_ms) > position.time_ms or self.has_aged(time_ms))
+
     def expire(self) -> bool:
         """Take away rows of tables that are too old by the view's time: a portion of them, in one transaction. It has
         no limit of rows of the view that change. Returns whether to call it again, before any output is written.

@@ -450,7 +450,7 @@ class _Run:
         elif (
             taken.records is None
             and not self._moves(taken.next_offsets)
-            and not self._view.has_aged(cut.commit_time_ms)  # time goes on where nothing else happens
+            and not self._view.is_due(cut.commit_time_ms)  # time goes on where nothing else happens
         ):
             return
         else:
