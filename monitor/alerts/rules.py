@@ -9,9 +9,8 @@ import threading
 from collections.abc import Mapping
 from typing import Final, Self
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, bug
 from cdc.model.log_message import LogMessage
-from jobs.executor.result import Failure
 from monitor.alerts.conditions import RuleAnswer
 from monitor.alerts.settings import RuleSettings, RuleTarget
 from monitor.question import Question
@@ -80,8 +79,8 @@ class RuleCollector:
         question = self._open.pop(name, None) or Question(lambda: count_rows(rule, target))
         try:
             answer = question.wait(max(0.0, _ANSWER_S - question.age_s))
-        except Exception as bug:
-            answer = Failure.of(bug).error()
+        except Exception as error:
+            answer = bug(error)
             if name not in self._said:
                 self._said.add(name)
                 logger.exception(LogMessage("rule can't be asked", {"rule": name}, answer.message))

@@ -28,7 +28,7 @@ from tests.databases import Database, until, url_of
 from tests.receivers import Receiver
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 LOGINS = {
     "time": "at",
