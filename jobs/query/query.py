@@ -549,6 +549,8 @@ class SinkQuery:
             self._figures.told(figures)
         if told.read and shards is None:  # what one shard has read, others may not have
             self._keeper.read_to(told.read)
+        if told.failure is not None:
+            self._hear_failure(told.failure.error())
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
@@ -564,6 +566,21 @@ class SinkQuery:
             self._state.batch_done.set()
         self._is_told_stored = progress is not None
         return self._is_told_stored
+
+    def _hear_failure(self, error: LockstepError) -> None:
+        """One shard of a view fails. The batch may go on for long: another one is being built.
+
+        What doesn't end by itself ends the query, as it does where the batch ends with it.
+        """
+        if isinstance(error, Unavailable) and not isinstance(error, DataLost):
+            self._report(SinkWaiting(self._task.sink, error.message, error.retry_after_s))
+            return
+        try:
+            if isinstance(error, PositionMismatch):
+                self._topics.check(self._cluster, self._task.tables.keys())
+        except LockstepError as named:
+            error = named
+        self._state.fail(error)
 
     def _store_whole(self, next_offsets: Offsets, *, rejected: int) -> Progress:
         """Store that all below these offsets is applied, or where a view's shards are. Returns the progress.

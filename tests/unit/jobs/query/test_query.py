@@ -16,7 +16,7 @@ from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
-from jobs.executor.result import RejectedEvent, Result, TablesRefused
+from jobs.executor.result import Failure, RejectedEvent, Result, TablesRefused
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
@@ -27,6 +27,7 @@ from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_shards import ViewShards
 from jobs.query.watermark import Watermark
+from jobs.report import SinkWaiting
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until
@@ -143,6 +144,26 @@ def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() 
     result = Result(reached={0: {P0: 9}, 1: {P0: 7}})
     query._reach_of_shards(result, known)
     assert result.next_offsets == {P0: 7}
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (Unavailable("it is down", retry_after_s=4.0), False),
+        (DataLost("it was put back"), True),
+        (LockstepError("it is full"), True),
+    ],
+)
+def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ends: bool) -> None:
+    """Its batch may go on for an hour: another shard is being built."""
+    reports: list[Any] = []
+    query = Listening(SimpleNamespace(is_behind=True), ViewShards([{}, {}]))
+    query._report = reports.append
+    assert query._told(Told(failure=Failure.of(error), shard=1))
+    if ends:
+        assert (type(query._state.failure), str(query._state.failure), reports) == (type(error), str(error), [])
+    else:
+        assert (query._state.failure, reports) == (None, [SinkWaiting("cache", "it is down", 4.0)])
 
 
 def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached() -> None:
