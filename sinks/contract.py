@@ -120,6 +120,8 @@ class Progress:
     stays where it was for the others until it is true of all.
     ``selection`` tells which tables were captured, as ``ProgressRecord`` has it: where others are by now, the watermark
     says nothing of them. Empty where nobody knows.
+    ``shards`` are the next offsets of each task of a view that several of them keep, none of which is behind
+    ``next_offsets``. Empty for all else.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -134,6 +136,7 @@ class Progress:
     read_at_ms: int = 0
     joining: tuple[str, ...] = ()
     selection: str = ""
+    shards: tuple[Mapping[TopicPartition, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from cdc.model.table import TableName
@@ -80,6 +80,7 @@ class ProgressKeeper:
         self._new = frozenset[str]()
         self._reached: Offsets = {}
         self._written: dict[TopicPartition, int] = {}
+        self._shards: Sequence[Mapping[TopicPartition, int]] = () if stored is None else stored.shards
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
@@ -175,12 +176,24 @@ class ProgressKeeper:
         with self._lock:
             return dict(self._reached)
 
+    @property
+    def shards(self) -> Sequence[Mapping[TopicPartition, int]]:
+        """The next offsets of a view's shards, as Progress has them."""
+        with self._lock:
+            return self._shards
+
     def batch_applied(
-        self, ends: Offsets, *, rejected: int, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
+        self,
+        ends: Offsets,
+        *,
+        rejected: int,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        shards: Sequence[Mapping[TopicPartition, int]] = (),
     ) -> Progress:
         """Everything below ``ends`` is applied: store and return that.
 
-        ``written`` are the next offsets that the batch's tasks have stored with its rows.
+        ``written`` are the next offsets that the batch's tasks have stored with its rows. ``shards`` are those of a
+        view's, as Progress has them.
 
         Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
         Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
@@ -188,6 +201,7 @@ class ProgressKeeper:
         """
         with self._lock:
             self._check_deletes(ends)
+            self._shards = shards
             self._written.update({at: max(end, self._written.get(at, 0)) for at, end in written.items()})
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
             # A log that is read again from its start takes nothing back.
@@ -287,6 +301,7 @@ class ProgressKeeper:
             read_at_ms=0 if self._beyond is None else self._read_at_ms,
             joining=joining,
             selection=self._selection,
+            shards=tuple(self._shards),
         )
         self._check_claim()
         behind = behind_the_watermark(progress)

@@ -56,7 +56,7 @@ from jobs.query.threads import (
 )
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
-from jobs.query.view_shards import ViewShards, parse_shards, shards_name
+from jobs.query.view_shards import ViewShards
 from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -216,8 +216,8 @@ class SinkQuery:
     def _load_shards(self) -> None:
         view = self._task.view
         if view is not None and view.shards:
-            stored = self._lease.record(shards_name(self._task.generation))
-            self._shards = parse_shards(stored, count=self._shard_count, reached=view.reached)
+            stored, count = self._keeper.shards, self._shard_count
+            self._shards = ViewShards.of_progress(stored, count=count, reached=view.reached)
 
     def _run_to_end(self) -> StreamingQuery | None:
         """Start Spark's query when there is something to read, and wait until it has ended.
@@ -512,8 +512,7 @@ class SinkQuery:
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
-            written = self._stored_by_steps(result.next_offsets)
-            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected), written=written)
+            progress = self._store_whole(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
                 at = self._plan.name, self._plan.generation, progress.watermark_lsn
@@ -529,8 +528,6 @@ class SinkQuery:
             shards.reach(shard, reached)
         for shard, figures in result.views.items():
             result.view = shards.figures(shard, figures) or result.view
-        if result.reached:
-            shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
         if len(result.reached) == shards.count:
             result.next_offsets = shards.least
 
@@ -558,18 +555,16 @@ class SinkQuery:
             self._figures.told(figures)
         if told.read and shards is None:  # what one shard has read, others may not have
             self._keeper.read_to(told.read)
+        if told.failure is not None:
+            self._hear_failure(told.failure.error())
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
 
         def store() -> Progress:
-            reached = told.next_offsets
             if shards is not None and told.shard is not None:
-                shards.reach(told.shard, reached)
-                # First: what the view's progress says of all shards is true of each then, whoever is killed.
-                shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
-                reached = shards.least
-            return self._keeper.batch_applied(reached, rejected=0, written=self._stored_by_steps(reached))
+                shards.reach(told.shard, told.next_offsets)
+            return self._store_whole(told.next_offsets, rejected=0)
 
         progress = store_told(self._state, store)
         if progress is not None:
@@ -578,9 +573,33 @@ class SinkQuery:
         self._is_told_stored = progress is not None
         return self._is_told_stored
 
-    def _stored_by_steps(self, next_offsets: Offsets) -> Mapping[TopicPartition, int]:
-        """Those that a consistent sink has stored with its rows. A view's state may have got on without any."""
-        return NOTHING_WRITTEN if self._task.steps is None else next_offsets
+    def _hear_failure(self, error: LockstepError) -> None:
+        """One shard of a view fails. The batch may go on for long: another one is being built.
+
+        What doesn't end by itself ends the query, as it does where the batch ends with it.
+        """
+        if isinstance(error, Unavailable) and not isinstance(error, DataLost):
+            self._report(SinkWaiting(self._task.sink, error.message, error.retry_after_s))
+            return
+        try:
+            if isinstance(error, PositionMismatch):
+                self._topics.check(self._cluster, self._task.tables.keys())
+        except LockstepError as named:
+            error = named
+        self._state.fail(error)
+
+    def _store_whole(self, next_offsets: Offsets, *, rejected: int) -> Progress:
+        """Store that all below these offsets is applied, or where a view's shards are. Returns the progress.
+
+        Raises as ``ProgressKeeper.batch_applied``.
+        """
+        if self._shards is not None:
+            return self._shards.store(
+                lambda least, reached: self._keeper.batch_applied(least, rejected=rejected, shards=reached)
+            )
+        # A consistent sink has stored them with its rows. A view's state may have got on without any.
+        written = NOTHING_WRITTEN if self._task.steps is None else next_offsets
+        return self._keeper.batch_applied(next_offsets, rejected=rejected, written=written)
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
