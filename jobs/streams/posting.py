@@ -18,13 +18,12 @@ from cdc.kafka.topic_names import stream_result_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
-from cdc.webhook import Webhook
 from jobs.executor.result import Failure
 from jobs.generations.lease import GenerationLease
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted, posted_document
 from jobs.streams.records import posted_name
-from jobs.streams.settings import webhook_variable
+from jobs.streams.settings import row_webhook
 
 logger = logging.getLogger("lockstep.streams")
 
@@ -65,8 +64,7 @@ class RowPoster:
         self._said = said
         self._wait_first_s = wait_first_s
         self._cluster = TopicAdmin(plan.kafka.client())
-        setting = f"stream_queries.{plan.name}.webhook"
-        self._webhook = Webhook(plan.query.webhook, setting=setting, variable=webhook_variable(plan.name))
+        self._webhook = row_webhook(plan.name, plan.query.webhook)
         self._changed = threading.Condition()
         self._is_woken = True
         self._is_closing = False
