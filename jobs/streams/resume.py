@@ -6,7 +6,7 @@ from typing import Self
 
 import orjson
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from cdc.model.event import JsonValue
 from jobs.offsets import Offsets
 
@@ -109,6 +109,23 @@ def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValu
         raise ConfigurationError(
             f"stream query {query!r} was begun with other settings: {', '.join(changed)}",
             hint=f"put them back, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def unfinished_batch(figures: Figures, *, planned: int | None) -> int | None:
+    """A batch that a build has planned last and hasn't done, None where there is none."""
+    return planned if planned is not None and planned > figures.batch else None
+
+
+def check_new_topic(query: str, topic: str, *, end: int) -> None:
+    """Raise PositionMismatch where the topic of a build that begins has had records, up to this offset.
+
+    They are of another build of this number, as where the store was made anew.
+    """
+    if end > 0:
+        raise PositionMismatch(
+            f"topic {topic} of stream query {query!r} has rows of another build",
+            hint=f"build the result again, which gets a topic of its own: lockstep streams rebuild {query}",
         )
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from jobs.offsets import Offsets
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
+from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_new_topic, unfinished_batch
 
 ENDS: Offsets = {("web.searches", 0): 17}
 DONE = Figures(batch=4, watermark_ms=1_000, results=10, late=2, malformed=1, refused=1, state_rows=7, offsets=ENDS)
@@ -81,3 +81,17 @@ def test_columns_of_a_stream_in_another_order_are_another_query() -> None:
     other = {"streams.clicks": {"columns": dict(reversed(columns.items()))}}
     with pytest.raises(ConfigurationError, match=r"begun with other settings: streams\.clicks"):
         check_definition("q", begun, other)
+
+
+def test_a_build_that_begins_takes_no_topic_with_rows_of_another_one() -> None:
+    check_new_topic("recent", "shop.__stream_queries.recent.g1", end=0)
+    with pytest.raises(PositionMismatch, match=r"\.g1 of stream query 'recent' has rows of another build") as error:
+        check_new_topic("recent", "shop.__stream_queries.recent.g1", end=1)
+    assert "lockstep streams rebuild recent" in (error.value.hint or "")
+
+
+def test_a_batch_that_was_planned_and_not_done_is_known() -> None:
+    assert unfinished_batch(DONE, planned=DONE.batch + 1) == DONE.batch + 1
+    assert unfinished_batch(Figures(), planned=0) == 0
+    assert unfinished_batch(DONE, planned=DONE.batch) is None
+    assert unfinished_batch(Figures(), planned=None) is None
