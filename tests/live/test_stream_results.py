@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from cdc.webhook import WebhookSettings
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import from_arrow
 from jobs.executor.stream_results import apply_results
-from jobs.executor.stream_topics import close_topics
+from jobs.executor.stream_topics import RECORD_OVERHEAD_BYTES, StreamTopics, close_topics
 from jobs.executor.task_input import StreamInput, Task
 from jobs.generations.lease import GenerationLease
 from jobs.streams.job import record_bytes_max
@@ -175,6 +176,25 @@ def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_now
         close_topics(where)
     assert [row.row for row in open_memory(store).sink.scan(table)] == [{"id": 7}]
     assert [record["batch"] for record in streams.aside("refused")] == [0]
+
+
+def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp_path: Path) -> None:
+    """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
+    query = StreamQuerySettings(key=("id",), sql="x", topic=True)
+    streams = Streams(
+        endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, query, RedisSettings(), max_message_bytes=20_000
+    )
+    side, result = streams.plan().side_topic, streams.plan().result_topic(1)
+    assert result is not None
+    TopicAdmin(streams.client).create([side, result])
+    limits = [int(plan.config["max.message.bytes"]) for plan in (side, result)]
+    topics = StreamTopics(streams.client, StreamInput(streams.name, {}, side.name, limits[0], result.name, limits[1]))
+    with contextlib.closing(topics):
+        for number in range(500):
+            topics.write_row(b"%d" % number, random.Random(number).randbytes(3_000).hex().encode(), "tag")
+        topics.write_row(b"500", b"x" * (limits[1] - RECORD_OVERHEAD_BYTES - 3), "t" * 28)
+        topics.flush()
+    assert len(streams.on_topic()) == 501
 
 
 def test_a_topic_that_takes_smaller_records_is_altered(endpoints: Endpoints, tmp_path: Path) -> None:
