@@ -56,7 +56,15 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
 from jobs.streams.posting import RowPoster
 from jobs.streams.records import begun_name, figures_name, waiting_name
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition, check_new_topic, unfinished_batch
+from jobs.streams.resume import (
+    Begun,
+    Figures,
+    check_checkpoint,
+    check_definition,
+    check_new_topic,
+    check_state_form,
+    unfinished_batch,
+)
 from jobs.streams.settings import StreamSettings
 from jobs.streams.sql_plans import UNCHECKED, QueryRefused
 from sinks.contract import OpenedSink
@@ -352,11 +360,13 @@ class _Run:
             for topic in own:
                 check_new_topic(self._plan.name, topic, end=self._cluster.end_offsets([(topic, 0)])[topic, 0])
             self._tell_unfinished()
-            begun = Begun(definition, topic_ids, self._cluster.begin_offsets(partitions_of(topics, counts)))
+            start = self._cluster.begin_offsets(partitions_of(topics, counts))
+            begun = Begun(definition, topic_ids, start, self._plan.state_form)
             records.save(name, begun.text())
             return begun
         begun = Begun.parse(text)
         check_definition(self._plan.name, begun, definition)
+        check_state_form(self._plan.name, begun, form=self._plan.state_form)
         check_topic_ids(self._plan.name, begun.topic_ids, topic_ids)
         # Where nothing was read yet, Spark wants an offset of partitions too that have joined since.
         joined = dict.fromkeys(partitions_of(topics, counts), 0)
