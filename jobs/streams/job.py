@@ -380,7 +380,11 @@ class _Run:
             figures = Figures.parse(self._opened.records.load(figures_name(number)))
             planned = Checkpoint(self._session, self._location(number)).newest_planned()
             if (batch := unfinished_batch(figures, planned=planned)) is not None:
-                subject = {"stream_query": self._plan.name, "generation": number, "batch": batch}
+                subject: Mapping[str, str | int] = {
+                    "stream_query": self._plan.name,
+                    "generation": number,
+                    "batch": batch,
+                }
                 logger.warning(
                     LogMessage(
                         "a batch of the build before isn't finished",

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Self
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, bug
 from cdc.model.log_message import LogMessage
-from jobs.executor.result import Failure
 from monitor.alerts.conditions import RuleAnswer
 from monitor.alerts.settings import RuleSettings, RuleTarget
 from monitor.question import Question
@@ -89,8 +88,8 @@ class RuleCollector:
         try:
             # One that has been asked for long is known to hang: it isn't waited for again.
             answer = question.wait(max(0.0, min(until, question.asked_at + _ANSWER_S) - time.monotonic()))
-        except Exception as bug:
-            answer = Failure.of(bug).error()
+        except Exception as error:
+            answer = bug(error)
             if name not in self._said:
                 self._said.add(name)
                 logger.exception(LogMessage("rule can't be asked", {"rule": name}, answer.message))

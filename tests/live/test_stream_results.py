@@ -36,7 +36,7 @@ from tests.generations import prepared_store
 from tests.receivers import Receiver
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 LOGINS = {
     "time": "at",
