@@ -217,7 +217,7 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
     file = directory / "sentinel.conf"
     file.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor Shop 127.0.0.1 {primary} 1\n"
-        "sentinel down-after-milliseconds Shop 1000\nsentinel failover-timeout Shop 5000\n"
+        "sentinel down-after-milliseconds Shop 30000\nsentinel failover-timeout Shop 5000\n"
     )
     with (directory / "sentinel.log").open("wb") as log:
         process = subprocess.Popen([str(get_binary_path()), str(file), "--sentinel"], stdout=log, stderr=log)

@@ -182,7 +182,7 @@ def tombstone_tags(captured: Captured, key: Key) -> list[str]:
 
 def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:
     database.execute(
-        "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 60) n"
+        "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 61) n"
     )
     captured = repairs.capture("public.t")
     stop = threading.Event()
