@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import make_url
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, StoreRefuses
 from sinks.contract import Batch, Sink
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
