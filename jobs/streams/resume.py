@@ -16,7 +16,8 @@ FIRST_STATE_FORM: Final = 1
 PATTERN_STATE_FORM: Final = 2
 """The same for a pattern: which variables ``jobs.streams.pattern_state`` has, and what is in them.
 
-Whoever changes them gives this the next number: what is kept in variables of other names would be missed.
+Whoever changes them gives this the next number: Spark 4.2 takes a checkpoint with variables of other names without a
+word, and what it kept in them is missed.
 """
 
 
