@@ -202,8 +202,10 @@ class Sink(Protocol):
     def claim(self) -> int:
         """Become the writer of this generation. Returns the fence for ``Batch``.
 
-        Where the destination can do it, batches with an older fence raise ``Fenced`` from now on. Other destinations
-        return 0 and rely on the tags alone.
+        Where the destination can do it, batches with an older fence raise ``Fenced`` from now on, whatever of them is
+        on its way. Every destination can do it for the rows of a view: a job that takes over deletes what is there and
+        the result doesn't have, and what comes in later it never sees. For other rows some return 0, and rely on the
+        tags alone.
         """
         ...
 

@@ -119,6 +119,23 @@ def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Tab
     return ""
 
 
+def why_late_writes_are_unseen(name: str, settings: SinkSettings) -> str:
+    """Why a job that takes a view over can't see a write of the job before that its server has begun; "" where it can.
+
+    Raises LockstepError with the server's reason, Unavailable when it doesn't answer.
+    """
+    if isinstance(settings, OpenSearchSettings) and settings.view is not None:
+        from sinks.opensearch.indexes import OpenSearchIndexes
+        from sinks.opensearch.writer_aliases import WriterAliases
+
+        indexes = OpenSearchIndexes(name, settings, 1)
+        try:
+            return WriterAliases(indexes).why_unseen()
+        finally:
+            indexes.client.close()
+    return ""
+
+
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:
     """Those of a sink's tables, which all have a key, of which it keeps all versions."""
     if not isinstance(settings, WarehouseSettings) or not settings.keeps_history:

@@ -144,7 +144,7 @@ def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverL
     Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
     """
     assert task.view is not None
-    # Where the sink can tell: a job that another one has replaced leaves the state to that one.
+    # A job that another one has replaced leaves the state to that one.
     sink_for(task).apply(Batch([], fence=task.fence))
     is_to_be_built = False
     while True:
@@ -674,11 +674,13 @@ class _Run:
     def _note(self) -> str:
         return _note_name(self._task, "view_tag")
 
-    # Whose state writes the result is noted there before it writes anything.
+    # Whose state writes the result is noted there before it writes anything. One that was replaced before it has noted
+    # that hides the newer one's note, and mustn't take the state for one that nobody has written after.
 
     def _note_run(self) -> None:
         with _records_of(self._task) as records:
             records.save(_note_name(self._task, "view_run"), self._task.run)
+        sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
     @property
     def _time_note(self) -> str:

@@ -23,6 +23,7 @@ from sinks.registry import (
     open_sink,
     problems_at_work,
     setting_problems,
+    why_late_writes_are_unseen,
     with_definition,
 )
 from views.failures import Refused
@@ -30,6 +31,7 @@ from views.failures import Refused
 _RIGHT_TO_TRY: Final = (
     "where its role lacks the right indices:admin/index_template/simulate, give it that; jobs don't need it"
 )
+_RIGHT_TO_SEE: Final = "where its role lacks the right cluster:monitor/tasks/lists, give it that"
 
 
 def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], sql: SparkSql) -> list[Finding]:
@@ -54,6 +56,10 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     built = next((each.record for each in generations if each.number == live), None)
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
+    unseen = why_late_writes_are_unseen(name, settings)
+    if unseen:
+        what = f"whether its server still has a write in hand of a job that was replaced can't be seen: {unseen}"
+        findings.append(warning(f"view {name}", what, "it could bring a row back that is gone", _RIGHT_TO_SEE))
     # What a generation was built with has been taken: a column that is gone since isn't a slip of the pen.
     used = settings if built is None else with_definition(settings, built.definition)
     tables = _of_sink(config, settings, shapes) if shapes else []

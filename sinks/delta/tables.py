@@ -15,6 +15,7 @@ from sinks.delta.merge import delta_fields, fill, with_synced_at
 from sinks.delta.names import SYNCED_COLUMN, check_columns, check_partitions, delta_name
 from sinks.delta.opened_table import FENCE, SHAPE, SYNCED_AT, OpenedTable
 from sinks.delta.settings import DeltaSettings
+from sinks.replaced_writer import replaced_writer
 
 _Result = TypeVar("_Result")
 
@@ -240,7 +241,4 @@ class DeltaTables:
 
     def fenced_off(self) -> Fenced:
         """The error for whoever is no longer the writer."""
-        return Fenced(
-            f"another job has become the writer of sink {self._name!r}, generation {self.generation}",
-            hint="stop one of the two jobs",
-        )
+        return replaced_writer(self._name, self.generation)

@@ -13,6 +13,7 @@ from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
 from sinks.opensearch.shared_versions import markers_before
+from sinks.opensearch.writer_aliases import WriterAliases
 from sinks.progress_json import dump_progress, load_progress
 from sinks.stored_progress import check_stored
 
@@ -108,6 +109,8 @@ class OpenSearchGenerations:
         whole: Collection[TableName] | None = None,
     ) -> None:
         """Raises Unavailable when another job stores progress at the same moment."""
+        if self._indexes.fences:
+            WriterAliases(self._indexes).check(self._indexes.claimed)
         held = self._bookkeeping.held(self._progress_id)
         stored = None if held is None else load_progress(orjson.dumps(held.source))
         check_stored(self._known, stored, following=progress, destination="opensearch")

@@ -11,7 +11,7 @@ from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient, shaping
 from sinks.opensearch.documents import Target
 from sinks.opensearch.mapping import DELETED_FIELD, field_name, mapping
-from sinks.opensearch.names import PREFIX, OwnIndex, alias_name, own_indexes
+from sinks.opensearch.names import PREFIX, OwnIndex, alias_name, fence_of, own_indexes, writer_alias
 from sinks.opensearch.settings import OpenSearchSettings, flat_settings
 
 LIVE: Final[Mapping[str, Any]] = {"bool": {"must_not": {"term": {DELETED_FIELD: True}}}}
@@ -37,11 +37,13 @@ class HeldIndex(NamedTuple):
 class OpenSearchIndexes:
     """The indexes of one generation of a sink. Connects at the first call.
 
-    ``targets`` are the indexes that were looked at, by table. Raises ConfigurationError for a prefix that can't begin
-    an index name.
+    ``targets`` are the indexes that were looked at, by table. With ``fences`` one job at a time may write: so a view's
+    result is kept. ``claimed`` is the fence that this object has claimed. Raises ConfigurationError for a prefix that
+    can't begin an index name.
     """
 
     def __init__(self, name: str, settings: OpenSearchSettings, generation: int) -> None:
+        self.name = name
         self.prefix = settings.prefix or name
         if not PREFIX.fullmatch(self.prefix):
             raise ConfigurationError(
@@ -53,11 +55,14 @@ class OpenSearchIndexes:
         self.client = OpenSearchClient(settings)
         self.bookkeeping = Bookkeeping(self.client, name, prefix=self.prefix, replicas=settings.replicas)
         self.targets: dict[TableName, Target] = {}
+        self.fences = settings.view is not None
+        self.claimed = 0
+        self._fence = 0
         self._names = settings.table_names()
 
     def alias(self, name: TableName) -> str:
         """By which readers find a table. Raises LockstepError when it gets too long."""
-        return alias_name(self.prefix, name, self._names)
+        return alias_name(self.prefix, name, self._names, is_fenced=self.fences)
 
     def index(self, name: TableName) -> str:
         """A table's index in this generation. Raises LockstepError when its name gets too long."""
@@ -131,6 +136,18 @@ class OpenSearchIndexes:
         if "lockstep_shape" not in meta:
             raise LockstepError(f"index {index!r} isn't ours", hint="remove it, or set another prefix for this sink")
         return HeldIndex(Shape.from_json(meta["lockstep_shape"]), mappings["properties"])
+
+    def write_as(self, fence: int) -> None:
+        """From now on ``targets`` are written through the alias of the writer with this fence."""
+        if self.fences and fence != self._fence:
+            self._fence = fence
+            self.targets.clear()
+
+    def writer_aliases(self) -> dict[str, list[str]]:
+        """The indexes of this generation, each with the aliases of its writers."""
+        aliases = self._aliases()
+        mine = [index.name for index in own_indexes(aliases) if index.generation == self.generation]
+        return {index: [alias for alias in aliases[index] if fence_of(index, alias)] for index in mine}
 
     # Of all generations
 
@@ -269,7 +286,7 @@ class OpenSearchIndexes:
     def _target(self, index: str, held: HeldIndex) -> Target:
         name = held.shape.table.name
         return Target(
-            f"{index}_W",
+            writer_alias(index, self._fence),
             held.shape,
             deletes_leave_markers=self.settings.deletes == "marker",
             fields=self.settings.fields_of(name),

@@ -13,6 +13,7 @@ BOOKKEEPING: Final = "lockstep_bookkeeping"
 PERCOLATOR: Final = "lockstep_searches"
 
 _INDEX_NAME_BYTES_MAX: Final = 255
+_FENCE_DIGITS: Final = 16
 _GENERATION_INDEX: Final = re.compile(r"(?P<alias>.+)_g(?P<generation>\d+)")
 # A table named orders_g1 must not be taken for generation 1 of orders.
 _LIKE_A_GENERATION: Final = re.compile(r"_(?=g\d+$)")
@@ -37,22 +38,36 @@ def name_problems(names: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def alias_name(prefix: str, name: TableName, names: Mapping[TableName, str] | None = None) -> str:
+def alias_name(
+    prefix: str, name: TableName, names: Mapping[TableName, str] | None = None, *, is_fenced: bool = False
+) -> str:
     """The name that readers search. Different tables have different ones.
 
-    Raises LockstepError when it gets too long.
+    ``is_fenced``: there is room for an alias of its writer. Raises LockstepError when it gets too long.
     """
     chosen = None if names is None else names.get(name)
     if chosen is None:
         table = _LIKE_A_GENERATION.sub("~5f", _escaped(name.name))
         chosen = f"{_escaped(name.schema)}.{table}"
     alias = f"{prefix}.{chosen}"
-    if len(alias) > _INDEX_NAME_BYTES_MAX - len("_g0000000000_W"):
+    if len(alias) > _INDEX_NAME_BYTES_MAX - len("_g0000000000_W") - _FENCE_DIGITS * is_fenced:
         raise LockstepError(
             f"table {name}: its index would have a name longer than OpenSearch allows",
             hint="give it another one in names of this sink, or leave it out of its tables",
         )
     return alias
+
+
+def writer_alias(index: str, fence: int) -> str:
+    """The alias through which the writer with this fence writes. Without a fence everybody writes through the same."""
+    return f"{index}_W{fence or ''}"
+
+
+def fence_of(index: str, alias: str) -> int:
+    """The fence of the writer whose alias this is of an index; 0 for one that is no writer's."""
+    begin = f"{index}_W"
+    text = alias.removeprefix(begin)
+    return int(text) if alias.startswith(begin) and text.isdecimal() else 0
 
 
 def _escaped(part: str) -> str:

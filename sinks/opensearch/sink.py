@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow
@@ -20,6 +21,7 @@ from sinks.opensearch.mapping import DELETED_FIELD
 from sinks.opensearch.reading import DOCUMENTS_MAX, found, looked_up
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.visibility import refreshes
+from sinks.opensearch.writer_aliases import WriterAliases
 from sinks.page_size import PageSize
 
 
@@ -45,6 +47,7 @@ class OpenSearchSink:
         self._client = indexes.client
         self._bookkeeping = indexes.bookkeeping
         self._writer = BulkWriter(indexes)
+        self._writers = WriterAliases(indexes)
         self._erasing = OpenSearchErasing(indexes)
         self._page_sizes: dict[TableName, PageSize] = {}
 
@@ -61,20 +64,30 @@ class OpenSearchSink:
         return added
 
     def claim(self) -> int:
-        """Returns 0: the server can't fence, the versions alone keep two writers right."""
-        return 0
+        """Returns 0 for tables: the versions alone keep two writers right. A view has one writer at a time."""
+        if self._indexes.fences:
+            self._indexes.claimed = self._writers.claim()
+        return self._indexes.claimed
 
     def fence(self) -> int:
-        """Returns 0, as ``claim`` does."""
-        return 0
+        return self._writers.fence() if self._indexes.fences else 0
 
     def apply(self, batch: Batch) -> Outcome:
         self._bookkeeping.check_format()
         events = Events.of(batch.events)
+        if self._indexes.fences and not (events.tables and batch.fence):
+            self._writers.check(batch.fence)
+        self._indexes.write_as(batch.fence)
         for table_events in events.tables:
             if table_events.table not in self._indexes.targets:
                 self._indexes.look_again_at(table_events.table)
-        return self._writer.write(events, overwrite_equal_tags=batch.overwrite_equal_tags)
+        try:
+            return self._writer.write(events, overwrite_equal_tags=batch.overwrite_equal_tags)
+        except LockstepError as error:
+            # The writer's alias is gone, for which the cluster has several words.
+            if self._indexes.fences and not isinstance(error, Unavailable):
+                self._writers.check(batch.fence)
+            raise
 
     def plan_scans(self, tables: Sequence[Table]) -> None:
         """Has no effect: each table is by itself."""

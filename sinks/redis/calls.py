@@ -11,7 +11,7 @@ from sinks.contract import Rejection
 from sinks.redis.connection import Client, pipelined
 from sinks.redis.keys import RedisKeys
 from sinks.redis.layout import key_text
-from sinks.redis.scripts import Argument, arguments_for, script_for
+from sinks.redis.scripts import Argument, arguments_for, guarded, script_for
 from sinks.redis.settings import RedisSettings
 from sinks.sink_kernel import chosen_sink_kernel
 
@@ -49,16 +49,17 @@ class Calls:
         self._shas: dict[str, str] = {}
 
     def pipelines(
-        self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool
+        self, events: Events, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None = None
     ) -> Iterator[list[Call]]:
         """The scripts' calls, as many at a time as one pipeline should hold.
 
-        Rows that are too large become rejections.
+        Rows that are too large become rejections. With a ``fence`` no row is written by another writer than this one.
         """
         pipeline: list[Call] = []
         rows = size = 0
         for table_events in events.tables:
-            for call in self._calls(table_events, rejections, overwrite_equal_tags=overwrite_equal_tags):
+            calls = self._calls(table_events, rejections, overwrite_equal_tags=overwrite_equal_tags, fence=fence)
+            for call in calls:
                 pipeline.append(call)
                 rows += len(call.indexes)
                 size += call.bytes
@@ -89,7 +90,9 @@ class Calls:
                 raise reply
         return replies
 
-    def _calls(self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool) -> Iterator[Call]:
+    def _calls(
+        self, events: TableEvents, rejections: list[Rejection], *, overwrite_equal_tags: bool, fence: int | None
+    ) -> Iterator[Call]:
         """Each at most so many rows and about so many bytes; values that are too large become rejections."""
         layout = self._layout.of(events.table)
         script, fixed = script_for(
@@ -99,6 +102,9 @@ class Calls:
             rows=self._keys.rows,
             memos=self._keys.memos,
         )
+        guard: tuple[Argument, ...] = ()
+        if fence is not None:
+            script, guard = guarded(script), (self._keys.fence, fence)
         key_columns = list(parse_key(events.keys[0]))
         begin, key_of = layout.key_maker(key_columns)
         prefix = self._keys.rows + begin
@@ -139,7 +145,7 @@ class Calls:
                 reason = f"the row's JSON has {row_bytes} bytes, max_value_bytes allows {value_bytes_max}"
                 rejections.append(Rejection(events[index], reason))
             elif names and (len(names) >= _CALL_ROWS or size + row_bytes > _CALL_BYTES):
-                yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)
+                yield Call(events, indexes, script, (len(names), *names, *fixed, *values, *guard), size)
                 names, values, indexes, size = [], [], [], 0
                 continue
             else:
@@ -152,4 +158,4 @@ class Calls:
                 size += row_bytes
             index += 1
         if names:
-            yield Call(events, indexes, script, (len(names), *names, *fixed, *values), size)
+            yield Call(events, indexes, script, (len(names), *names, *fixed, *values, *guard), size)

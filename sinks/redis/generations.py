@@ -83,7 +83,8 @@ class RedisGenerations:
             )
         with self._connection.talking() as client:
             # The shapes first: a job that still writes here finds its tables unprepared when it next starts.
-            client.delete(self._keys.tables, self._keys.progress)
+            # Without its fence, one that writes a view here is refused from now on.
+            client.delete(self._keys.tables, self._keys.progress, self._keys.fence)
             for keys in scan_keys(client, glob_text(self._keys.rows) + "*"):
                 client.unlink(*keys)
             # Whatever the settings are by now: it may have been built with others.
@@ -119,9 +120,11 @@ class RedisGenerations:
         with self._connection.talking() as client:
             try:
                 with client.pipeline(transaction=True) as pipeline:
-                    # Nobody else stores progress between the look and the write.
-                    pipeline.watch(self._keys.progress)
+                    # Nobody else stores progress, or becomes a view's writer, between the look and the write.
+                    pipeline.watch(self._keys.progress, self._keys.fence)
                     self._check_history(pipeline)
+                    if self._tables.fences:
+                        self._tables.check_fence(pipeline.get(self._keys.fence), self._tables.fence)
                     text: bytes | None = pipeline.get(self._keys.progress)
                     stored = None if text is None else load_progress(text)
                     check_stored(self._known, stored, following=progress, destination=f"key {self._keys.progress!r}")

@@ -33,6 +33,11 @@ class RedisKeys:
         return f"{self.prefix}:g{self.generation}.epoch"
 
     @property
+    def fence(self) -> str:
+        """Of a view: the fence of the generation's writer. Every script that writes rows compares it."""
+        return f"{self.prefix}:g{self.generation}.fence"
+
+    @property
     def layout(self) -> str:
         """The settings of the generation's layout, for those who put rows there beside the job."""
         return f"{self.prefix}:g{self.generation}.layout"

@@ -9,6 +9,9 @@ from sinks.redis.layout import TableLayout, fields_of
 EPOCH_LENGTH: Final = 4
 """The first digits of a tag."""
 
+FENCED: Final = b"f"
+"""What a guarded script answers when another job has become the writer: none of its rows was looked at."""
+
 Argument = str | bytes | int
 
 # Tags are compared as the numbers that their bytes are. Lua's ``<`` on text is ``strcoll``, and the server has the
@@ -179,6 +182,24 @@ return table.concat(outcome)
 """
 )
 
+# Before either of them, for a view's rows.
+# ARGV: as above; last the key of the writer's fence, and the fence of whom these rows come from.
+# A row that has gone from a view leaves nothing that keeps an older one out: the job that takes over looks through the
+# rows, and what isn't there yet it doesn't delete. So nothing may come in any more once it has begun to look.
+_GUARD: Final = f"""
+if (redis.call('GET', ARGV[#ARGV - 1]) or '0') ~= ARGV[#ARGV] then return '{FENCED.decode()}' end
+"""
+
+# KEYS: where the writer's fence is kept. ARGV: the milliseconds since 1970.
+# Returns a fence that is greater than all before. A server that was put back has forgotten some of them, and a clock
+# that went on is behind none.
+CLAIM: Final = """
+local fence, known = tonumber(ARGV[1]), tonumber(redis.call('GET', KEYS[1]) or '0')
+if known >= fence then fence = known + 1 end
+redis.call('SET', KEYS[1], string.format('%.0f', fence))
+return fence
+"""
+
 # KEYS: where the newest epoch is kept. ARGV: an epoch.
 KEEP_EPOCH: Final = """
 local known = redis.call('GET', KEYS[1])
@@ -197,6 +218,11 @@ def script_for(
     if layout.is_plain:
         return PLAIN, plain
     return RICH, (*plain, layout.ttl_s * 1000, layout.mark, rows, memos)
+
+
+def guarded(script: str) -> str:
+    """The same script for the rows of one writer alone. Its last arguments are the fence's key, and that writer's."""
+    return _GUARD + script
 
 
 def arguments_for(layout: TableLayout) -> Callable[[str, bytes | None], Sequence[Argument]]:

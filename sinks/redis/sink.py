@@ -29,7 +29,7 @@ from sinks.redis.connection import Client, pipelined
 from sinks.redis.coordination import RedisCoordination
 from sinks.redis.generations import RedisGenerations
 from sinks.redis.layout import TableLayout, table_field
-from sinks.redis.scripts import EPOCH_LENGTH, KEEP_EPOCH
+from sinks.redis.scripts import CLAIM, EPOCH_LENGTH, FENCED, KEEP_EPOCH
 from sinks.redis.settings import RedisSettings, settings_text
 from sinks.redis.stored_rows import ROWS_MAX, KeyLists, RecentKeys, keys_of, read_rows
 from sinks.redis.tables import RedisTables
@@ -100,12 +100,17 @@ class RedisSink:
         return added
 
     def claim(self) -> int:
-        """Returns 0: the server can't fence, the tags alone keep two writers right."""
-        return 0
+        """Returns 0 for tables: the tags alone keep two writers right. A view has one writer at a time."""
+        if self._tables.fences:
+            with self._connection.talking() as client:
+                self._tables.fence = int(client.eval(CLAIM, 1, self._keys.fence, time.time_ns() // 1_000_000))
+        return self._tables.fence
 
     def fence(self) -> int:
-        """Returns 0, as ``claim`` does."""
-        return 0
+        if not self._tables.fences:
+            return 0
+        with self._connection.talking() as client:
+            return int(client.get(self._keys.fence) or 0)
 
     def apply(self, batch: Batch) -> Outcome:
         counts = {_WRITTEN: 0, _KNOWN: 0}
@@ -115,8 +120,18 @@ class RedisSink:
             self._tables.check_prepared(client, {table_events.table for table_events in events.tables})
             if not self._keeps_rows:
                 self._keep_epoch(client, events)
-            for calls in self._calls.pipelines(events, rejections, overwrite_equal_tags=batch.overwrite_equal_tags):
+            if self._tables.fences and not events.tables:
+                self._tables.check_fence(client.get(self._keys.fence), batch.fence)
+            pipelines = self._calls.pipelines(
+                events,
+                rejections,
+                overwrite_equal_tags=batch.overwrite_equal_tags,
+                fence=batch.fence if self._tables.fences else None,
+            )
+            for calls in pipelines:
                 replies = self._calls.send(client, calls)
+                if FENCED in replies:
+                    raise self._tables.fenced()
                 for call, reply in zip(calls, replies, strict=True):
                     for code in counts:
                         counts[code] += reply.count(code)

@@ -4,13 +4,14 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Final
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, Fenced
 from cdc.model.table import TableName
 from sinks.columns.shape import Shape, unprepared
 from sinks.redis.connection import Client, RedisConnection
 from sinks.redis.keys import RedisKeys
 from sinks.redis.layout import table_field
 from sinks.redis.settings import RedisSettings
+from sinks.replaced_writer import replaced_writer
 
 _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
@@ -18,6 +19,7 @@ _PREFIX: Final = re.compile(r"[A-Za-z0-9_.-]+")
 class RedisTables:
     """The tables of one generation, with the connection to the server. It connects at the first call.
 
+    With ``fences`` one job at a time may write: so a view's result is kept. ``fence`` is what this object has claimed.
     Raises ConfigurationError for a prefix that can't begin a key.
     """
 
@@ -28,11 +30,23 @@ class RedisTables:
                 f"sink {name!r}: {prefix!r} can't begin a key",
                 hint="set prefix to letters, digits, '_', '.' and '-'",
             )
+        self._name = name
         self.settings = settings
         self.generation = generation
+        self.fences = settings.view is not None
+        self.fence = 0
         self.keys = RedisKeys(prefix, generation)
         self.connection = RedisConnection(name, settings, self.keys)
         self._prepared: set[TableName] = set()
+
+    def check_fence(self, known: bytes | None, fence: int) -> None:
+        """Raise Fenced when the server's fence is another one than this."""
+        if int(known or 0) != fence:
+            raise self.fenced()
+
+    def fenced(self) -> Fenced:
+        """The error of a writer that another one has replaced."""
+        return replaced_writer(self._name, self.generation)
 
     def shapes(self, client: Client) -> dict[bytes, Shape]:
         """The shapes that the generation was prepared for, by field of their hash."""

@@ -3,10 +3,11 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from cdc.model.errors import Fenced, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.contract import Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
+from sinks.replaced_writer import replaced_writer
 from sinks.stored_format import check_stored_format
 from sinks.warehouse.bookkeeping_format import HEAD, SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Connection
@@ -227,10 +228,7 @@ class WarehouseBookkeeping:
             )
             if known.scalar() is None:
                 raise self.missing()
-            raise Fenced(
-                f"another job has become the writer of sink {self._name!r}, generation {self._generation}",
-                hint="stop one of the two jobs",
-            )
+            raise replaced_writer(self._name, self._generation)
         return bool(held)
 
     def hold_writer(self, fence: int) -> bool:

@@ -33,10 +33,14 @@ def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every kind of sink runs all tests. At each change other layouts run those that depend on the layout."""
+    """Every kind of sink runs all tests, at each change other layouts those that depend on the layout.
+
+    Views run those that depend on who writes.
+    """
     if "destination" in metafunc.fixturenames:
         every_layout = metafunc.definition.get_closest_marker("layouts") is not None
-        metafunc.parametrize("destination", ["memory", *real(every_layout=every_layout)], indirect=True)
+        views = metafunc.definition.get_closest_marker("writers") is not None
+        metafunc.parametrize("destination", ["memory", *real(every_layout=every_layout, views=views)], indirect=True)
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import open_redis
+from sinks.view_settings import ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import column, table
@@ -56,6 +57,9 @@ ITEMS = table(column("id", "int8"), column("note"), column("number", "int4"), na
 
 
 KEYED = table(column("a"), column("b"), column("note"), name=TableName("My.Schema", "Odd: t%able_g1"), key=("b", "a"))
+
+
+_VIEW = ViewSettings(name="items", key=("id",), sql="select id, note, number from items")
 
 
 Reader = Callable[[int], str | None]
@@ -181,6 +185,12 @@ def _redis_fields(endpoints: Any) -> Destination:
     return replace(plain, sets=sets)
 
 
+def _redis_view(endpoints: Any) -> Destination:
+    """As the result of a view is kept, which has one writer at a time."""
+    plain = _redis_laid_out(endpoints, "public.items:{}", lambda row: str(orjson.loads(row[b"v"])["note"]), view=_VIEW)
+    return replace(plain, fences=True)
+
+
 def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]], str], **layout: Any) -> Destination:
     chosen = RedisSettings(url=SecretStr(endpoints.redis_url), max_value_bytes=MAX_VALUE_BYTES, timeout_s=5, **layout)
 
@@ -204,7 +214,7 @@ def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]
                 [
                     (key, read[client.type(key)](key))
                     for key in client.scan_iter(f"{name}:g1*", count=10_000)
-                    if key[-9:] != b".progress"
+                    if not key.endswith((b".progress", b".fence"))
                 ]
             )
 
@@ -274,6 +284,11 @@ def _opensearch_shaped(endpoints: Any) -> Destination:
         shards=2,
         deletes="marker",
     )
+
+
+def _opensearch_view(endpoints: Any) -> Destination:
+    """See ``_redis_view``."""
+    return replace(_opensearch(endpoints, view=_VIEW), fences=True)
 
 
 def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
@@ -440,8 +455,10 @@ def _delta(_endpoints: Any) -> Destination:
 KINDS: dict[str, Callable[[Any], Destination]] = {
     "redis": _redis,
     "redis-fields": _redis_fields,
+    "redis-view": _redis_view,
     "opensearch": _opensearch,
     "opensearch-shaped": _opensearch_shaped,
+    "opensearch-view": _opensearch_view,
     "warehouse": _warehouse,
     "warehouse-history": _warehouse_history,
     "duckdb": _duckdb,
@@ -449,15 +466,17 @@ KINDS: dict[str, Callable[[Any], Destination]] = {
 }
 LAYOUTS = ("redis-fields", "opensearch-shaped", "warehouse-history")
 """Other layouts of rows on servers that have a kind above."""
+VIEWS = ("redis-view", "opensearch-view")
+"""As the results of views are kept on servers that fence nothing else, for tests of who writes."""
 
 
-def real(*, every_layout: bool) -> list[Any]:
+def real(*, every_layout: bool, views: bool = False) -> list[Any]:
     """The kinds beside the one in memory, as parameters. Layouts are for ``make soak`` unless all are asked for."""
 
     def marks(kind: str) -> list[pytest.MarkDecorator]:
         return [pytest.mark.live, *([pytest.mark.soak] if kind in LAYOUTS and not every_layout else [])]
 
-    return [pytest.param(kind, marks=marks(kind)) for kind in KINDS]
+    return [pytest.param(kind, marks=marks(kind)) for kind in KINDS if views or kind not in VIEWS]
 
 
 def with_servers() -> list[Any]:

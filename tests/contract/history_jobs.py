@@ -301,7 +301,8 @@ class Run:
             self.tell("refused to resume")
         fence = opened.sink.claim()
         if self.destination.fences:
-            self.held.fence += 1
+            assert fence > self.held.fence
+            self.held.fence = fence
         assert fence == self.held.fence
         mark = Watermark(
             _TOPICS,

@@ -355,6 +355,7 @@ def test_nothing_is_known_before_prepare(destination: Destination, name: str) ->
     assert destination.opened(name, 1).generations.load_progress() is None
 
 
+@pytest.mark.writers
 def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: str) -> None:
     zombie = destination.opened(name, 1, ITEMS)
     old_fence = zombie.sink.claim()
@@ -371,6 +372,7 @@ def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: st
     assert counts(destination.sink(name, 1).apply(batch(item(1, "heir", 2), fence=fence))) == (1, 0, 0)
 
 
+@pytest.mark.writers
 def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destination, name: str) -> None:
     writer, beside = destination.sink(name, 1, ITEMS), destination.sink(name, 1)
     claimed = writer.claim()

@@ -351,6 +351,30 @@ def test_a_search_server_that_does_not_say_what_it_would_take_is_a_warning(
     ]
 
 
+def test_a_search_server_that_does_not_say_what_it_has_in_hand_is_a_warning_of_a_view(
+    case: Case, endpoints: Endpoints
+) -> None:
+    def refused(request: BaseHTTPRequestHandler, body: bytes, sent_on: Callable[[bytes], Answer]) -> Answer:
+        return (403, JSON, b"{}") if request.path.startswith("/_tasks") else sent_on(body)
+
+    with before(endpoints.opensearch_url, refused) as url:
+        case.path.write_text(
+            case.path.read_text()
+            + f'[sinks.search]\ntype = "opensearch"\nurls = ["{url}"]\nreplicas = 0\napply = false\n'
+            '[views.held]\nsink = "search"\nkey = ["id"]\nsql = "select id, v from t"\n'
+        )
+        findings = examine(load(case.path))
+    found = [finding for finding in findings if "in hand" in finding.what]
+    assert [(finding.subject, finding.severity, finding.what) for finding in found] == [
+        (
+            "view held",
+            Severity.WARNING,
+            "whether its server still has a write in hand of a job that was replaced can't be seen: GET /_tasks is"
+            " answered with 403",
+        )
+    ]
+
+
 def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:
     case.create_topics()
     case.make_slot()

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
-from sinks.opensearch.names import alias_name, name_problems, own_indexes
+from sinks.opensearch.names import alias_name, fence_of, name_problems, own_indexes, writer_alias
 
 
 def test_a_plain_table_keeps_its_name() -> None:
@@ -25,6 +25,10 @@ def test_different_tables_have_different_indexes_and_no_index_looks_like_another
 def test_a_name_that_is_too_long_is_an_error() -> None:
     with pytest.raises(LockstepError, match="longer than OpenSearch allows"):
         alias_name("shop", TableName("Ü" * 31, "Ü" * 31))
+    longest = TableName("views", "v" * (255 - len("shop.views._g0000000000_W")))
+    assert alias_name("shop", longest).endswith("v")
+    with pytest.raises(LockstepError, match="longer than OpenSearch allows"):
+        alias_name("shop", longest, is_fenced=True)
 
 
 def test_a_table_has_the_name_that_was_chosen() -> None:
@@ -63,3 +67,9 @@ def test_indexes_of_ours_have_a_generation_and_a_writing_alias() -> None:
     }
     facts = [(index.name, index.alias, index.generation, index.is_live) for index in own_indexes(aliases)]
     assert facts == [("s.orders_g1", "s.orders", 1, True), ("s.orders_g2", "s.orders", 2, False)]
+
+
+def test_a_writer_with_a_fence_has_an_alias_of_its_own() -> None:
+    assert [writer_alias("s.orders_g1", fence) for fence in (0, 7)] == ["s.orders_g1_W", "s.orders_g1_W7"]
+    aliases = ["s.orders_g1_W", "s.orders_g1_W7", "s.orders_g1_W7a", "s.orders", "s.orders_g11_W8"]
+    assert [fence_of("s.orders_g1", alias) for alias in aliases] == [0, 7, 0, 0, 0]

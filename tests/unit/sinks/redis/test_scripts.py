@@ -6,7 +6,7 @@ import pytest
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from sinks.redis.layout import TableLayout, Template
-from sinks.redis.scripts import PLAIN, RICH, arguments_for, script_for
+from sinks.redis.scripts import PLAIN, RICH, arguments_for, guarded, script_for
 from tests.builders import tag
 
 NAME = TableName("public", "orders")
@@ -49,3 +49,10 @@ def test_the_other_script_knows_how_long_a_row_lives_and_where_its_memo_is() -> 
 def test_a_row_comes_with_its_sets_and_fields(layout: TableLayout, arguments: list[object]) -> None:
     assert arguments_for(layout)(tag(1), TEXT) == arguments
     assert arguments_for(layout)(tag(1), None) == [tag(1), 0]
+
+
+@pytest.mark.parametrize("script", [PLAIN, RICH], ids=["plain", "rich"])
+def test_a_guarded_script_compares_the_fence_before_it_looks_at_a_row(script: str) -> None:
+    guard, _, rest = guarded(script).partition(script)
+    assert rest == ""
+    assert "ARGV[#ARGV]" in guard
