@@ -24,6 +24,7 @@ def test_a_profile_search_is_told_of_what_the_page_says(
     sink = SearchedSink(endpoints, tmp_path, spark, page.tables, more="searches = true")
     monkeypatch.chdir(tmp_path)
     try:
+        sink.wait()  # it reads an index that the job has just made: the shard may be on its way
         follower = sink.follower()
 
         def save(text: str) -> None:

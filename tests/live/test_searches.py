@@ -257,16 +257,16 @@ def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
 
 
 def test_a_row_that_is_erased_leaves_what_was_told_of_it(sink: SearchedSink) -> None:
-    """Its records stay as long as any does, and it is known until when."""
-    sink.execute("insert into profile values (7, 'Bern', 'SQL', 30), (8, 'Bern', 'SQL', 30)")
+    """Its records stay as long as any does, and it is known until when. No other test tells of these rows."""
+    sink.execute("insert into profile values (70, 'Bern', 'SQL', 30), (80, 'Bern', 'SQL', 30)")
     follower = sink.follower()
     sink.add("bern", IN_BERN)
     settle(sink, follower)
-    sink.execute("delete from profile where id = 7")
+    sink.execute("delete from profile where id = 70")
     settle(sink, follower)
     follower.close()
     report = erase(
-        sink.config, "public.profile", "7", dry_run=False, timeout_s=120, stopping=lambda: False, say=lambda _: None
+        sink.config, "public.profile", "70", dry_run=False, timeout_s=120, stopping=lambda: False, say=lambda _: None
     )
     (place,) = [place for place in report.places if place.name.endswith("__matches")]
     assert [leftover.what for leftover in place.found] == ["2 records with its key", "a tombstone with the key"]
