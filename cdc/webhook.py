@@ -81,7 +81,7 @@ class _AnswerInTime(http.client.HTTPResponse):
 
     def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(connection, *arguments, **options)
-        raw = self.fp.detach()  # type: ignore[attr-defined]  # it is a BufferedReader
+        raw = self.fp.detach()
         self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + _TIMEOUT_S))
 
 
