@@ -5,11 +5,14 @@ No error holds a header or the address, which may be a secret itself.
 
 import contextlib
 import http.client
+import io
 import os
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
@@ -22,6 +25,10 @@ WEBHOOK_VARIABLE_END: Final = "_WEBHOOK_URL"
 """How the names of environment variables end that hold an address."""
 
 _TIMEOUT_S: Final = 10.0
+"""To connect, to send, and for the whole answer: each has so long."""
+
+_ANSWER_BYTES_MAX: Final = 64 * 1024
+"""An answer's body says nothing to us. It is read so far, and only to use the connection again."""
 
 
 class WebhookSettings(Settings):
@@ -45,6 +52,39 @@ class WebhookSettings(Settings):
         return read_secret(variable=variable, file=self.url_file)
 
 
+class _RawInTime(io.RawIOBase):
+    """What a socket receives, up to a moment of the monotonic clock. A time-out of the socket is for one part alone."""
+
+    def __init__(self, connection: socket.socket, raw: io.RawIOBase, *, until_s: float) -> None:
+        super().__init__()
+        self._connection = connection
+        self._raw = raw
+        self._until_s = until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+class _AnswerInTime(http.client.HTTPResponse):
+    """An answer that has one time-out for all of it. Raises TimeoutError after that."""
+
+    def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(connection, *arguments, **options)
+        raw = self.fp.detach()  # a BufferedReader
+        self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + _TIMEOUT_S))
+
+
 def _is_http(address: str) -> bool:
     """Whether a document can be sent there. Pure."""
     try:
@@ -58,6 +98,9 @@ def _is_http(address: str) -> bool:
 
 class Webhook:
     """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; no redirect is followed.
+
+    The status counts, and an answer without an end keeps nobody: its body is read up to 64 KiB, and for ten seconds at
+    most.
 
     ``setting`` is where its settings are, for messages. ``variable`` is the environment variable that may hold the
     address. The connection stays open from one document to the next, until ``close`` or an error.
@@ -126,23 +169,34 @@ class Webhook:
             connection, was_used = self._connection or self._connected(scheme, host, port), self._is_used
             self._connection = connection
             try:
+                if connection.sock is not None:
+                    connection.sock.settimeout(_TIMEOUT_S)
                 connection.request("POST", path, document, dict(headers))
                 answer = connection.getresponse()
-                answer.read()
             except (ConnectionError, http.client.BadStatusLine):
                 self.close()
                 if was_used:  # it was closed since the last document
                     continue
                 raise
             self._is_used = True
+            # The status is the receipt, whatever becomes of the rest.
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                answer.read(_ANSWER_BYTES_MAX)
+            if not answer.isclosed():  # there is more, or it is late
+                answer.close()
+                self.close()
             return answer.status
 
     def _connected(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
         if scheme == "https":
             ca_file = self._settings.ca_file
             context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+            connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        connection.response_class = _AnswerInTime
+        return connection
 
     def close(self) -> None:
         """End the connection. The next document opens another one."""

@@ -222,7 +222,7 @@ class _Run:
         self._table = table
         self._task = Task(
             name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
-            uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open,
+            uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open, server=self._opened.server(),
             stream=StreamInput(
                 name, begun.topic_ids, side_topic.name, self._side_bytes_max,
                 None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),

@@ -35,6 +35,50 @@ def test_documents_share_a_connection_and_one_that_was_closed_meanwhile_loses_no
     assert receiver.connections == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"Content-Type: text/event-stream\r\n\r\n", b": ping\n"),
+        (b"Content-Length: 1000000000\r\n\r\n", b"x"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"\r\n", b"x" * 64 * 1024),
+        (b"Content-Length: 1000000000\r\n\r\n", b"x" * 64 * 1024),
+    ],
+)
+def test_an_answer_without_an_end_keeps_nobody(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, first: bytes, again: bytes
+) -> None:
+    """The status is the receipt. What is long is cut, whatever time is left; what is slow has one time-out for all."""
+    monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 0.2 if len(again) < 1024 else 1e6)
+    receiver.status, receiver.endless = 200, (first, again)
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        sender.post(b'{"number": 0}')
+        sender.post(b'{"number": 1}')
+        receiver.endless = None
+        sender.post(b'{"number": 2}')
+    assert [document["number"] for document in receiver.documents] == [0, 1, 2]
+    assert receiver.connections == 3
+
+
+def test_headers_without_an_end_are_no_receipt(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 0.2)
+    receiver.endless = (b"A", b"a")
+    with (
+        webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender,
+        pytest.raises(Unavailable, match="can't be reached: TimeoutError"),
+    ):
+        sender.post(b"{}")
+
+
+def test_a_slow_answer_takes_no_time_from_the_next_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        sender.post(b"{}")
+        assert sender._connection is not None
+        sender._connection.sock.settimeout(1e-9)  # as what was left of an earlier answer's time
+        sender.post(b"{}")
+    assert (len(receiver.documents), receiver.connections) == (2, 1)
+
+
 @pytest.mark.parametrize("status", [301, 400, 503])
 def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: Receiver, status: int) -> None:
     receiver.status = status
