@@ -99,7 +99,9 @@ class QueryPlan:
     is applied, or a consistent sink lacks its first step. ``goes_on``: batches may be long ones.
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
-    yet, since their copy hasn't begun.
+    yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
+    Where it says that it had nothing to keep yet, it is called again before the next one.
+    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among those that are open.
     """
 
     sink: SinkPlan
@@ -118,6 +120,8 @@ class QueryPlan:
     on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
+    begin: Callable[[], bool] = lambda: True
+    aside: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -155,7 +159,7 @@ class SinkQuery:
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
         own = [] if task.view is None else [task.view.topic]
-        self._rejections = self._dead_letters.read([*task.tables, *own])
+        self._rejections = self._dead_letters.read([*task.tables, *plan.aside, *own])
         self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
         self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []
@@ -190,6 +194,8 @@ class SinkQuery:
         lease.tells(keeper.read_so_far)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
+        self._begin = plan.begin
+        self._has_begun = False
         self._compiles = True
 
     def run(self) -> None:
@@ -639,6 +645,8 @@ class SinkQuery:
 
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
+        if not self._has_begun:
+            self._has_begun = self._begin()
         backoff = Backoff()
         while True:
             if self._long_batches is not None:
