@@ -81,8 +81,19 @@ class _AnswerInTime(http.client.HTTPResponse):
 
     def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(connection, *arguments, **options)
-        raw = self.fp.detach()
+        raw = self.fp.detach()  # a BufferedReader
         self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + _TIMEOUT_S))
+
+
+def _is_http(address: str) -> bool:
+    """Whether a document can be sent there. Pure."""
+    try:
+        parts = urlsplit(address)
+        has_host = parts.port != 0 and bool(parts.hostname)
+    except ValueError:  # as of a bracket without its other one, and of a port that is none
+        return False
+    # urlsplit passes over some of these, and so would send to another address.
+    return parts.scheme in ("http", "https") and has_host and address.isprintable() and " " not in address
 
 
 class Webhook:
@@ -105,10 +116,21 @@ class Webhook:
         """A connection that was used before may be closed by the other side at any time, without a word."""
 
     def address(self) -> SecretStr:
-        """Where it sends to. Raises ConfigurationError where no address is set, or its file can't be read."""
-        address = self._settings.address(self._variable)
+        """Where it sends to. Raises ConfigurationError where no address is set, its file can't be read, or it is none.
+
+        Whatever isn't ``https`` would be sent to as it is, a token among it. So a mistyped scheme is none.
+        """
+        settings = self._settings
+        address = settings.address(self._variable)
         if address is None:
             raise ConfigurationError(f"{self._setting} has no address", hint=f"set url, url_file or ${self._variable}")
+        if not _is_http(address.get_secret_value()):
+            where = f"${self._variable}" if settings.url is None else f"{self._setting}.url"
+            raise ConfigurationError(
+                f"the address of {self._setting} isn't one of HTTP",
+                hint=f"mend {where if settings.url_file is None else settings.url_file}: it must begin with https:// or"
+                " http://, go on with a host, and have no blank",
+            )
         return address
 
     def headers(self) -> Mapping[str, str]:

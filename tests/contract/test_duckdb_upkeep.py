@@ -259,6 +259,17 @@ def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(fi
         open_sink(grid, generation=2, **declared({"columns": ["grid"]}))
 
 
+def test_a_table_whose_index_cannot_be_made_does_not_stop_its_neighbours(file: Path, open_sink: Open) -> None:
+    grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
+    sink = open_sink(**declared({"columns": ["grid"]}))
+    with pytest.raises(LockstepError, match="can't be made"):
+        sink.prepare([grid, OTHER])
+    sink.prepare([OTHER])
+    assert sink.apply(batch(upsert({"id": 1}, 1, of=OTHER))).applied == 1
+    with pytest.raises(LockstepError, match="can't be made"):
+        sink.prepare([grid])
+
+
 def test_a_generation_gets_its_indexes_after_its_bulk_load(file: Path, open_sink: Open) -> None:
     sink = open_sink(generation=2, **declared({"columns": ["note"]}))
     sink.prepare([table()], go_live=False)

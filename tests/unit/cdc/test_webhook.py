@@ -113,3 +113,48 @@ def test_an_address_may_come_from_the_environment(receiver: Receiver, monkeypatc
     with webhook() as sender:
         sender.post(b"{}")
     assert len(receiver.documents) == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "htps://hooks.example.com/secret",
+        "hooks.example.com/secret",
+        "ftp://hooks.example.com/secret",
+        "https:///secret",
+        "https://:443/secret",
+        "https://[::1/secret",
+        "https://hooks.example.com:port/secret",
+        "https://hooks.example.com:70000/secret",
+        "https://hooks.example.com/a secret",
+        "https://hooks\u200b.example.com/secret\n",
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_shown(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hook"
+    file.write_text(address)
+    monkeypatch.setenv(VARIABLE, address)
+    for sender, where in ((webhook(url_file=str(file)), str(file)), (webhook(), f"${VARIABLE}")):
+        with pytest.raises(ConfigurationError, match=r"the address of alerts\.webhook") as error:
+            sender.address()
+        with pytest.raises(ConfigurationError):
+            sender.post(b"{}")
+        told = f"{error.value.message} {error.value.hint}"
+        assert where in told
+        assert "secret" not in told.replace(str(file), "")
+        assert "example" not in told
+
+
+def test_a_mistyped_url_is_an_error_of_the_configuration_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"the address of alerts\.webhook") as error:
+        webhook(url="https://[::1/x").post(b"{}")
+    assert "url" in (error.value.hint or "")
+
+
+def test_a_scheme_is_taken_in_capitals_as_well(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"HTTP://127.0.0.1:{receiver.port}/hook")
+    with webhook() as sender:
+        sender.post(b"{}")
+    assert len(receiver.documents) == 1
