@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from cdc.kafka.topic_names import PROGRESS, control_topic
+from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 from tests.events import Delete, Put
 from tests.view_jobs import FOLLOWS, HITS, TWEETS, USERS, VISITORS, WRITERS, ViewPipeline, delivered, hits, traffic
-from tests.view_task_process import ENDED, KILLED, ViewTasks
+from tests.view_task_process import ENDED, FAILED, KILLED, ViewTasks
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
@@ -256,6 +257,38 @@ def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
     lsn = pipeline.write(Delete(TWEETS, {"id": 1}))
     run_here(reached=tables)
     assert pipeline.rows(settings) == pipeline.states[lsn] == {}
+
+
+@pytest.mark.parametrize("kind", ["redis", "opensearch"])
+def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path, kind: str
+) -> None:
+    """Each has a state of its own, as on two machines. The newer one looks for a row in vain that it has never had."""
+    settings = pipeline.settings(kind)
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
+
+    def task(directory: str) -> Task:
+        made = pipeline.task(settings)
+        assert made.view is not None
+        return replace(made, view=replace(made.view, directory=str(tmp_path / directory)))
+
+    assert view_tasks.run(task("older")) == ENDED
+    for point in range(4, 8):  # before and after the row is sent
+        lost, kept = ({"id": 2 * point + more, "user_id": 1, "body": "b"} for more in (0, 1))
+        pipeline.write(Put(TWEETS, lost))
+        with view_tasks.stopped(task("older"), stop_at=point) as wake_up:
+            pipeline.write(Delete(TWEETS, {"id": lost["id"]}))
+            lsn = pipeline.write(Put(TWEETS, kept))
+            shutil.rmtree(tmp_path / "newer", ignore_errors=True)
+            assert view_tasks.run(task("newer")) == ENDED
+            assert pipeline.rows(settings) == pipeline.states[lsn] != {}
+            code, said = wake_up()
+            assert code == FAILED
+            assert "another job has become the writer" in said
+            assert pipeline.rows(settings) == pipeline.states[lsn], point
+        lsn = pipeline.write(Delete(TWEETS, {"id": kept["id"]}))
+        assert view_tasks.run(task("older")) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn] == {}, point
 
 
 @pytest.mark.parametrize("is_built", [True, False], ids=["step", "building"])
