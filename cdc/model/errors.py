@@ -20,7 +20,8 @@ A bug of ours is an AssertionError. An error is raised or logged, never both. No
 """
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
 class LockstepError(Exception):
@@ -33,6 +34,14 @@ class LockstepError(Exception):
 
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+    def __reduce__(self) -> "tuple[Callable[..., LockstepError], tuple[Any, ...], dict[str, Any]]":
+        # Copied and pickled as it is: a subclass may need arguments that Python would leave out.
+        return _made, (type(self), self.args), self.__dict__
+
+
+def _made(cls: type[LockstepError], arguments: tuple[Any, ...]) -> LockstepError:
+    return cls.__new__(cls, *arguments)
 
 
 class ConfigurationError(LockstepError):
