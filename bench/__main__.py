@@ -26,6 +26,7 @@ from bench import (
     latency,
     machine,
     many,
+    patterns,
     peer,
     replay,
     report,
@@ -58,6 +59,7 @@ PHASES: Mapping[str, Phase] = {
     "views": view_sink.measure,
     "flink": flink.measure,
     "cost": cost.measure,
+    "patterns": patterns.measure,
     "watched": watched.measure,
 }
 

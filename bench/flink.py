@@ -17,16 +17,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from bench.figures import Figure, Limit, Target
 from bench.flink_job import AT_LEAST_ONCE, EXACTLY_ONCE, FlinkJob
 from bench.latency import percentiles_ms
-from bench.rig import Child, Rig, Say, wait_until
+from bench.rig import Child, Rig, Say, wait_published, wait_streaming, wait_until
 from bench.sizes import Sizes
 from bench.timeline import VIEW, Follower, Key, Load, Row, Timeline, TopicRows, Traffic, differing
 from bench.usage import CpuMeter, FamilyMemory, cpu_seconds
-from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import LockstepError
-from cdc.model.lsn import format_lsn
-from cdc.postgres.slot import find_slot
-from cdc.protocol.control_records import SnapshotPhase
 from stack import jars
 from stack.errors import StackError
 
@@ -116,17 +112,17 @@ class _Run:
     def measure(self) -> tuple[list[Figure], dict[str, Any]]:
         timeline, say = self._timeline, self._say
         capture = self._start("capture")
-        self._wait_streaming(capture)
+        wait_streaming(self._timeline.config, self._timeline.endpoints, capture)
         with timeline.sql() as connection:
             self._events += timeline.fill(connection)
-            self._wait_published(capture)
+            wait_published(self._timeline.config, capture, self._timeline.wal_end())
             say(f"a backlog of {self._events:,} events is published")
             ours, rows = self._ours(connection)
             if ours.differing:
                 raise LockstepError(f"{ours.differing:,} rows of the view aren't those of its query on the source")
             least, _ = self._flink(connection, AT_LEAST_ONCE)
             exactly, theirs = self._flink(connection, EXACTLY_ONCE)
-            self._wait_published(capture)
+            wait_published(self._timeline.config, capture, self._timeline.wal_end())
             # What the source has changed since ours was stopped.
             once = self._start("apply", "--once")
             wait_until(lambda: not once.is_alive, what="apply --once is done", timeout_s=_START_S, every_s=0.2)
@@ -253,30 +249,6 @@ class _Run:
         self._followers.append(follower)
         follower.start()
         return follower
-
-    def _wait_streaming(self, capture: Child) -> None:
-        timeline = self._timeline
-
-        def streams() -> bool:
-            capture.check()
-            with timeline.sql() as connection:
-                slot = find_slot(connection, timeline.config.slot)
-            if slot is None or slot.active_pid is None:
-                return False
-            state = read_state(timeline.client, timeline.name, timeline.config.slot)
-            return state is not None and state.phase is SnapshotPhase.DONE
-
-        wait_until(streams, what="capture streams", every_s=0.2)
-
-    def _wait_published(self, capture: Child) -> None:
-        timeline, target = self._timeline, self._timeline.wal_end()
-
-        def published() -> bool:
-            capture.check()
-            state = read_state(timeline.client, timeline.name, timeline.config.slot)
-            return state is not None and state.end_lsn >= target
-
-        wait_until(published, what=f"the log has everything up to {format_lsn(target)}", every_s=0.2)
 
 
 @dataclass(frozen=True, slots=True)

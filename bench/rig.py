@@ -282,30 +282,14 @@ class Pipeline:
 
         Raises LockstepError at the time-out, or when capture has ended.
         """
-
-        def streaming() -> bool:
-            capture.check()
-            with self.sql() as connection:
-                slot = find_slot(connection, self.config.slot)
-            if slot is None or slot.active_pid is None:
-                return False
-            state = read_state(self.client, self.name, self.config.slot)
-            return state is not None and state.phase is SnapshotPhase.DONE
-
-        wait_until(streaming, what="capture streams", every_s=0.2)
+        wait_streaming(self.config, self.endpoints, capture)
 
     def wait_published(self, capture: Child, lsn: int, *, timeout_s: float) -> None:
         """Wait until capture has published everything up to an LSN.
 
         Raises LockstepError at the time-out, or when capture has ended.
         """
-
-        def published() -> bool:
-            capture.check()
-            state = read_state(self.client, self.name, self.config.slot)
-            return state is not None and state.end_lsn >= lsn
-
-        wait_until(published, what=f"the log has everything up to {format_lsn(lsn)}", timeout_s=timeout_s, every_s=0.5)
+        wait_published(self.config, capture, lsn, timeout_s=timeout_s)
 
     def wait_end(self, child: Child, *, timeout_s: float) -> str:
         """Wait until a command has ended by itself; what it printed. Raises LockstepError at the time-out."""
@@ -339,6 +323,37 @@ class Pipeline:
         for deleted in AdminClient(dict(self.client)).delete_topics(topics, request_timeout=10).values():
             with contextlib.suppress(Exception):  # never created, or the broker is gone: the directory goes as well
                 deleted.result(10)
+
+
+def wait_streaming(config: Config, endpoints: Endpoints, capture: Child) -> None:
+    """Wait until a pipeline's capture has taken the snapshot and reads the slot.
+
+    Raises LockstepError at the time-out, or when capture has ended.
+    """
+    client = config.kafka.client()
+
+    def streaming() -> bool:
+        capture.check()
+        with psycopg.connect(endpoints.source_dsn, autocommit=True) as connection:
+            slot = find_slot(connection, config.slot)
+        if slot is None or slot.active_pid is None:
+            return False
+        state = read_state(client, config.pipeline.name, config.slot)
+        return state is not None and state.phase is SnapshotPhase.DONE
+
+    wait_until(streaming, what="capture streams", every_s=0.2)
+
+
+def wait_published(config: Config, capture: Child, lsn: int, *, timeout_s: float = _READY_S) -> None:
+    """Wait until a pipeline's capture has published everything up to an LSN. Raises as ``wait_streaming``."""
+    client = config.kafka.client()
+
+    def published() -> bool:
+        capture.check()
+        state = read_state(client, config.pipeline.name, config.slot)
+        return state is not None and state.end_lsn >= lsn
+
+    wait_until(published, what=f"the log has everything up to {format_lsn(lsn)}", timeout_s=timeout_s, every_s=0.2)
 
 
 def free_and_drop_slot(connection: psycopg.Connection[Any], name: str) -> None:

@@ -42,6 +42,8 @@ class Sizes:
     cost_tables: tuple[int, ...]
     view_entries: tuple[int, ...]
     """Of the states of a view, from small to large: rows that its operators keep."""
+    pattern_events: int
+    """Of a stream whose pattern is looked for."""
     watched_s: float
     """How long the page's processor time is measured, idle and under traffic."""
     watched_rounds: int
@@ -83,6 +85,7 @@ FULL = Sizes(
     cost_partitions=(1, 2, 4, 8),
     cost_tables=(10, 100, 2_000),
     view_entries=(10_000, 100_000, 1_000_000, 5_000_000),
+    pattern_events=200_000,
     watched_s=30.0,
     watched_rounds=20,
     view_events=1_000_000,
@@ -117,6 +120,7 @@ QUICK = Sizes(
     cost_partitions=(1, 4),
     cost_tables=(10, 50),
     view_entries=(10_000, 100_000),
+    pattern_events=20_000,
     watched_s=10.0,
     watched_rounds=4,
     view_events=50_000,

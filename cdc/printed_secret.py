@@ -127,7 +127,7 @@ class SecretCommand(Generic[_Value]):
         self.setting = setting
         self._parse = parse
         self.lifetime_s = lifetime_s
-        self._key = (self.command, parse)
+        self._key = (self.command, parse, lifetime_s)
 
     def read(self) -> Printed[_Value]:
         """Raises ConfigurationError when there is no such program, and Unavailable when it fails, prints what it

@@ -5,11 +5,14 @@ No error holds a header or the address, which may be a secret itself.
 
 import contextlib
 import http.client
+import io
 import os
+import socket
 import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
@@ -22,6 +25,10 @@ WEBHOOK_VARIABLE_END: Final = "_WEBHOOK_URL"
 """How the names of environment variables end that hold an address."""
 
 _TIMEOUT_S: Final = 10.0
+"""To connect, to send, and for the whole answer: each has so long."""
+
+_ANSWER_BYTES_MAX: Final = 64 * 1024
+"""An answer's body says nothing to us. It is read so far, and only to use the connection again."""
 
 
 class WebhookSettings(Settings):
@@ -45,8 +52,55 @@ class WebhookSettings(Settings):
         return read_secret(variable=variable, file=self.url_file)
 
 
+class _RawInTime(io.RawIOBase):
+    """What a socket receives, up to a moment of the monotonic clock. A time-out of the socket is for one part alone."""
+
+    def __init__(self, connection: socket.socket, raw: io.RawIOBase, *, until_s: float) -> None:
+        super().__init__()
+        self._connection = connection
+        self._raw = raw
+        self._until_s = until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        super().close()
+        self._raw.close()
+
+
+class _AnswerInTime(http.client.HTTPResponse):
+    """An answer that has one time-out for all of it. Raises TimeoutError after that."""
+
+    def __init__(self, connection: socket.socket, *arguments: Any, **options: Any) -> None:
+        super().__init__(connection, *arguments, **options)
+        raw = self.fp.detach()  # a BufferedReader
+        self.fp = io.BufferedReader(_RawInTime(connection, raw, until_s=time.monotonic() + _TIMEOUT_S))
+
+
+def _is_http(address: str) -> bool:
+    """Whether a document can be sent there. Pure."""
+    try:
+        parts = urlsplit(address)
+        has_host = parts.port != 0 and bool(parts.hostname)
+    except ValueError:  # as of a bracket without its other one, and of a port that is none
+        return False
+    # urlsplit passes over some of these, and so would send to another address.
+    return parts.scheme in ("http", "https") and has_host and address.isprintable() and " " not in address
+
+
 class Webhook:
     """POSTs documents to an endpoint, one after the other. Any status below 300 is a receipt; no redirect is followed.
+
+    The status counts, and an answer without an end keeps nobody: its body is read up to 64 KiB, and for ten seconds at
+    most.
 
     ``setting`` is where its settings are, for messages. ``variable`` is the environment variable that may hold the
     address. The connection stays open from one document to the next, until ``close`` or an error.
@@ -62,10 +116,21 @@ class Webhook:
         """A connection that was used before may be closed by the other side at any time, without a word."""
 
     def address(self) -> SecretStr:
-        """Where it sends to. Raises ConfigurationError where no address is set, or its file can't be read."""
-        address = self._settings.address(self._variable)
+        """Where it sends to. Raises ConfigurationError where no address is set, its file can't be read, or it is none.
+
+        Whatever isn't ``https`` would be sent to as it is, a token among it. So a mistyped scheme is none.
+        """
+        settings = self._settings
+        address = settings.address(self._variable)
         if address is None:
             raise ConfigurationError(f"{self._setting} has no address", hint=f"set url, url_file or ${self._variable}")
+        if not _is_http(address.get_secret_value()):
+            where = f"${self._variable}" if settings.url is None else f"{self._setting}.url"
+            raise ConfigurationError(
+                f"the address of {self._setting} isn't one of HTTP",
+                hint=f"mend {where if settings.url_file is None else settings.url_file}: it must begin with https:// or"
+                " http://, go on with a host, and have no blank",
+            )
         return address
 
     def headers(self) -> Mapping[str, str]:
@@ -104,23 +169,34 @@ class Webhook:
             connection, was_used = self._connection or self._connected(scheme, host, port), self._is_used
             self._connection = connection
             try:
+                if connection.sock is not None:
+                    connection.sock.settimeout(_TIMEOUT_S)
                 connection.request("POST", path, document, dict(headers))
                 answer = connection.getresponse()
-                answer.read()
             except (ConnectionError, http.client.BadStatusLine):
                 self.close()
                 if was_used:  # it was closed since the last document
                     continue
                 raise
             self._is_used = True
+            # The status is the receipt, whatever becomes of the rest.
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                answer.read(_ANSWER_BYTES_MAX)
+            if not answer.isclosed():  # there is more, or it is late
+                answer.close()
+                self.close()
             return answer.status
 
     def _connected(self, scheme: str, host: str, port: int | None) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
         if scheme == "https":
             ca_file = self._settings.ca_file
             context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-            return http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
-        return http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+            connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+        connection.response_class = _AnswerInTime
+        return connection
 
     def close(self) -> None:
         """End the connection. The next document opens another one."""

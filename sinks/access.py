@@ -6,7 +6,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from pydantic import Field, SecretStr, StrictBool, model_validator
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from cdc.printed_secret import SecretCommand, password_command
 from cdc.secret import read_secret_file
 from cdc.settings import Settings
@@ -35,11 +35,11 @@ _UNTRUSTED: Final = {
 }
 
 
-def untrusted(server: str, error: BaseException) -> LockstepError:
+def untrusted(server: str, error: BaseException) -> StoreRefuses:
     """What to say of a server's certificate that the client doesn't take. Nothing was sent to the server."""
     words = str(error).lower()
     why = next((why for sign, why in _UNTRUSTED.items() if sign in words), None)
-    return LockstepError(
+    return StoreRefuses(
         f"the certificate of {server} isn't trusted"
         + (f": {why}" if why else ": it is from an authority that isn't known here, of another name, or has expired"),
         hint="set tls.ca_file of this sink to the authority's certificate, or have the server's renewed with the name"
@@ -57,7 +57,7 @@ def certificate_refused(server: str, error: BaseException) -> LockstepError | No
         "set tls.certificate_file and tls.key_file of this sink to a certificate that the server's authority has signed"
     )
     if any(alert in words for alert in _OURS_REFUSED):
-        return LockstepError(f"{server} refuses the certificate of this sink, or that it shows none", hint=hint)
+        return StoreRefuses(f"{server} refuses the certificate of this sink, or that it shows none", hint=hint)
     if _HUNG_UP in words:
         return Unavailable(
             f"{server} ended the connection at its TLS handshake: it does so when it asks for a certificate"
@@ -148,7 +148,7 @@ class Login(Settings):
         )
 
     def read_password(self) -> str | None:
-        """The password as it is now. Raises LockstepError, and as ``SecretCommand.read``."""
+        """The password as it is now. Raises StoreRefuses, and as ``SecretCommand.read``."""
         if self.password is not None:
             return self.password.get_secret_value()
         if (command := self.command) is not None:
@@ -158,7 +158,7 @@ class Login(Settings):
         try:
             return read_secret_file(self.password_file).rstrip("\r\n")
         except OSError as error:
-            raise LockstepError(
+            raise StoreRefuses(
                 f"password file {str(self.password_file)!r} can't be read: {error.strerror}",
                 hint="check its path and permissions",
             ) from error

@@ -114,11 +114,14 @@ class Progress:
     out on purpose, from their next offset on. Everything else below the offset given there has been applied.
     ``read_at_ms`` is the time as of which all of the log but that part had been, 0 where nothing was left out.
     ``left_at_ms`` has the topics that are read no longer, each with the time as of which the log had been applied when
-    it left. One that is read again stays there until all is applied.
+    it left. One that is read again stays there until all is applied. So does one that is read for the first time, with
+    the time at which that began: rows of it may be there before anything of it counts as applied.
     ``joining`` are topics of tables that have joined, or have come back, and of which the watermark isn't true yet: it
     stays where it was for the others until it is true of all.
     ``selection`` tells which tables were captured, as ``ProgressRecord`` has it: where others are by now, the watermark
     says nothing of them. Empty where nobody knows.
+    ``shards`` are the next offsets of each task of a view that several of them keep, none of which is behind
+    ``next_offsets``. Empty for all else.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -133,6 +136,7 @@ class Progress:
     read_at_ms: int = 0
     joining: tuple[str, ...] = ()
     selection: str = ""
+    shards: tuple[Mapping[TopicPartition, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,6 +429,10 @@ class OpenedSink:
     ``blocked_by`` says who holds a lock that a writer of ours waits for, None where nobody does. It raises Unavailable.
     ``whole`` is None where the destination can't take several batches as one step. ``refreshes`` returns None where
     queries find at once what was applied. It raises as ``Sink`` does.
+
+    Connections may lead to several servers while one takes over from another. ``server`` tells which one has the
+    progress; None where there is one only, or it doesn't say. Whoever writes for that progress elsewhere says so to
+    ``require_server`` before: any call raises ``DataLost`` then where it would reach another one.
     """
 
     sink: Sink
@@ -433,3 +441,5 @@ class OpenedSink:
     blocked_by: Callable[[], str | None] = lambda: None
     whole: WholeSteps | None = None
     refreshes: Callable[[], Refreshes | None] = lambda: None
+    server: Callable[[], str | None] = lambda: None
+    require_server: Callable[[str], None] = lambda _: None

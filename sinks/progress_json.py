@@ -1,27 +1,30 @@
 """Progress as JSON, for destinations that keep it as one document (pure)."""
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 import orjson
 
-from sinks.contract import Progress
+from sinks.contract import Progress, TopicPartition
 
 
 def dump_progress(progress: Progress) -> bytes:
     """Progress -> JSON."""
     return orjson.dumps(
         {
-            # Pairs are no JSON keys, and a topic's name may hold any separator.
-            "next_offsets": [[topic, partition, next_] for (topic, partition), next_ in progress.next_offsets.items()],
+            "next_offsets": _triples(progress.next_offsets),
             "epoch": progress.epoch,
             "watermark_lsn": progress.watermark_lsn,
             "commit_time_ms": progress.commit_time_ms,
             "updated_at_ms": progress.updated_at_ms,
             "topic_ids": dict(progress.topic_ids),
             "rejected": progress.rejected,
-            "skipped": [[topic, partition, next_] for (topic, partition), next_ in progress.skipped.items()],
+            "skipped": _triples(progress.skipped),
             "left_at_ms": dict(progress.left_at_ms),
             "read_at_ms": progress.read_at_ms,
             "joining": list(progress.joining),
             "selection": progress.selection,
+            "shards": [_triples(offsets) for offsets in progress.shards],
         }
     )
 
@@ -30,16 +33,26 @@ def load_progress(text: bytes | str) -> Progress:
     """JSON of ``dump_progress`` -> Progress."""
     value = orjson.loads(text)
     return Progress(
-        next_offsets={(topic, partition): next_ for topic, partition, next_ in value["next_offsets"]},
+        next_offsets=_offsets(value["next_offsets"]),
         watermark_lsn=value["watermark_lsn"],
         commit_time_ms=value["commit_time_ms"],
         updated_at_ms=value["updated_at_ms"],
         topic_ids=value["topic_ids"],
         rejected=value["rejected"],
-        skipped={(topic, partition): next_ for topic, partition, next_ in value.get("skipped", ())},
+        skipped=_offsets(value.get("skipped", ())),
         left_at_ms=value.get("left_at_ms", {}),
         epoch=value.get("epoch", 0),
         read_at_ms=value.get("read_at_ms", 0),
         joining=tuple(value.get("joining", ())),
         selection=value.get("selection", ""),
+        shards=tuple(map(_offsets, value.get("shards", ()))),
     )
+
+
+def _triples(offsets: Mapping[TopicPartition, int]) -> list[list[Any]]:
+    """Pairs are no JSON keys, and a topic's name may hold any separator."""
+    return [[topic, partition, next_] for (topic, partition), next_ in offsets.items()]
+
+
+def _offsets(triples: Iterable[Any]) -> dict[TopicPartition, int]:
+    return {(topic, partition): next_ for topic, partition, next_ in triples}

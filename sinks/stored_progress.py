@@ -4,10 +4,15 @@ It was put back to an earlier moment or has failed over, or another job writes t
 """
 
 from collections.abc import Mapping
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Final
 
 from cdc.model.errors import DataLost, Overtaken
 from cdc.model.tag import Tag
 from sinks.contract import Progress, TopicPartition
+
+_NOTHING: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 
 def check_stored(known: Progress | None, stored: Progress | None, *, following: Progress, destination: str) -> None:
@@ -51,11 +56,18 @@ def _has_more(stored: Mapping[TopicPartition, int], following: Mapping[TopicPart
 
 
 def _is_behind(progress: Progress, other: Progress) -> bool:
-    """Also behind a part that was left out on purpose, where ``next_offsets`` stay as they are."""
-    if any(progress.next_offsets.get(at, 0) < offset for at, offset in other.next_offsets.items()):
-        return True
+    """Also behind a part that was left out on purpose, or with one shard of a view, where ``next_offsets`` stay as they
+    are."""
     reached = {**progress.next_offsets, **progress.skipped}
-    return any(reached.get(at, 0) < offset for at, offset in other.skipped.items())
+    return (
+        _lacks(progress.next_offsets, other.next_offsets)
+        or _lacks(reached, other.skipped)
+        or any(_lacks(own, known) for own, known in zip_longest(progress.shards, other.shards, fillvalue=_NOTHING))
+    )
+
+
+def _lacks(offsets: Mapping[TopicPartition, int], others: Mapping[TopicPartition, int]) -> bool:
+    return any(offsets.get(at, 0) < offset for at, offset in others.items())
 
 
 def behind_the_watermark(progress: Progress) -> set[str]:

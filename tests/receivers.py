@@ -5,13 +5,15 @@ import http.server
 import json
 import socket
 import threading
+import time
 from typing import Any
 
 
 class Receiver:
     """An HTTP server that keeps what it is sent, and answers with ``status``. Connections stay open, as long as it is.
 
-    ``connections`` counts them.
+    ``connections`` counts them. With ``endless`` an answer begins with the status and the first of these, and goes on
+    with the second, again and again.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -19,6 +21,7 @@ class Receiver:
         self.documents: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.status = 204
+        self.endless: tuple[bytes, bytes] | None = None
         self.connections = 0
         self._open = set[socket.socket]()
         self.arrived = threading.Event()
@@ -42,8 +45,21 @@ class Receiver:
                     receiver.headers.append(dict(self.headers))
                     receiver.arrived.set()
                 self.send_response(receiver.status)
+                if receiver.endless is not None:
+                    self._go_on(*receiver.endless)
+                    return
                 self.send_header("Content-Length", "0")
                 self.end_headers()
+
+            def _go_on(self, first: bytes, again: bytes) -> None:
+                self.close_connection = True
+                self.flush_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(first)
+                    while True:
+                        self.wfile.write(again)
+                        if len(again) < 1024:
+                            time.sleep(0.02)
 
             def log_message(self, *_: object) -> None: ...
 

@@ -38,7 +38,7 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.counters import Counters, added
-from views.evaluation import compiled_all
+from views.evaluation import compiled, compiled_all
 from views.failures import EvaluationError, FanOutExceeded
 from views.operators.building import Building, Item, forget
 from views.operators.changes import Changes, Work
@@ -212,6 +212,7 @@ class View:
         self._encode_key = row_encoder([expressions[name].type for name in plan.key])
         self._key_from_event = [(name, from_event(expressions[name].type)) for name in plan.key]
         self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
+        self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
         self._items = self._written()
         self._build_size = sys.maxsize
         self._expire_size = _EXPIRED_AT_ONCE
@@ -274,6 +275,17 @@ class View:
             return not position.is_building and self._dataflow.has_aged(state, time)
 
         return self._state.read(look)
+
+    def is_due(self, time_ms: int) -> bool:
+        """Whether a step is due for the time alone: rows are too old by it.
+
+        A shard is to be as of each new minute all the same. Else it would never be as of one time with others that have
+        such rows, and nobody could tell as of when the view is.
+        """
+        if self._shard is None or not self.plan.retained:
+            return self.has_aged(time_ms)
+        position = self.position()
+        return not position.is_building and (whole_minutes(time_ms) > position.time_ms or self.has_aged(time_ms))
 
     def expire(self) -> bool:
         """Take away rows of tables that are too old by the view's time: a portion of them, in one transaction. It has
@@ -381,7 +393,8 @@ class View:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
         result = building.sorter()
         for rows in self._dataflow.built(building):
-            result.add(self._items(rows))
+            assert self._shard is None or all(map(self._is_own_row, rows)), "a row of the result is another shard's"
+            result.take(rows, self._items)
         count, last = 0, None
         for portion in building.arranged(_PENDING, result.sorted()):
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
@@ -451,6 +464,12 @@ class View:
             return True
         name = self._shard.sharding.key
         return self._shard.has(dict(self._key_from_event)[name](key[name]))
+
+    def _is_own_row(self, row: Row) -> bool:
+        """The same by a row of the plan's root, of a view with shards."""
+        assert self._shard is not None
+        assert self._own_value is not None
+        return self._shard.has(self._own_value(row))
 
     def arrange(self, stored: Sequence[tuple[Mapping[str, JsonValue], Mapping[str, JsonValue]]]) -> None:
         """Take in what the sink has of an earlier state, keys and rows: any number of them, again and again.

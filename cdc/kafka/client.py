@@ -22,6 +22,8 @@ _BAD_SETTINGS: Final = (KafkaError._INVALID_ARG, KafkaError._NOT_IMPLEMENTED)
 
 _AT_THE_DOOR: Final = (KafkaError._SSL, KafkaError._AUTHENTICATION)
 _UNTRUSTED: Final = "certificate verify failed"
+_BATCH_BYTES: Final = 1024 * 1024
+_BATCH_OVERHEAD_BYTES: Final = 128
 _OF_TLS: Final = re.compile(r"SSL handshake failed|\balert\b")
 _DURATION: Final = re.compile(r" \(after \d+ms in state \w+\)")
 
@@ -76,6 +78,15 @@ class Refusals:
                 " a certificate; then run `lockstep doctor`"
             )
         return Refused(f"Kafka lets nobody in: {words}", hint=hint, retry_after_s=1.0)
+
+
+def batch_bytes(*record_bytes_max: int) -> int:
+    """``batch.size`` of a producer that writes to topics with these ``max.message.bytes``. Pure.
+
+    Brokers hold whole batches against that limit: many small records would be refused as one that is too large. A
+    record that is larger than a batch is sent alone.
+    """
+    return max(1, min(_BATCH_BYTES, *record_bytes_max) - _BATCH_OVERHEAD_BYTES)
 
 
 def new_client(kind: Callable[[dict[str, Any]], _Client], settings: Mapping[str, Any]) -> _Client:

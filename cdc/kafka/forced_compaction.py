@@ -13,6 +13,7 @@ What was changed is remembered on a topic before it is changed. Whoever was kill
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any, Final, Self
 
 import orjson
@@ -56,12 +57,27 @@ _DENIED: Final = (
 _FENCED: Final = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 
 
+class Compacted(Enum):
+    """What came of having a topic compacted.
+
+    ``NOTHING_RIPE``: what there is is too young. ``LATE``: the brokers should have done it, and haven't.
+    """
+
+    DONE = "done"
+    NOTHING_RIPE = "nothing ripe"
+    LATE = "late"
+
+
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970."""
+    """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970.
+
+    ``up_to_ms``: all that was there at that time is before them. None: an earlier version hasn't noted it.
+    """
 
     at_ms: int
     through: Mapping[int, int]
+    up_to_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +100,9 @@ class TopicRecord:
     marks: tuple[Mark, ...] = ()
 
     def to_bytes(self) -> bytes:
-        passes = [{"at_ms": each.at_ms, "through": _texts(each.through)} for each in self.passes]
+        passes = [
+            {"at_ms": each.at_ms, "through": _texts(each.through), "up_to_ms": each.up_to_ms} for each in self.passes
+        ]
         marks = [{"at_ms": each.at_ms, "at": _texts(each.at)} for each in self.marks]
         return orjson.dumps({"format": _FORMAT, "settings": self.settings, "passes": passes, "marks": marks})
 
@@ -93,8 +111,10 @@ class TopicRecord:
         """Raises LockstepError for a record that isn't one."""
         try:
             value = {_FORMAT: orjson.loads(record.value)}[orjson.loads(record.value)["format"]]
-            passes = tuple(Pass(int(each["at_ms"]), _numbers(each["through"])) for each in value["passes"])
-            # An earlier version has left none.
+            # An earlier version has left no marks, and no up_to_ms.
+            passes = tuple(
+                Pass(int(each["at_ms"]), _numbers(each["through"]), each.get("up_to_ms")) for each in value["passes"]
+            )
             marks = tuple(Mark(int(each["at_ms"]), _numbers(each["at"])) for each in value.get("marks", ()))
             return cls(None if value["settings"] is None else dict(value["settings"]), passes, marks)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -109,6 +129,18 @@ class TopicRecord:
         times = [each.at_ms for each in self.passes if each.through.get(partition, -1) > offset]
         return min(times, default=None)
 
+    def compacted_up_to_ms(self, partitions: Collection[int]) -> int | None:
+        """All that was there at this time in these partitions has been compacted; None where nobody knows."""
+        times = [
+            max(
+                (each.up_to_ms for each in self.passes if each.up_to_ms is not None and partition in each.through),
+                default=None,
+            )
+            for partition in partitions
+        ]
+        known = [time_ms for time_ms in times if time_ms is not None]
+        return min(known) if known and len(known) == len(times) else None
+
     def marked_since_ms(self, partition: int, offset: int) -> int | None:
         """When the first mark behind a record was left, None where there is none."""
         times = [mark.at_ms for mark in self.marks if mark.at.get(partition, -1) > offset]
@@ -119,15 +151,24 @@ class TopicRecord:
         ripe = [mark.at for mark in self.marks if mark.at_ms < before_ms]
         return {partition: offset for at in ripe for partition, offset in at.items() if partition in partitions}
 
+    def ripe_since_ms(self, partitions: Collection[int], *, before_ms: int) -> int | None:
+        """When the oldest of these marks was left; None where there is none."""
+        newest = {partition: mark.at_ms for mark in self.marks if mark.at_ms < before_ms for partition in mark.at}
+        return min((at_ms for partition, at_ms in newest.items() if partition in partitions), default=None)
+
     def with_mark(self, mark: Mark, *, before_ms: int) -> Self:
         """With one more. Of those from before a time only the newest of each partition are of use.
 
         Where there are too many, the new one is left out: who comes often would else never find one that is old enough.
         """
         ripe = [each for each in self.marks if each.at_ms < before_ms]
-        newest = {partition: offset for each in ripe for partition, offset in each.at.items()}
+        newest = {partition: each.at_ms for each in ripe for partition in each.at}
         young = [each for each in self.marks if each.at_ms >= before_ms]
-        kept = [Mark(ripe[-1].at_ms, newest)] if ripe else []
+        own = [
+            {partition: offset for partition, offset in each.at.items() if newest[partition] == each.at_ms}
+            for each in ripe
+        ]
+        kept = [Mark(each.at_ms, at) for each, at in zip(ripe, own, strict=True) if at]
         return replace(self, marks=(*kept, *[*young, mark][:_MARKS_MAX]))
 
 
@@ -182,41 +223,45 @@ class ForcedCompaction:
         self._begin()
         self.restore()
 
-    def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float, lag_ms: int = 0) -> bool:
-        """Have these partitions of a topic compacted up to now. Returns whether they were in time.
+    def compact(self, topic: str, partitions: Collection[int], *, timeout_s: float, lag_ms: int = 0) -> Compacted:
+        """Have these partitions of a topic compacted up to now.
 
         Of a topic that compacts nothing younger than ``lag_ms`` that is up to where an earlier call was, so long ago.
-        The first call has nothing to wait for, and returns False at once.
+        The first call has nothing to wait for, and returns ``NOTHING_RIPE`` at once.
 
         Raises LockstepError where the brokers refuse it, or another one has begun the same. Raises Unavailable when
         they don't answer.
         """
         try:
             deadline = time.monotonic() + timeout_s
-            through = self._compacted(topic, partitions, deadline=deadline, lag_ms=lag_ms)
-            if through is None:
-                return False
+            outcome, through, up_to_ms = self._compacted(topic, partitions, deadline=deadline, lag_ms=lag_ms)
+            if outcome is not Compacted.DONE:
+                return outcome
             record = self.remembered(topic)
-            done = Pass(time.time_ns() // 1_000_000, through)
+            done = Pass(time.time_ns() // 1_000_000, through, up_to_ms)
             self._remember(topic, replace(record, passes=(*record.passes, done)[-_KEPT_MAX:]))
         except _TakenOver as error:  # who has taken over puts the settings back
             raise LockstepError(
                 "another `lockstep erase` of this pipeline has begun, and has taken over",
                 hint="wait until it has ended, then run this one again",
             ) from error
-        return True
+        return outcome
 
     def _compacted(
         self, topic: str, partitions: Collection[int], *, deadline: float, lag_ms: int
-    ) -> dict[int, int] | None:
-        """Up to which offset each of the partitions was compacted, None where that wasn't in time."""
+    ) -> tuple[Compacted, dict[int, int], int | None]:
+        """What came of it, up to which offset of each partition, and as of when, in milliseconds since 1970."""
         self._take_over()
         record = self.remembered(topic)
         if record.settings is None:
             self._remember(topic, replace(record, settings=self._cluster.own_config(topic, TEMPORARY)))
         try:
             self._cluster.change_config(topic, TEMPORARY)
-            first = self._marked(topic, partitions, lag_ms) if lag_ms else self._roll(topic, partitions)
+            up_to_ms: int | None = time.time_ns() // 1_000_000
+            if lag_ms:
+                first, up_to_ms = self._marked(topic, partitions, lag_ms)
+            else:
+                first = self._roll(topic, partitions)
             waiting, rolled = set(first.items()), time.monotonic()
             while waiting and time.monotonic() < deadline:
                 self._check()
@@ -231,19 +276,23 @@ class ForcedCompaction:
             self._put_back(topic, exists=True)
             raise
         self._put_back(topic, exists=True)
-        return None if waiting or set(first) != set(partitions) else first
+        if waiting:
+            return Compacted.LATE, first, up_to_ms
+        return Compacted.DONE if set(first) == set(partitions) else Compacted.NOTHING_RIPE, first, up_to_ms
 
-    def _marked(self, topic: str, partitions: Collection[int], lag_ms: int) -> dict[int, int]:
-        """Leave a mark, and return those of earlier calls that may go by now."""
+    def _marked(self, topic: str, partitions: Collection[int], lag_ms: int) -> tuple[dict[int, int], int | None]:
+        """Leave a mark, and return those of earlier calls that may go by now, with the time of the oldest."""
         now_ms = time.time_ns() // 1_000_000
-        ripe = self.remembered(topic).ripe_marks(partitions, before_ms=now_ms - lag_ms)
+        remembered = self.remembered(topic)
+        ripe = remembered.ripe_marks(partitions, before_ms=now_ms - lag_ms)
+        since_ms = remembered.ripe_since_ms(partitions, before_ms=now_ms - lag_ms)
         mark = Mark(now_ms, self._roll(topic, partitions))
         for _ in range(_CLOSING_RECORDS):
             self._check()
             self._sleep(_ROLL_EVERY_S)
             self._roll(topic, partitions)
         self._remember(topic, self.remembered(topic).with_mark(mark, before_ms=now_ms - lag_ms))
-        return ripe
+        return ripe, since_ms
 
     def close(self) -> None:
         """Nothing is held open by the brokers."""

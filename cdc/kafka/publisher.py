@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from cdc.kafka.client import new_client
+from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.topic_admin import NOT_ALLOWED, WITHOUT_RIGHT, TopicAdmin, TopicPlan, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
@@ -108,7 +108,7 @@ class TransactionalPublisher:
                 "partitioner": "murmur2_random",  # as Java's clients do, so that any other producer agrees
                 "compression.type": "lz4",
                 "linger.ms": 5,  # a flush doesn't wait for it; a backlog gets fuller batches
-                "batch.size": 1024 * 1024,
+                "batch.size": batch_bytes(max_message_bytes),
                 "queue.buffering.max.kbytes": max(
                     queue_bytes, _MESSAGES_IN_QUEUE * (max_message_bytes + _VALUE_OVERHEAD_BYTES)
                 )

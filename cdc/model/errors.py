@@ -8,7 +8,8 @@
      +- ForeignRecord             a record on a topic of ours that no version of Lockstep has written
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
      +- StoreRefuses              a destination takes nothing at all, as when its disk is full
- +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
+     +- PerhapsStoreRefuses       it takes this not, for want of rights or memory; perhaps it takes nothing at all
+     +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
          +- Overtaken             another process has done more of the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
@@ -67,6 +68,10 @@ class PositionMismatch(LockstepError):
 
 class StoreRefuses(LockstepError):
     """A destination takes nothing at all, as when its disk is full or our login is wrong. No table is to blame."""
+
+
+class PerhapsStoreRefuses(LockstepError):
+    """A destination lacks rights or memory for what it was given. Where that is so of all tables, none is to blame."""
 
 
 class UnsupportedChange(LockstepError):

@@ -33,20 +33,23 @@ def in_words(reasons: Iterable[str]) -> str:
 
 
 class TooManyOpen(LockstepError):
-    """More rejections would be open than may be, most of them of this ``topic``."""
+    """More rejections would be open than may be. Most of those that are new are of this ``topic``."""
 
     def __init__(self, message: str, *, hint: str, topic: str) -> None:
         super().__init__(message, hint=hint)
         self.topic = topic
 
 
-def check_open(sink: str, generation: int, rejected: Iterable[tuple[str, str]], *, max_open: int) -> None:
-    """Raise TooManyOpen when more rejections would be open than allowed. ``rejected`` has topic and reason of each."""
-    pairs = list(rejected)
-    if len(pairs) <= max_open:
+def check_open(sink: str, generation: int, reasons: Iterable[str], *, new_topics: Iterable[str], max_open: int) -> None:
+    """Raise TooManyOpen when more rejections would be open than allowed.
+
+    ``reasons`` are those of all that would be open, also of tables that are set aside. ``new_topics`` has the topic of
+    each that is new, one at least. What is open for long isn't to blame for what comes now.
+    """
+    given = list(reasons)
+    if len(given) <= max_open:
         return
-    given = [reason for _, reason in pairs]
-    ((topic, _),) = Counter(topic for topic, _ in pairs).most_common(1)
+    ((topic, _),) = Counter(new_topics).most_common(1)
     raise TooManyOpen(
         f"more rejections of sink {sink!r}, generation {generation}, would be open than max_open_rejections allows,"
         f" {len(given):,} of {max_open:,}: {in_words(given)}",

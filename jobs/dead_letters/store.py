@@ -50,13 +50,18 @@ class KnownDeadLetters:
         """The newest tag of each row."""
         return {row: max(by_tag) for row, by_tag in self.rows.items()}
 
-    def open_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[tuple[str, str]]:
-        """Topic and reason of each row whose rejection would be open once these have come and those have gone."""
+    def open_with(self, rejected: Iterable[RejectedEvent], void: Iterable[Row]) -> list[str]:
+        """The reason of each row whose rejection would be open once these have come and those have gone."""
         reasons = {row: by_tag[max(by_tag)].reason for row, by_tag in self.rows.items()}
         for row in void:
             reasons.pop(row, None)
         reasons |= {(event.position.topic, event.key): event.reason for event in rejected}
-        return [(topic, reason) for (topic, _), reason in reasons.items()]
+        return list(reasons.values())
+
+    def new_topics(self, rejected: Iterable[RejectedEvent]) -> list[str]:
+        """The topic of each row that has no rejection yet; where all have one, the topic of each."""
+        rows = [(event.position.topic, event.key) for event in rejected]
+        return [topic for topic, _ in [row for row in rows if row not in self.rows] or rows]
 
     def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
         """Forget a row's dead letters, or those of older tags only. Returns their records' keys."""
@@ -105,7 +110,9 @@ class DeadLetters:
         if given and len(self._known.open_with(given, void_rows)) > max_open:
             # Commands close rejections too, and don't tell the job.
             self._known = self._read(self._topics | {event.position.topic for event in given})
-            check_open(self._sink, self._generation, self._known.open_with(given, void_rows), max_open=max_open)
+            reasons = self._known.open_with(given, void_rows)
+            new_topics = self._known.new_topics(given)
+            check_open(self._sink, self._generation, reasons, new_topics=new_topics, max_open=max_open)
         # First: a row of these may have been rejected again in the same batch, in a newer version that stays.
         self.close(void_rows)
         self.publish(given, rejected_at_ms=rejected_at_ms)

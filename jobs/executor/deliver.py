@@ -11,7 +11,16 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, StoreRefuses, Unavailable, UnsupportedChange
+from cdc.model.errors import (
+    ConfigurationError,
+    Fenced,
+    LockstepError,
+    PerhapsStoreRefuses,
+    PositionMismatch,
+    StoreRefuses,
+    Unavailable,
+    UnsupportedChange,
+)
 from cdc.model.event import Events, Position, TableEvents
 from cdc.model.table import TableName
 from jobs.executor.decode import decode
@@ -35,8 +44,11 @@ from sinks.contract import Batch, Outcome, Rejection, Sink, TopicPartition
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
 
-_OF_NO_TABLE: Final = (Unavailable, Fenced, PositionMismatch, ShapesOutdated, StoreRefuses, UnsupportedChange)
-"""Errors of the destination as a whole, of another job, or of what was read."""
+_OF_NO_TABLE: Final = (
+    *(Unavailable, Fenced, PositionMismatch, ShapesOutdated),
+    *(StoreRefuses, ConfigurationError, UnsupportedChange),
+)
+"""Errors of the destination as a whole, or of the way there, of another job, or of what was read."""
 
 PORTION_BYTES: Final = 24 * 1024 * 1024
 """How much of a window becomes Python objects at once: these take several times the memory."""
@@ -163,6 +175,7 @@ def _refused_alone(sink: Sink, batch: Batch) -> dict[TableName, LockstepError]:
     """The tables of a batch that the destination refuses, each with its error. It gets those of each by themselves.
 
     What it takes of it comes again with the batch, as does the rest: the offsets aren't stored with it.
+    Raises StoreRefuses where it has neither rights nor memory for any of several tables.
     """
     versions = {each.events.table: [each] for each in batch.versions}
     events = {each.table: each for each in Events.of(batch.events).tables}
@@ -175,6 +188,10 @@ def _refused_alone(sink: Sink, batch: Batch) -> dict[TableName, LockstepError]:
             raise
         except LockstepError as error:
             errors[table] = error
+    are_all_refused = len(errors) == len({*events, *versions}) > 1
+    if are_all_refused and all(isinstance(error, PerhapsStoreRefuses) for error in errors.values()):
+        first = next(iter(errors.values()))
+        raise StoreRefuses(first.message, hint=first.hint)
     return errors
 
 

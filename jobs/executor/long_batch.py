@@ -82,7 +82,8 @@ class Told:
     ``view`` are the figures of a view, None of any other sink, and ``shard`` is the one of a view that is divided.
     ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
     very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is
-    further, as far as it is told.
+    further, as far as it is told. ``failure`` is what keeps a shard from going on. Its task ends with it, or, where a
+    server doesn't answer, tries again after ``retry_after_s``.
     """
 
     rows: int = 0
@@ -94,11 +95,12 @@ class Told:
     has_got_on: bool = False
     shard: int | None = None
     read: dict[TopicPartition, int] = field(default_factory=dict)
+    failure: Failure | None = None
 
     @property
     def is_at_work(self) -> bool:
-        """Whether the task gets on. One whose client gets nothing from Kafka any more doesn't."""
-        return bool(self.next_offsets) or self.is_building or self.has_got_on
+        """Whether the task gets on, or says what keeps it. One whose client gets nothing from Kafka doesn't."""
+        return bool(self.next_offsets) or self.is_building or self.has_got_on or self.failure is not None
 
     @property
     def is_building(self) -> bool:
@@ -117,6 +119,7 @@ class Told:
             "has_got_on": self.has_got_on,
             "shard": self.shard,
             "read": _entries(self.read),
+            "failure": None if self.failure is None else self.failure.to_json(),
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -135,6 +138,8 @@ class Told:
             self.view = ViewFigures.from_json(facts["view"])
         self.has_got_on = self.has_got_on or facts["has_got_on"]
         self.shard = facts["shard"]
+        if facts["failure"] is not None:
+            self.failure = Failure.from_json(facts["failure"])
         return True
 
 
@@ -196,6 +201,16 @@ class DriverLine:
         if self._socket is not None and wait_ready(self._socket, 0):
             self._listen(self._socket)
         return self._socket is None or self._is_ended or self._monotonic() - self._heard_at > SILENT_S
+
+    def is_over_within(self, seconds: float) -> bool:
+        """Wait for so long. Whether the batch is over before."""
+        end = self._monotonic() + seconds
+        while not self.is_over():
+            left = end - self._monotonic()
+            if left <= 0 or self._socket is None:
+                return False
+            wait_ready(self._socket, left)
+        return True
 
     def _listen(self, line: socket.socket) -> None:
         try:

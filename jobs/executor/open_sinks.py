@@ -68,6 +68,8 @@ def _open_for(task: Task) -> _Open:
         give_up_after_s=task.retry_s,
     )
     bare = task.open(task.sink, task.settings, task.generation)
+    if task.server is not None:
+        bare.require_server(task.server)
     opened = _Open(retrying(bare, retries).sink, bare, purpose, now)
     _open[identity] = opened
     _unfrozen.add(identity)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import orjson
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from cdc.kafka.client import new_client
+from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.topic_admin import NOT_ALLOWED, TopicAdmin, reason, without_rights
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import JsonValue
@@ -63,7 +63,10 @@ class StreamTopics:
     def __init__(self, client: Client, where: StreamInput) -> None:
         self._where = where
         self._failed: KafkaError | None = None
-        largest = max(where.side_record_bytes_max, where.result_record_bytes_max) + RECORD_OVERHEAD_BYTES
+        limits = [where.side_record_bytes_max]
+        if where.result_topic is not None:
+            limits.append(where.result_record_bytes_max)
+        largest = max(limits) + RECORD_OVERHEAD_BYTES
         self._producer = new_client(
             Producer,
             {
@@ -71,6 +74,7 @@ class StreamTopics:
                 "enable.idempotence": True,  # and so all brokers confirm, and a retry neither repeats nor reorders
                 "compression.type": "lz4",
                 "linger.ms": 5,
+                "batch.size": batch_bytes(*limits),
                 "queue.buffering.max.kbytes": max(_QUEUE_KBYTES, 2 * largest // 1024),
                 "message.max.bytes": largest,
             },

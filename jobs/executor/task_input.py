@@ -127,6 +127,8 @@ class Task:
     """With it, readers of the sink see whole transactions."""
     stream: StreamInput | None = None
     """With it, the sink gets the rows of a stream query."""
+    server: str | None = None
+    """Which server of the sink has the job's progress, as ``OpenedSink`` says: no row may go to another one."""
 
     @property
     def reads_whole_transactions(self) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final
@@ -16,14 +16,14 @@ from typing import Final
 import orjson
 import pyarrow as pa
 
-from cdc.model.errors import PositionMismatch
+from cdc.model.errors import DataLost, PositionMismatch, Unavailable
 from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from jobs.executor.decode import decode
 from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
-from jobs.executor.result import VALUES_BYTES_MAX, RejectedEvent, Result, check_rejections
+from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
@@ -43,6 +43,9 @@ _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
 
 _FED_ROWS: Final = 5_000
+_RETRY_S: Final = 0.5
+_RETRY_MOST_S: Final = 8.0
+"""How long a shard waits before it tries again: at first, and at most. An attempt that lasted longer begins anew."""
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
@@ -72,7 +75,7 @@ def deliver_view(
 
     def follow(own: Task, stored: Offsets, result: Result) -> None:
         with nullcontext() if batch is None else DriverLine(batch.socket) as line:
-            _follow(own, stored, result, line, goes_on=False)
+            _follow_beside_others(own, stored, result, line, goes_on=False)
 
     yield from _delivered(task, batches, follow)
 
@@ -82,7 +85,7 @@ def deliver_view_long(task: Task, batch: LongBatch, batches: Iterable[pa.RecordB
 
     def follow(own: Task, stored: Offsets, result: Result) -> None:
         with DriverLine(batch.socket) as line:
-            _follow(own, stored, result, line, goes_on=True)
+            _follow_beside_others(own, stored, result, line, goes_on=True)
 
     yield from _delivered(task, batches, follow)
 
@@ -104,15 +107,45 @@ def _delivered(
     yield from delivered(batches, work, close=close)
 
 
-def _follow(task: Task, stored: Offsets, result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
+def _follow_beside_others(
+    task: Task, stored: Offsets, result: Result, line: DriverLine | None, *, goes_on: bool
+) -> None:
+    """The same as ``_follow``. ``stored`` is what the sink was told of.
+
+    The result of a shard's task is looked at when all tasks of its batch have ended, and one that builds a state ends
+    late. So it tells at once what it fails with. Where that ends by itself, it goes on.
+    """
+    assert task.view is not None
+    progress, shard = _SinkProgress({**task.view.reached, **stored}), task.view.shard
+    retry_s = 0.0
+    while True:
+        began_s = time.monotonic()
+        try:
+            return _follow(task, progress, result, line, goes_on=goes_on)
+        except Exception as error:
+            if shard is None or line is None:
+                raise
+            ends_by_itself = isinstance(error, Unavailable) and not isinstance(error, DataLost)
+            is_first = not retry_s or time.monotonic() - began_s > 2 * _RETRY_MOST_S
+            retry_s = _RETRY_S if is_first else min(2 * retry_s, _RETRY_MOST_S)
+            failure = replace(Failure.of(error), retry_after_s=retry_s)
+            line.tell(Told(failure=failure, shard=shard.number))
+            progress.tell({})
+            if not (goes_on and ends_by_itself):
+                raise
+            close_sink(task)  # the next attempt starts with a new connection
+            if line.is_over_within(retry_s):
+                raise
+
+
+def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverLine | None, *, goes_on: bool) -> None:
     """Keep the view until the batch has to end: by the driver's word, or where it doesn't go on, when all is taken in.
 
-    ``stored`` is what the sink was told of. Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
+    Raises as ``LogReader.follow``, ``View`` and ``Sink.apply``.
     """
     assert task.view is not None
     # A job that another one has replaced leaves the state to that one.
     sink_for(task).apply(Batch([], fence=task.fence))
-    progress = _SinkProgress({**task.view.reached, **stored})
     is_to_be_built = False
     while True:
         with _opened_state(task, task.view) as state:
@@ -450,7 +483,7 @@ class _Run:
         elif (
             taken.records is None
             and not self._moves(taken.next_offsets)
-            and not self._view.has_aged(cut.commit_time_ms)  # time goes on where nothing else happens
+            and not self._view.is_due(cut.commit_time_ms)  # time goes on where nothing else happens
         ):
             return
         else:

@@ -109,16 +109,17 @@ def list_generations(opened: OpenedSink) -> list[Generation]:
 
 def load_record(records: CoordinationRecords, generation: int) -> Record | None:
     """A generation's record; None where it has none."""
-    text = records.load(_record_name(generation))
+    text = records.load(record_name(generation))
     return None if text is None else Record.from_json(text)
 
 
 def save_record(records: CoordinationRecords, generation: int, record: Record) -> None:
     """Replace a generation's record."""
-    records.save(_record_name(generation), record.to_json())
+    records.save(record_name(generation), record.to_json())
 
 
-def _record_name(generation: int) -> str:
+def record_name(generation: int) -> str:
+    """What its coordination record is called."""
     return f"record.{generation}"
 
 
@@ -163,7 +164,7 @@ def begin_generation(opened: OpenedSink, record: Record) -> int:
 def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
     """The same, unless somebody else begins one at this moment: then None, and theirs is among the generations."""
     number = _highest_number(opened.records, opened.generations.numbers()) + 1
-    if not opened.records.create(_record_name(number), record.to_json()):
+    if not opened.records.create(record_name(number), record.to_json()):
         return None
     opened.records.save(_LAST, str(number))
     return number
@@ -172,6 +173,6 @@ def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
 def _highest_number(records: CoordinationRecords, existing: Iterable[int]) -> int:
     """The highest number that was ever given. ``existing`` are the generations that the destination has."""
     number = max([int(records.load(_LAST) or 0), *existing])
-    while records.load(_record_name(number + 1)) is not None:
+    while records.load(record_name(number + 1)) is not None:
         number += 1
     return number

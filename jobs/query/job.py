@@ -48,6 +48,7 @@ from jobs.generations.asides import (
 )
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
+from jobs.generations.first_read import dump_first_read, first_read_name, load_first_read
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
@@ -166,6 +167,7 @@ class SinkJob:
             began, reached = time.monotonic(), self._reached
             try:
                 if not self._run_query():
+                    self._check_all_applied()
                     return
             except _SetAside:
                 continue
@@ -211,6 +213,17 @@ class SinkJob:
                 # A row came of a shape that nobody knew when the tables were prepared: the next start knows it.
                 if not self._have_shapes_changed() and not self._has_lost_rights():
                     raise
+
+    def _check_all_applied(self) -> None:
+        """Raise LockstepError where a job that was to apply all there is has left out tables that can't be applied."""
+        failed = {table: each for table, each in sorted(self._asides.items()) if each.state is AsideState.FAILED}
+        if not self._plan.once or self._stop.is_set() or not failed:
+            return
+        steps = [each.next_step(self._plan.name, str(table)) for table, each in failed.items()]
+        raise LockstepError(
+            f"sink {self._plan.name!r} hasn't got all: " + "; ".join(each.why(str(at)) for at, each in failed.items()),
+            hint="; ".join(step for step in steps if step is not None),
+        )
 
     def _look_at_claims(self) -> None:
         """Raise Fenced when another job has claimed the generation since this one did, as far as can be seen."""
@@ -285,8 +298,11 @@ class SinkJob:
                 reads_from = self._filled_from(opened, stored)
             committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
             checkpoint = self._checkpoint(start)
-        point = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
+        # A view knows with its state where it is.
+        begun = load_first_read(opened.records, plan.generation) if view is None and stored is None else None
+        known = begun if stored is None else stored
+        point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
         self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
         self._tell_asides()
@@ -295,7 +311,7 @@ class SinkJob:
             plan,
             opened,
             log,
-            _as_of_start(stored, ends, now_ms, skipped_by(start.offsets, stored)),
+            _as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
             start,
             check_claim=lease.check,
             holds_watermark=bool(columns.lacking),
@@ -303,10 +319,10 @@ class SinkJob:
             selection="" if self._captured is None else self._captured.selection,
             result=None if view is None else view.table.name,
         )
-        known = kept_consistency(opened, plan.generation)
+        consistency = kept_consistency(opened, plan.generation)
         fence = lease.claim(opened.sink.claim)
         lacks_step = keep_consistency(
-            opened, plan.generation, known, fence=fence, applies_steps=plan.applies_steps, reads_from=reads_from
+            opened, plan.generation, consistency, fence=fence, applies_steps=plan.applies_steps, reads_from=reads_from
         )
         task = self._task(
             log,
@@ -315,8 +331,21 @@ class SinkJob:
             fence=fence,
             view=self._view_input(view, log, committed),
             steps=self._steps_input(committed),
+            server=opened.server(),
         )
         self._begin_asides(lease)
+
+        def begin() -> bool:
+            if stored is not None:
+                keeper.begin()
+            elif view is None:
+                # Without anything to read, a step is taken all the same. It writes no row.
+                if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
+                    return False
+                text = dump_first_read(begun, log.partitions, log.topic_ids, now_ms=_now_ms())
+                lease.save_record(first_read_name(plan.generation), text)
+            return True
+
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
@@ -345,6 +374,8 @@ class SinkJob:
                 on_no_task_left=self._tell_no_task_left,
                 captured=self._captured_watch(),
                 uncopied=self._listed(cluster, log.uncopied),
+                begin=begin,
+                aside=[self._topic(table) for table, aside in self._asides.items() if not aside.is_read],
             )
             try:
                 self._has_query = True
@@ -441,9 +472,10 @@ class SinkJob:
         plan = self._plan
         orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
         stored = opened.generations.load_progress()
-        left = [] if stored is None else [name for name in self._tables if self._topic(name) in stored.left_at_ms]
+        left = _left(stored)
+        left_tables = [name for name in self._tables if self._topic(name) in left]
         uncaptured = () if self._captured is None else self._captured.lacks(plan.settings.tables)
-        asides = next_asides(self._tables, orders, before, left=left, uncaptured=uncaptured, now_ms=_now_ms())
+        asides = next_asides(self._tables, orders, before, left=left_tables, uncaptured=uncaptured, now_ms=_now_ms())
         with self._asides_lock:
             if asides != before:
                 self._save_asides(lease, asides)
@@ -810,6 +842,7 @@ class SinkJob:
         fence: int,
         view: ViewInput | None = None,
         steps: StepsInput | None = None,
+        server: str | None = None,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -834,6 +867,7 @@ class SinkJob:
             open=plan.open,
             view=view,
             steps=steps,
+            server=server,
         )
 
     def _have_shapes_changed(self) -> bool:
@@ -949,6 +983,7 @@ def _keeper(
         is_paused=bool(held),
         selection=selection or (stored.selection if stored is not None else ""),
         tables={topic: result or name for topic, name in log.table_of.items()},
+        partitions=log.partitions,
     )
 
 
@@ -962,8 +997,9 @@ def _as_of_start(
     if stored is None:
         return None
     reached = {**stored.next_offsets, **skipped}
-    # A topic that was never read lacks nothing of before: it is read from its beginning from now on.
-    has_read = {topic for topic, _ in reached}
+    # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
+    # read for the first time, or again, are judged by a time of their own.
+    has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()
     if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
         return stored
     left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
@@ -985,6 +1021,16 @@ def _joining(
     never_read = unread - {topic for topic, _ in stored.next_offsets}
     new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
     return new | came_back | never_read | passed_over | (set(stored.joining) & {*log.topics, *unread})
+
+
+def _left(stored: Progress | None) -> set[str]:
+    """The topics that weren't read for a while, and that the watermark hasn't waited for.
+
+    It waits for one that is read for the first time. While there is none, it has passed nothing.
+    """
+    if stored is None or not stored.watermark_lsn:
+        return set()
+    return stored.left_at_ms.keys() - set(stored.joining)
 
 
 def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:

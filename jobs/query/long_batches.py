@@ -107,7 +107,8 @@ class LongBatches:
                 seconds = min((line.told_at + GO_ON_S - now for line in lines), default=GO_ON_S)
                 ready = self._wait([self._listener, *(line.connection for line in lines)], seconds)
                 for line in list(lines):
-                    if not self._is_attended(line, has_said=line.connection.fileno() in ready):
+                    has_said = line.connection.fileno() in ready
+                    if not self._is_attended(line, lines, has_said=has_said):
                         line.connection.close()
                         lines.remove(line)
                         self._ended_number = max(self._ended_number, line.batch_number)
@@ -141,12 +142,12 @@ class LongBatches:
             self._woken.recv(_RECEIVED_AT_ONCE)
         return ready
 
-    def _is_attended(self, line: "_TaskLine", *, has_said: bool) -> bool:
+    def _is_attended(self, line: "_TaskLine", lines: "Sequence[_TaskLine]", *, has_said: bool) -> bool:
         """Hear what a task has said, and say what there is to say. False when it has hung up."""
         try:
             if has_said and not self._hear(line):
                 return False
-            self._say(line)
+            self._say(line, lines)
         except ConnectionError:  # a task that was killed
             return False
         return True
@@ -171,10 +172,13 @@ class LongBatches:
             line.standstill.has_moved(time.monotonic())
         return is_there
 
-    def _say(self, line: "_TaskLine") -> None:
+    def _say(self, line: "_TaskLine", lines: "Sequence[_TaskLine]") -> None:
         now = time.monotonic()
-        is_stuck = line.standstill.is_too_long(now, is_behind=self._is_behind(line.shard))
-        # Spark can't begin one task of a batch anew. A building goes on: it would begin again as well.
+        # Spark can't begin one task of a batch anew. A building goes on: it would begin again as well. Until that has
+        # ended, no other task of its batch can be begun.
+        others = [other for other in lines if other is not line and other.batch_number == line.batch_number]
+        would_begin = not any(other.is_building for other in others)
+        is_stuck = line.standstill.is_too_long(now, is_behind=self._is_behind(line.shard)) and would_begin
         is_left_alone = self._is_shared and line.batch_number == self._ended_number and not line.is_building
         if (self._gate.is_wanted or is_stuck or is_left_alone) and not line.is_told_to_end:
             line.connection.sendall(END)

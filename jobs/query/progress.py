@@ -1,7 +1,7 @@
 """A sink's progress as the driver keeps it: offsets after each batch, the watermark as soon as it is known."""
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from cdc.model.table import TableName
@@ -45,6 +45,7 @@ class ProgressKeeper:
         is_paused: bool = False,
         selection: str = "",
         tables: Mapping[str, TableName] | None = None,
+        partitions: Iterable[TopicPartition] = (),
     ) -> None:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
@@ -60,6 +61,9 @@ class ProgressKeeper:
         ``skipped`` are the partitions of which this start position leaves something out, and ``left_at_ms`` has the
         topics that are read no longer, both as in Progress. Those among them that are read again are judged by that
         time until nothing is behind.
+
+        ``partitions`` are those of the topics that are read. Topics that never were are judged by now: of what was
+        deleted before, no row can be here.
         """
         self._sink = sink
         self._check_claim = check_claim
@@ -73,8 +77,10 @@ class ProgressKeeper:
         self._applied: Offsets = {} if stored is None else dict(stored.next_offsets)
         self._skipped: Offsets = dict(skipped or {})
         self._left_at_ms = dict(left_at_ms or {})
+        self._new = frozenset[str]()
         self._reached: Offsets = {}
         self._written: dict[TopicPartition, int] = {}
+        self._shards: Sequence[Mapping[TopicPartition, int]] = () if stored is None else stored.shards
         self._rejected = 0 if stored is None else stored.rejected
         self._saved_at_ms = now_ms()
         self._complete_at_ms = self._saved_at_ms if stored is None else stored.updated_at_ms
@@ -89,10 +95,13 @@ class ProgressKeeper:
         self._lacks_columns = holds_watermark
         self._read = frozenset(topic_ids)
         self._saved_joining = () if stored is None else stored.joining
+        if stored is not None:
+            # What was never read is read from its beginning from now on, however long the others wait.
+            self._new = frozenset(topic_ids).difference(topic for topic, _ in self._applied)
+            self._applied |= {at: 0 for at in partitions if at[0] in self._new}
+            self._left_at_ms |= dict.fromkeys(self._new, self._saved_at_ms)
         self._resuming = frozenset(topic_ids) & self._left_at_ms.keys()
-        # What was never read is read from its beginning from now on, however long the others wait.
-        self._new = frozenset(topic_ids) - {topic for topic, _ in self._applied}
-        self._began_at_ms = self._saved_at_ms
+        self._began_joining = frozenset(watermark.joining)
         self._owes_watermark = False
         self._read_mark = ReadMark(self._applied, watermark, tells_lsn=not is_paused)
 
@@ -106,6 +115,17 @@ class ProgressKeeper:
     def read_so_far(self) -> ReadSoFar:
         """Doesn't wait for a destination that hangs either."""
         return self._read_mark.so_far()
+
+    def begin(self) -> None:
+        """Store which topics are read for the first time, and since when. Raises as ``save_progress``.
+
+        Call it before the first task. Rows of them may be here from then on, also when no batch comes to its end: their
+        deletes are missed where the topic isn't read for longer than it keeps tombstones.
+        """
+        with self._lock:
+            if self._new:
+                self._save()
+                self._new = frozenset()
 
     def release_watermark(self) -> None:
         """Rows from before are as at the source too: from now on the watermark says how far all of them are."""
@@ -156,12 +176,24 @@ class ProgressKeeper:
         with self._lock:
             return dict(self._reached)
 
+    @property
+    def shards(self) -> Sequence[Mapping[TopicPartition, int]]:
+        """The next offsets of a view's shards, as Progress has them."""
+        with self._lock:
+            return self._shards
+
     def batch_applied(
-        self, ends: Offsets, *, rejected: int, written: Mapping[TopicPartition, int] = NOTHING_WRITTEN
+        self,
+        ends: Offsets,
+        *,
+        rejected: int,
+        written: Mapping[TopicPartition, int] = NOTHING_WRITTEN,
+        shards: Sequence[Mapping[TopicPartition, int]] = (),
     ) -> Progress:
         """Everything below ``ends`` is applied: store and return that.
 
-        ``written`` are the next offsets that the batch's tasks have stored with its rows.
+        ``written`` are the next offsets that the batch's tasks have stored with its rows. ``shards`` are those of a
+        view's, as Progress has them.
 
         Raises as ``save_progress``, and PositionMismatch when the batch was read so late that deletes may be missing.
         Must return before Spark commits the batch: a destination whose progress is older than the checkpoint has lost
@@ -169,6 +201,7 @@ class ProgressKeeper:
         """
         with self._lock:
             self._check_deletes(ends)
+            self._shards = shards
             self._written.update({at: max(end, self._written.get(at, 0)) for at, end in written.items()})
             # After a crash between this and Spark's commit the batch comes again: its rejections are counted already.
             # A log that is read again from its start takes nothing back.
@@ -186,6 +219,7 @@ class ProgressKeeper:
                 self._beyond.advance({**self._applied, **self._skipped})
                 self._read_at_ms = self._beyond.behind_since_ms or self._read_at_ms
             self._note_whether_behind()
+            self._forget_when_left(self._joined())
             progress = self._save()
             for at, end in ends.items():
                 self._reached[at] = max(end, self._reached.get(at, 0))
@@ -219,15 +253,23 @@ class ProgressKeeper:
                 behind_since_ms = self._beyond.behind_since_ms
                 self._read_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             self._note_whether_behind()
-            if self._resuming and self._learned_any and self._watermark.behind_since_ms is None:
-                self._left_at_ms = {at: ms for at, ms in self._left_at_ms.items() if at not in self._resuming}
-                self._resuming = frozenset()
+            has_all = self._learned_any and self._watermark.behind_since_ms is None
+            if caught_up := self._resuming if has_all else self._joined():
+                self._forget_when_left(caught_up)
                 raised = True
             is_due = is_other or self._now_ms() - self._saved_at_ms >= RENEWAL_MS
             self._owes_watermark = raised  # until it is saved, which a destination may refuse now
-            if raised or (self._applied and is_due):
+            if raised or (is_due and any(self._applied.values())):
                 return self._save()
             return None
+
+    def _joined(self) -> frozenset[str]:
+        """The topics that the watermark has become true of: what they lack now, they lack like all others."""
+        return self._resuming & self._began_joining.difference(self._watermark.joining)
+
+    def _forget_when_left(self, topics: frozenset[str]) -> None:
+        self._left_at_ms = {topic: at_ms for topic, at_ms in self._left_at_ms.items() if topic not in topics}
+        self._resuming -= topics
 
     def _note_whether_behind(self) -> None:
         self._is_behind = (self._beyond or self._watermark).behind_since_ms is not None
@@ -240,9 +282,7 @@ class ProgressKeeper:
         for topic in sorted(topics):
             at_ms = complete_at_ms
             if topic in self._resuming:
-                at_ms = min(at_ms, self._left_at_ms[topic])
-            elif topic in self._new:
-                at_ms = max(at_ms, self._began_at_ms)
+                at_ms = self._left_at_ms[topic]
             check_deletes_are_there(self._sink, {topic}, self._retention_ms, complete_at_ms=at_ms, now_ms=now_ms)
 
     def _save(self) -> Progress:
@@ -261,6 +301,7 @@ class ProgressKeeper:
             read_at_ms=0 if self._beyond is None else self._read_at_ms,
             joining=joining,
             selection=self._selection,
+            shards=tuple(self._shards),
         )
         self._check_claim()
         behind = behind_the_watermark(progress)

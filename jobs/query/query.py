@@ -56,7 +56,7 @@ from jobs.query.threads import (
 )
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_figures import FiguresKeeper
-from jobs.query.view_shards import ViewShards, parse_shards, shards_name
+from jobs.query.view_shards import ViewShards
 from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusReport, WatermarkRaised
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -99,7 +99,9 @@ class QueryPlan:
     is applied, or a consistent sink lacks its first step. ``goes_on``: batches may be long ones.
     ``on_no_task_left`` is called for each that would be one and gets no task for that. ``captured`` says whether the
     sink is to have other tables by now: then the query ends. ``uncopied`` are the topics of those that it doesn't read
-    yet, since their copy hasn't begun.
+    yet, since their copy hasn't begun. ``begin`` is called before the first task: it keeps what is read from then on.
+    Where it says that it had nothing to keep yet, it is called again before the next one.
+    ``aside`` are the topics of the sink's tables that are set aside: their rejections count among those that are open.
     """
 
     sink: SinkPlan
@@ -118,6 +120,8 @@ class QueryPlan:
     on_no_task_left: Callable[[], None] = lambda: None
     captured: CapturedWatch | None = None
     uncopied: Sequence[str] = ()
+    begin: Callable[[], bool] = lambda: True
+    aside: Sequence[str] = ()
 
 
 class SinkQuery:
@@ -155,7 +159,7 @@ class SinkQuery:
             client, self._plan.pipeline, sink=task.sink, generation=task.generation, report=report
         )
         own = [] if task.view is None else [task.view.topic]
-        self._rejections = self._dead_letters.read([*task.tables, *own])
+        self._rejections = self._dead_letters.read([*task.tables, *plan.aside, *own])
         self._progress_reader = ProgressReader(client, self._plan.pipeline, [*task.tables, *plan.uncopied])
         self._captured = plan.captured
         self._unlearned: list[ProgressRecord] = []
@@ -190,6 +194,8 @@ class SinkQuery:
         lease.tells(keeper.read_so_far)
         self._previous_ends: tuple[int, Offsets] | None = None
         self._reached_before = plan.reached
+        self._begin = plan.begin
+        self._has_begun = False
         self._compiles = True
 
     def run(self) -> None:
@@ -210,8 +216,8 @@ class SinkQuery:
     def _load_shards(self) -> None:
         view = self._task.view
         if view is not None and view.shards:
-            stored = self._lease.record(shards_name(self._task.generation))
-            self._shards = parse_shards(stored, count=self._shard_count, reached=view.reached)
+            stored, count = self._keeper.shards, self._shard_count
+            self._shards = ViewShards.of_progress(stored, count=count, reached=view.reached)
 
     def _run_to_end(self) -> StreamingQuery | None:
         """Start Spark's query when there is something to read, and wait until it has ended.
@@ -506,8 +512,7 @@ class SinkQuery:
         if result.view is not None:
             self._figures.told(result.view, is_last=True)
         if result.next_offsets:
-            written = self._stored_by_steps(result.next_offsets)
-            progress = self._keeper.batch_applied(result.next_offsets, rejected=len(result.rejected), written=written)
+            progress = self._store_whole(result.next_offsets, rejected=len(result.rejected))
             self._report_applied(result, progress)
             if result.lacks_record and self._plan.once:
                 at = self._plan.name, self._plan.generation, progress.watermark_lsn
@@ -523,8 +528,6 @@ class SinkQuery:
             shards.reach(shard, reached)
         for shard, figures in result.views.items():
             result.view = shards.figures(shard, figures) or result.view
-        if result.reached:
-            shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
         if len(result.reached) == shards.count:
             result.next_offsets = shards.least
 
@@ -552,18 +555,16 @@ class SinkQuery:
             self._figures.told(figures)
         if told.read and shards is None:  # what one shard has read, others may not have
             self._keeper.read_to(told.read)
+        if told.failure is not None:
+            self._hear_failure(told.failure.error())
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
 
         def store() -> Progress:
-            reached = told.next_offsets
             if shards is not None and told.shard is not None:
-                shards.reach(told.shard, reached)
-                # First: what the view's progress says of all shards is true of each then, whoever is killed.
-                shards.store(partial(self._lease.save_record, shards_name(self._task.generation)))
-                reached = shards.least
-            return self._keeper.batch_applied(reached, rejected=0, written=self._stored_by_steps(reached))
+                shards.reach(told.shard, told.next_offsets)
+            return self._store_whole(told.next_offsets, rejected=0)
 
         progress = store_told(self._state, store)
         if progress is not None:
@@ -572,9 +573,33 @@ class SinkQuery:
         self._is_told_stored = progress is not None
         return self._is_told_stored
 
-    def _stored_by_steps(self, next_offsets: Offsets) -> Mapping[TopicPartition, int]:
-        """Those that a consistent sink has stored with its rows. A view's state may have got on without any."""
-        return NOTHING_WRITTEN if self._task.steps is None else next_offsets
+    def _hear_failure(self, error: LockstepError) -> None:
+        """One shard of a view fails. The batch may go on for long: another one is being built.
+
+        What doesn't end by itself ends the query, as it does where the batch ends with it.
+        """
+        if isinstance(error, Unavailable) and not isinstance(error, DataLost):
+            self._report(SinkWaiting(self._task.sink, error.message, error.retry_after_s))
+            return
+        try:
+            if isinstance(error, PositionMismatch):
+                self._topics.check(self._cluster, self._task.tables.keys())
+        except LockstepError as named:
+            error = named
+        self._state.fail(error)
+
+    def _store_whole(self, next_offsets: Offsets, *, rejected: int) -> Progress:
+        """Store that all below these offsets is applied, or where a view's shards are. Returns the progress.
+
+        Raises as ``ProgressKeeper.batch_applied``.
+        """
+        if self._shards is not None:
+            return self._shards.store(
+                lambda least, reached: self._keeper.batch_applied(least, rejected=rejected, shards=reached)
+            )
+        # A consistent sink has stored them with its rows. A view's state may have got on without any.
+        written = NOTHING_WRITTEN if self._task.steps is None else next_offsets
+        return self._keeper.batch_applied(next_offsets, rejected=rejected, written=written)
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
         rejected = part.rejected if isinstance(part, Result) else []
@@ -620,6 +645,8 @@ class SinkQuery:
 
     def _deliver(self, records: Callable[[], DataFrame], topics: Collection[str], *, is_long: bool) -> Result:
         """Apply a batch's records, which are of these topics: one pass. Waits while the destination doesn't answer."""
+        if not self._has_begun:
+            self._has_begun = self._begin()
         backoff = Backoff()
         while True:
             if self._long_batches is not None:

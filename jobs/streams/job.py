@@ -56,7 +56,15 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
 from jobs.streams.posting import RowPoster
 from jobs.streams.records import begun_name, figures_name, waiting_name
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
+from jobs.streams.resume import (
+    Begun,
+    Figures,
+    check_checkpoint,
+    check_definition,
+    check_new_topic,
+    check_state_form,
+    unfinished_batch,
+)
 from jobs.streams.settings import StreamSettings
 from jobs.streams.sql_plans import UNCHECKED, QueryRefused
 from sinks.contract import OpenedSink
@@ -201,9 +209,7 @@ class _Run:
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._begun_with = streams, begun
         require_in_use(self._opened.records, name, self._generation)
-        location = checkpoint_location(
-            plan.spark.checkpoint_directory, pipeline=plan.pipeline, sink=name, generation=self._generation
-        )
+        location = self._location(self._generation)
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
         self._check_checkpoint()
@@ -216,7 +222,7 @@ class _Run:
         self._table = table
         self._task = Task(
             name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
-            uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open,
+            uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open, server=self._opened.server(),
             stream=StreamInput(
                 name, begun.topic_ids, side_topic.name, self._side_bytes_max,
                 None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
@@ -351,15 +357,49 @@ class _Run:
         topic_ids, definition = self._cluster.topic_ids([*topics, *own]), self._plan.definition(streams)
         text = records.load(name)
         if text is None:
-            begun = Begun(definition, topic_ids, self._cluster.begin_offsets(partitions_of(topics, counts)))
+            for topic in own:
+                check_new_topic(self._plan.name, topic, end=self._cluster.end_offsets([(topic, 0)])[topic, 0])
+            self._tell_unfinished()
+            start = self._cluster.begin_offsets(partitions_of(topics, counts))
+            begun = Begun(definition, topic_ids, start, self._plan.state_form)
             records.save(name, begun.text())
             return begun
         begun = Begun.parse(text)
         check_definition(self._plan.name, begun, definition)
+        check_state_form(self._plan.name, begun, form=self._plan.state_form)
         check_topic_ids(self._plan.name, begun.topic_ids, topic_ids)
         # Where nothing was read yet, Spark wants an offset of partitions too that have joined since.
         joined = dict.fromkeys(partitions_of(topics, counts), 0)
         return replace(begun, start={**joined, **begun.start})
+
+    def _tell_unfinished(self) -> None:
+        """Log which builds, whose rows are posted before this one's, have begun a batch that nobody ends any more."""
+        if self._plan.query.webhook is None:
+            return
+        for number in self._shown_generations():
+            figures = Figures.parse(self._opened.records.load(figures_name(number)))
+            planned = Checkpoint(self._session, self._location(number)).newest_planned()
+            if (batch := unfinished_batch(figures, planned=planned)) is not None:
+                subject: Mapping[str, str | int] = {
+                    "stream_query": self._plan.name,
+                    "generation": number,
+                    "batch": batch,
+                }
+                logger.warning(
+                    LogMessage(
+                        "a batch of the build before isn't finished",
+                        subject,
+                        "its rows come from the new build, as far as the topics still have their events",
+                    )
+                )
+
+    def _location(self, generation: int) -> str:
+        return checkpoint_location(
+            self._plan.spark.checkpoint_directory,
+            pipeline=self._plan.pipeline,
+            sink=self._plan.name,
+            generation=generation,
+        )
 
     def _check_checkpoint(self) -> None:
         newest, batch = self._checkpoint.newest_planned(), self._figures.batch
@@ -573,6 +613,7 @@ class _Run:
                 self._has_earlier = True
                 continue
             set_phase(self._opened.records, earlier.number, Phase.RETIRED)
+            self._shown = [number for number in self._shown if number != earlier.number]
             dropped = self._plan.opened(earlier.number)
             try:
                 dropped.generations.drop()

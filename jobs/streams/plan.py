@@ -9,6 +9,7 @@ from cdc.kafka.topic_admin import TopicPlan, stream_result_topic_plan, table_top
 from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
 from cdc.model.event import JsonValue
 from jobs.settings import SparkSettings
+from jobs.streams.resume import FIRST_STATE_FORM, PATTERN_STATE_FORM
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from sinks.contract import OpenedSink
 from sinks.registry import SinkSettings, definition, open_sink
@@ -51,6 +52,11 @@ class StreamQueryPlan:
             **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
             **definition(self.settings),
         }
+
+    @property
+    def state_form(self) -> int:
+        """The form of what Spark keeps of the query."""
+        return FIRST_STATE_FORM if self.query.pattern is None else PATTERN_STATE_FORM
 
     @property
     def side_record_bytes_max(self) -> int:

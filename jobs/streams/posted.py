@@ -1,7 +1,7 @@
 """What of a result's rows was posted to its webhook, and what is posted of a row. Pure."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import orjson
@@ -42,6 +42,30 @@ class Posted:
 
     def text(self) -> str:
         return orjson.dumps(self.to_json()).decode()
+
+
+def kept_back(at: Posted, reason: str, *, now_ms: int) -> Posted:
+    """The same where something is in the way, as of now in milliseconds since 1970. It is so since the first time."""
+    return replace(at, reason=reason, since_ms=at.since_ms or now_ms)
+
+
+def going_on(at: Posted, *, topic_id: str | None, begin: int, end: int) -> tuple[Posted, str]:
+    """Where to go on in a result's topic as it is now, and why rows may be lost, "" where none may be.
+
+    ``topic_id`` is None where there is no topic. ``begin`` is its first offset and ``end`` the one after its last.
+    """
+    if topic_id is None:
+        if at.topic_id == "":  # a build of before the webhook was set
+            return at, ""
+        return Posted(posted=at.posted), "their topic is gone"
+    lost = ""
+    if at.topic_id not in ("", topic_id):
+        at, lost = Posted(posted=at.posted), "their topic was removed and made anew"
+    elif at.offset > end:
+        at, lost = Posted(posted=at.posted), "their topic ends before what was posted of it"
+    if at.offset < begin:
+        at, lost = replace(at, offset=begin), lost or "the first records of their topic were deleted"
+    return replace(at, topic_id=topic_id, waiting=max(0, end - at.offset)), lost
 
 
 def posted_document(*, pipeline: str, query: str, generation: int, key: bytes, row: bytes) -> bytes:

@@ -18,13 +18,13 @@ from cdc.kafka.topic_names import stream_result_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
-from cdc.webhook import Webhook
 from jobs.executor.result import Failure
 from jobs.generations.lease import GenerationLease
+from jobs.generations.record import Phase, Record, record_name
 from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.posted import Posted, posted_document
+from jobs.streams.posted import Posted, going_on, kept_back, posted_document
 from jobs.streams.records import posted_name
-from jobs.streams.settings import webhook_variable
+from jobs.streams.settings import row_webhook
 
 logger = logging.getLogger("lockstep.streams")
 
@@ -65,13 +65,14 @@ class RowPoster:
         self._said = said
         self._wait_first_s = wait_first_s
         self._cluster = TopicAdmin(plan.kafka.client())
-        setting = f"stream_queries.{plan.name}.webhook"
-        self._webhook = Webhook(plan.query.webhook, setting=setting, variable=webhook_variable(plan.name))
+        self._webhook = row_webhook(plan.name, plan.query.webhook)
         self._changed = threading.Condition()
         self._is_woken = True
         self._is_closing = False
         self._ends_when_done = False
         self._known: dict[int, Posted] = {}
+        self._at_work: int | None = None
+        """The build whose rows are being posted, or were last."""
         self._saved_at = 0.0
         self._has_posted_more = False
         """A receipt has come since the last failure."""
@@ -103,16 +104,27 @@ class RowPoster:
 
     def has_posted(self, generation: int) -> bool:
         """Whether the receiver has all rows of a build that gets no more. Raises what store and brokers raise."""
-        topic = self._topic(generation)
-        if not self._cluster.exists(topic):
-            return True
-        return Posted.parse(self._lease.record(posted_name(generation))).offset >= self._end(topic)
+        known = Posted.parse(self._lease.record(posted_name(generation)))
+        at, lost = self._going_on(self._topic(generation), known)
+        # What is lost is said by the thread, which notes that it was.
+        return not lost and not at.waiting
 
     def _topic(self, generation: int) -> str:
         return stream_result_topic(self._plan.pipeline, self._plan.name, generation)
 
-    def _end(self, topic: str) -> int:
-        return self._cluster.end_offsets([(topic, 0)])[topic, 0]
+    def _going_on(self, topic: str, known: Posted) -> tuple[Posted, str]:
+        """As ``going_on``, by what the brokers say now."""
+        if not self._cluster.exists(topic):
+            return going_on(known, topic_id=None, begin=0, end=0)
+        at = topic, 0
+        topic_id = self._cluster.topic_ids([topic])[topic]
+        begin, end = self._cluster.begin_offsets([at])[at], self._cluster.end_offsets([at])[at]
+        return going_on(known, topic_id=topic_id, begin=begin, end=end)
+
+    def _is_given_up(self, generation: int) -> bool:
+        """Whether a build is on its way out: nobody waits for its rows, and its topic goes."""
+        record = self._lease.record(record_name(generation))
+        return record is not None and Record.from_json(record).phase is Phase.RETIRED
 
     def _work(self) -> None:
         tries, reason = 0, ""
@@ -123,11 +135,12 @@ class RowPoster:
                 self._post_all()
             except (_Closed, Fenced):  # by whom it is fenced posts the rest
                 return
-            except LockstepError as error:
-                now = error.message if error.hint is None else f"{error.message}: {error.hint}"
-            except Exception as bug:
-                # Nobody starts this thread again, and rows must not be passed over.
-                now = Failure.of(bug).message
+            except Exception as error:
+                # A bug, too: nobody starts this thread again, and rows must not be passed over.
+                failure = Failure.of(error)
+                self._keep_reason(failure.message)
+                is_bug = not isinstance(error, LockstepError)
+                now = failure.message if is_bug or failure.hint is None else f"{failure.message}: {failure.hint}"
             else:
                 tries, reason = 0, ""
                 if self._ends_when_done and not self._is_woken:  # nothing has come since this pass began
@@ -154,23 +167,38 @@ class RowPoster:
 
     def _post_all(self) -> None:
         for generation in self._generations():
+            self._at_work = generation
             self._post(generation)
+
+    def _keep_reason(self, reason: str) -> None:
+        """Store why nothing gets through, as far as the store lets us: ``said`` has it in any case."""
+        generation = self._at_work
+        if generation is None:
+            return
+        name = posted_name(generation)
+        with suppress(Exception):
+            if self._is_given_up(generation):  # its records go, and must not come back
+                return
+            known = self._known.get(generation) or Posted.parse(self._lease.record(name))
+            at = self._known[generation] = kept_back(known, reason, now_ms=time.time_ns() // 1_000_000)
+            self._save(name, at)
 
     def _post(self, generation: int) -> None:
         """Post what a build's topic holds by now."""
         topic, name = self._topic(generation), posted_name(generation)
-        if not self._cluster.exists(topic):  # a build of before the webhook was set, or it is being dropped
-            return
-        at = self._known.get(generation) or Posted.parse(self._lease.record(name))
-        topic_id, end = self._cluster.topic_ids([topic])[topic], self._end(topic)
-        if at.topic_id not in ("", topic_id):
+        known = self._known.get(generation) or Posted.parse(self._lease.record(name))
+        at, lost = self._going_on(topic, known)
+        if lost:
+            if self._is_given_up(generation):
+                return
             subject = {"stream_query": self._plan.name, "topic": topic}
-            logger.error(LogMessage("rows may be lost to the webhook", subject, "their topic was removed"))
-            at = Posted(posted=at.posted)
-        at = replace(at, topic_id=topic_id, waiting=max(0, end - at.offset))
+            logger.error(LogMessage("rows may be lost to the webhook", subject, lost))
+        self._known[generation] = at
         if not at.waiting and not at.reason:
-            self._known[generation] = at
+            if lost:
+                self._save(name, at)
             return
+        end = at.offset + at.waiting
         try:
             with closing(TopicReader(self._plan.kafka.client()).records(topic, {0: at.offset})) as records:
                 for record in records:
@@ -188,13 +216,6 @@ class RowPoster:
             at = replace(at, offset=max(at.offset, end), waiting=0, since_ms=None, reason="")
             self._known[generation] = at
             self._save(name, at)
-        except LockstepError as error:
-            since_ms = at.since_ms or time.time_ns() // 1_000_000
-            at = replace(at, since_ms=since_ms, reason=error.message)
-            self._known[generation] = at
-            with suppress(LockstepError):
-                self._save(name, at)
-            raise
         except _Closed:
             with suppress(LockstepError):
                 self._save(name, at)

@@ -9,16 +9,19 @@ from jobs.streams.plan import StreamQueryPlan
 def begin_again(plan: StreamQueryPlan) -> int:
     """Begin another build, which the query's job makes; returns its number.
 
-    Builds that no reader has seen are given up. Readers have the build before until the new one has all that the
-    topics held when its job began. Raises LockstepError for another pipeline's, and what the destination raises.
+    Builds that no reader has seen are given up. One of before the one that readers have stays: its rows may still wait
+    for the webhook. Readers have the build before until the new one has all that the topics held when its job began.
+    Raises LockstepError for another pipeline's, and what the destination raises.
     """
     opened = plan.opened(1)
     try:
         opened.generations.migrate()
+        live = opened.generations.live() or 0
         for each in list_generations(opened):
-            if each.record is not None:
-                check_owner(plan.name, each.number, each.record, plan.pipeline)
-            if not each.is_live and each.record is not None and each.phase is not Phase.RETIRED:
+            if each.record is None:
+                continue
+            check_owner(plan.name, each.number, each.record, plan.pipeline)
+            if each.number > live and each.phase is not Phase.RETIRED:
                 set_phase(opened.records, each.number, Phase.RETIRED)
         return begin_generation(opened, Record(plan.pipeline, {}, created_at_ms=time.time_ns() // 1_000_000))
     finally:

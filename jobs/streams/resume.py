@@ -2,13 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 import orjson
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from cdc.model.event import JsonValue
 from jobs.offsets import Offsets
+
+FIRST_STATE_FORM: Final = 1
+"""The form of what Spark keeps for a query in SQL, which is Spark's own."""
+
+PATTERN_STATE_FORM: Final = 2
+"""The same for a pattern: which variables ``jobs.streams.pattern_state`` has, and what is in them.
+
+Whoever changes them gives this the next number: what is kept in variables of other names would be missed.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +81,24 @@ class Figures:
 class Begun:
     """What a result was begun with: the query, its streams, the topics' ids, and the first offsets to be read.
 
-    ``topic_ids`` has the topic of the result as well, where there is one.
+    ``topic_ids`` has the topic of the result as well, where there is one. ``state_form`` is that of what Spark keeps,
+    by the version that began it.
     """
 
     definition: Mapping[str, JsonValue]
     topic_ids: Mapping[str, str]
     start: Offsets
+    state_form: int
 
     def text(self) -> str:
         start = [[topic, partition, offset] for (topic, partition), offset in sorted(self.start.items())]
         return orjson.dumps(
-            {"definition": dict(self.definition), "topic_ids": dict(self.topic_ids), "start": start}
+            {
+                "definition": dict(self.definition),
+                "topic_ids": dict(self.topic_ids),
+                "start": start,
+                "state_form": self.state_form,
+            }
         ).decode()
 
     @classmethod
@@ -92,6 +108,7 @@ class Begun:
             known["definition"],
             known["topic_ids"],
             {(topic, partition): offset for topic, partition, offset in known["start"]},
+            known.get("state_form", FIRST_STATE_FORM),
         )
 
 
@@ -109,6 +126,32 @@ def check_definition(query: str, begun: Begun, definition: Mapping[str, JsonValu
         raise ConfigurationError(
             f"stream query {query!r} was begun with other settings: {', '.join(changed)}",
             hint=f"put them back, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def check_state_form(query: str, begun: Begun, *, form: int) -> None:
+    """Raise LockstepError where another version of Lockstep has written what Spark keeps, in another form."""
+    if begun.state_form != form:
+        raise LockstepError(
+            f"what Spark keeps of stream query {query!r} was written by another version of Lockstep, in another form",
+            hint=f"start that version again, or build the result again: lockstep streams rebuild {query}",
+        )
+
+
+def unfinished_batch(figures: Figures, *, planned: int | None) -> int | None:
+    """A batch that a build has planned last and hasn't done, None where there is none."""
+    return planned if planned is not None and planned > figures.batch else None
+
+
+def check_new_topic(query: str, topic: str, *, end: int) -> None:
+    """Raise PositionMismatch where the topic of a build that begins has had records, up to this offset.
+
+    They are of another build of this number, as where the store was made anew.
+    """
+    if end > 0:
+        raise PositionMismatch(
+            f"topic {topic} of stream query {query!r} has rows of another build",
+            hint=f"build the result again, which gets a topic of its own: lockstep streams rebuild {query}",
         )
 
 

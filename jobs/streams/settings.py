@@ -8,7 +8,7 @@ from pydantic import Field, StrictBool, field_validator, model_validator
 
 from cdc.model.table import Column, TableName
 from cdc.settings import Settings
-from cdc.webhook import WEBHOOK_VARIABLE_END, WebhookSettings
+from cdc.webhook import WEBHOOK_VARIABLE_END, Webhook, WebhookSettings
 
 STREAM_QUERIES_SCHEMA: Final = "stream_queries"
 """A query's result is a table of this schema, under the query's name."""
@@ -321,6 +321,11 @@ def _once(names: tuple[str, ...]) -> tuple[str, ...]:
 def webhook_variable(query: str) -> str:
     """The environment variable that may hold the address of a query's webhook."""
     return f"LOCKSTEP_STREAM_QUERY_{query.upper()}{WEBHOOK_VARIABLE_END}"
+
+
+def row_webhook(query: str, settings: WebhookSettings) -> Webhook:
+    """Where a query's rows are posted."""
+    return Webhook(settings, setting=f"stream_queries.{query}.webhook", variable=webhook_variable(query))
 
 
 def result_name(query: str) -> TableName:

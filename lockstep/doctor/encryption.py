@@ -8,8 +8,12 @@ from urllib.parse import parse_qs, urlsplit
 import psycopg
 
 from cdc.kafka.settings import KafkaSettings
+from cdc.model.errors import LockstepError
 from cdc.postgres.preflight.finding import Finding, warning
+from cdc.webhook import Webhook
+from jobs.streams.settings import row_webhook
 from lockstep.config import Config
+from monitor.alerts.channels import alert_webhook
 from sinks.access import same_host
 from sinks.delta.settings import DeltaSettings
 from sinks.opensearch.settings import OpenSearchSettings
@@ -26,6 +30,7 @@ _AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
 """Mechanisms that send the password itself, or a token."""
 
 _WHY: Final = "whoever is on the way reads the rows, and can change them"
+_WHY_ALERTS: Final = "whoever is on the way reads what alerts say and the headers' values, and can keep alerts back"
 _LIBPQ_FIX: Final = "add sslmode=verify-full, and sslrootcert= with the server's authority, to {where}"
 
 
@@ -39,15 +44,24 @@ def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
 
 
 def encryption_findings(config: Config, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """The same of Kafka, the sinks, and the webhooks of stream queries, by their settings."""
+    """The same of Kafka, the sinks, and the webhooks of stream queries and of alerts, by their settings."""
     findings = _kafka(config.kafka)
     for name, settings in config.sinks.items():
         findings += _sink(name, settings, environment)
     for name, query in config.stream_queries.items():
-        if query.webhook is not None and query.webhook.url is not None:
-            better = "let the webhook's address begin with https"
-            findings += _plain(f"stream query {name}", [query.webhook.url], scheme="http", better=better)
+        if query.webhook is not None:
+            findings += _webhook(f"stream query {name}", row_webhook(name, query.webhook), why=_WHY)
+    if config.alerts.webhook is not None:
+        findings += _webhook("alerts", alert_webhook(config.alerts.webhook), why=_WHY_ALERTS)
     return findings
+
+
+def _webhook(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
+    try:
+        address = webhook.address().get_secret_value()
+    except LockstepError:
+        return []  # its own check says what is wrong with it
+    return _plain(subject, [address], scheme="http", better="let the webhook's address begin with https", why=why)
 
 
 def _kafka(kafka: KafkaSettings) -> list[Finding]:
@@ -80,12 +94,12 @@ def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> 
             return _warehouse(subject, settings, environment)
 
 
-def _plain(subject: str, addresses: Iterable[str], *, scheme: str, better: str) -> list[Finding]:
+def _plain(subject: str, addresses: Iterable[str], *, scheme: str, better: str, why: str = _WHY) -> list[Finding]:
     """A finding where one of the addresses is of another machine, and has no TLS."""
     parts = [urlsplit(address) for address in addresses if address.lower().startswith(f"{scheme}://")]
     if all(_is_local(part.hostname or "") for part in parts):
         return []
-    return [warning(subject, "the connection isn't encrypted", _WHY, better)]
+    return [warning(subject, "the connection isn't encrypted", why, better)]
 
 
 def _warehouse(subject: str, settings: WarehouseSettings, environment: Mapping[str, str]) -> list[Finding]:

@@ -39,11 +39,13 @@ from lockstep.doctor.streams import (
     check_stream_query,
     check_stream_query_topics,
     check_stream_topics,
+    row_webhook_findings,
     state_findings,
     unread_streams,
     webhook_findings,
 )
 from migrations.source import ddl_messages_sql, publication_sql
+from monitor.alerts.channels import alert_webhook
 from sinks.sink_kernel import chosen_sink_kernel
 
 
@@ -90,7 +92,7 @@ def examine(config: Config) -> list[Finding]:
             found = _guarded(subject, check, config, way=way)
             findings += found
             if settings is not None:
-                findings += webhook_findings(name, settings)
+                findings += row_webhook_findings(name, settings)
             if _was_reached(subject, found) and _was_reached("Kafka", kafka):
                 findings += _guarded(subject, partial(check_stream_query_topics, name=name), config)
         findings += unread_streams(config.streams, config.stream_queries, read)
@@ -107,6 +109,9 @@ def examine(config: Config) -> list[Finding]:
     if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
     findings += token_findings(config)
+    if config.alerts.webhook is not None:
+        lost = "alerts aren't posted"
+        findings += webhook_findings("alerts", alert_webhook(config.alerts.webhook), why=lost)
     findings += encryption_findings(config)
     findings += _guarded("rows", _rows, config)
     return findings

@@ -9,7 +9,7 @@ from cdc.postgres.preflight.finding import Finding, Severity, error, ok
 from cdc.webhook import Webhook, WebhookSettings
 from jobs.generations.record import Phase, check_owner, list_generations
 from jobs.settings import SparkSettings
-from jobs.streams.settings import webhook_variable
+from jobs.streams.settings import row_webhook
 from lockstep.config import Config
 from lockstep.doctor.spark_sql import SparkSql
 from lockstep.doctor.written_topics import JOB_STOPS, written_topics
@@ -61,10 +61,14 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
     return findings + written_topics(cluster, subject, plans, named=plans)
 
 
-def webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:
-    """What lacks for rows to be posted. Nothing is sent: a receiver might take it for a row."""
-    subject, why = f"stream query {query}", "its rows wait on their topic, and aren't posted"
-    webhook = Webhook(settings, setting=f"stream_queries.{query}.webhook", variable=webhook_variable(query))
+def row_webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:
+    """What lacks for rows to be posted."""
+    why = "its rows wait on their topic, and aren't posted"
+    return webhook_findings(f"stream query {query}", row_webhook(query, settings), why=why)
+
+
+def webhook_findings(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
+    """What lacks for a webhook to be posted to. Nothing is sent: a receiver might take it for what it waits for."""
     found = []
     for ask in (webhook.address, webhook.headers):
         try:

@@ -1,9 +1,9 @@
 """``lockstep erase``: what it does, one place after the other."""
 
-import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +13,7 @@ from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
+    MATCHES,
     MESSAGES,
     STATE,
     control_topic,
@@ -37,6 +38,7 @@ from lockstep.erase.report import Place, Report
 from lockstep.erase.sinks import SinkErasing
 from lockstep.erase.source import deleted_at_source, kept_wal
 from lockstep.erase.stopping import stopped
+from lockstep.erase.streams import places_of_queries
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.erase.views import ViewErasing
 from lockstep.verify.canonical import key_values
@@ -46,12 +48,6 @@ from sinks.contract import Leftover
 _LOOK_EVERY_S: Final = 0.3
 
 _OF_VIEWS: Final = RecordWords(with_what="of rows that a view's sink refused", of_many=True)
-_IN_A_STREAM_QUERY: Final = (
-    "it reads the table's own topic. Its result is final, and its checkpoint and topic {topic} keep events by keys of"
-    " their own. Delete what its result has by hand; `lockstep streams rebuild {query}` then builds it again from what"
-    " the topics still hold. Delete records of {topic} by hand"
-)
-
 _OF_KINDS: Final = {
     "opensearch": "OpenSearch: snapshots of its indexes.",
     "redis": "Redis: its files (RDB, AOF) have old values until they are written anew; replicas, backups.",
@@ -150,7 +146,7 @@ class _Erasing:
         # After the sinks: what tells of searches tells of what they have.
         matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
         places += matches.places(only_look=dry_run)
-        places += self._of_stream_queries()
+        places += places_of_queries(self._config, partial(self._has_had, views))
         places += self._local(key)
         unchecked = self._unchecked(views)
         if not records and not any(place.found for place in places):
@@ -221,24 +217,15 @@ class _Erasing:
             return []
         work = self._topics.look if only_look else self._topics.erase
         place = replace(work(name, is_wanted, _OF_VIEWS), name=f"topic {name}, rows of views")
-        if place.is_proven or only_look:
+        if place.is_proven or only_look or place.why is not None:
             return [place]
         why = "`lockstep rejections list` shows what views have refused: retry or discard it, then run this again"
         return [replace(place, why=why)]
 
-    def _of_stream_queries(self) -> list[Place]:
-        """Those that read the table's own topic. What others read isn't known to have values of the row."""
-        names = [name for name, stream in self._config.streams.items() if stream.topic == self._topic]
-        return [
-            Place(f"stream query {query}", unasked=_IN_A_STREAM_QUERY.format(query=query, topic=self._side(query)))
-            for query, section in self._config.stream_queries.items()
-            if any(
-                name in section.pattern.streams
-                if section.pattern is not None
-                else re.search(rf"\b{re.escape(name)}\b", section.sql or "") is not None
-                for name in names
-            )
-        ]
+    def _has_had(self, views: ViewErasing, topic: str) -> bool:
+        """Whether a topic has, or has had, values of the row. What others have written isn't known to have some."""
+        own = {self._topic, *(control_topic(self._pipeline, name) for name in (DEAD_LETTERS, MATCHES))}
+        return topic in own or views.may_have_written(topic)
 
     def _side(self, query: str) -> str:
         return stream_query_topic(self._pipeline, query)

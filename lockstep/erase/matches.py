@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -57,10 +56,9 @@ class MatchErasing:
         place = self._topics.erase(self._topic, is_wanted, _WORDS)
         if told:
             sinks = ", ".join(sorted(told))
-            place = replace(
-                place,
-                why=f"nobody has told that its document ceases to match a search of {sinks}: start `lockstep searches"
-                " watch`, or remove the search, then run the command again",
+            place = place.unproven(
+                f"nobody has told that its document ceases to match a search of {sinks}: start `lockstep searches"
+                " watch`, or remove the search, then run the command again"
             )
         yield place
 

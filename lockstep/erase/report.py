@@ -5,8 +5,8 @@ No value of the row is in it, its key included: whoever runs the command has tha
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 from cdc.model.times import time_text
 from lockstep.console import EXIT_FAILED, EXIT_LEFT
@@ -20,7 +20,7 @@ class Place:
     """One place, such as a topic or a sink's generation: what was there, and what is ``left``.
 
     ``why`` says why something is left whose end nobody knows, and what to do. ``unasked`` says why the place couldn't
-    be looked at.
+    be looked at. All of a topic that was there at ``compacted_up_to_ms`` was compacted; in milliseconds since 1970.
     """
 
     name: str
@@ -28,6 +28,11 @@ class Place:
     left: tuple[Leftover, ...] = ()
     why: str | None = None
     unasked: str | None = None
+    compacted_up_to_ms: int | None = None
+
+    def unproven(self, why: str) -> Self:
+        """The same, of which nobody knows until when what is left stays: it should have gone, and hasn't."""
+        return replace(self, left=tuple(replace(leftover, until_ms=None) for leftover in self.left), why=why)
 
     @property
     def is_proven(self) -> bool:
@@ -47,6 +52,8 @@ class Place:
             values = "" if leftover.has_values else ", no other values"
             until = "nobody knows until when" if leftover.until_ms is None else f"until {time_text(leftover.until_ms)}"
             yield f"  LEFT: {leftover.what}{values}; {until}"
+        if self.left and self.compacted_up_to_ms is not None:
+            yield f"  compacted: all that was there at {time_text(self.compacted_up_to_ms)}"
         if self.why is not None and not self.is_proven:
             yield f"  {self.why}"
         if not self.left:
@@ -60,6 +67,7 @@ class Place:
             "left": [_json(leftover) for leftover in self.left],
             "why": self.why,
             "unasked": self.unasked,
+            "compacted_up_to_ms": self.compacted_up_to_ms,
         }
 
 

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from cdc.kafka.forced_compaction import ForcedCompaction, TopicRecord
+from cdc.kafka.forced_compaction import Compacted, ForcedCompaction, TopicRecord
 from cdc.kafka.key_records import KeyRecord, key_records
 from cdc.kafka.topic_admin import TopicAdmin
 from lockstep.erase.report import Place
@@ -121,6 +121,22 @@ def needs_compaction(
     return wanted
 
 
+def judged(place: Place, rules: TopicRules, outcome: Compacted | None, *, timeout_s: float) -> Place:
+    """The place of a topic after it was to be compacted; ``outcome`` is None where nothing had to be. Pure.
+
+    Where brokers don't compact what is old enough, no record goes at its time, however young it is.
+    """
+    if not rules.is_compacted:
+        return replace(place, why=f"its {_POLICY} isn't compact: set it, or delete the records by hand")
+    if outcome is Compacted.LATE:
+        return place.unproven(
+            f"the brokers didn't compact it within {timeout_s:.0f} s: run the command again, with a longer --timeout"
+        )
+    if outcome is Compacted.NOTHING_RIPE:
+        return replace(place, why=f"nothing is compacted that is younger than {_LAG}: run the command again then")
+    return place
+
+
 class TopicErasing:
     """Erases from topics of a pipeline. ``compaction`` has them compacted, ``timeout_s`` says how long at most."""
 
@@ -154,8 +170,9 @@ class TopicErasing:
 
     def look_at(self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None) -> Place:
         """As ``look``, for the records that ``read`` finds."""
-        left = self._leftovers(topic, read(), words)
-        return Place(f"topic {topic}", left, left)
+        records = read()
+        left = self._leftovers(topic, records, words)
+        return self._place(topic, records, left, left)
 
     def erase_those(
         self, topic: str, read: Callable[[], Sequence[KeyRecord]], words: RecordWords | None = None
@@ -165,20 +182,24 @@ class TopicErasing:
         rules = self._rules(topic)
         found = self._leftovers(topic, records, words)
         partitions = needs_compaction(records, rules, self._compaction.remembered(topic), now_ms=_now_ms())
-        why = None if rules.is_compacted else f"its {_POLICY} isn't compact: set it, or delete the records by hand"
+        outcome = None
         if partitions:
             lag_ms = rules.min_compaction_lag_ms
             what = (
                 "is being compacted" if not lag_ms else f"is being compacted, up to what is {lag_ms / 1000:.0f} s old"
             )
             self._say(f"topic {topic} {what}; that takes up to {self._timeout_s:.0f} s")
-            if not self._compaction.compact(topic, partitions, timeout_s=self._timeout_s, lag_ms=lag_ms):
-                why = (
-                    f"the brokers didn't compact it within {self._timeout_s:.0f} s: run the command again, with a"
-                    " longer --timeout"
-                )
+            outcome = self._compaction.compact(topic, partitions, timeout_s=self._timeout_s, lag_ms=lag_ms)
             records = read()
-        return Place(f"topic {topic}", found, self._leftovers(topic, records, words), why)
+        place = self._place(topic, records, found, self._leftovers(topic, records, words))
+        return judged(place, rules, outcome, timeout_s=self._timeout_s)
+
+    def _place(
+        self, topic: str, records: Sequence[KeyRecord], found: tuple[Leftover, ...], left: tuple[Leftover, ...]
+    ) -> Place:
+        partitions = {record.partition for record in records}
+        up_to_ms = self._compaction.remembered(topic).compacted_up_to_ms(partitions) if partitions else None
+        return Place(f"topic {topic}", found, left, compacted_up_to_ms=up_to_ms)
 
     def _leftovers(
         self, topic: str, records: Sequence[KeyRecord], words: RecordWords | None = None

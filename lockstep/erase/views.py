@@ -16,7 +16,7 @@ from typing import Final
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.key_records import KeyRecord, replaced_records
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import VIEWS, control_topic, table_topic, view_topic
+from cdc.kafka.topic_names import VIEWS, control_topic, is_view_topic, table_topic, view_topic
 from cdc.model.errors import LockstepError
 from cdc.model.table import Column, ReplicaIdentity, Table
 from cdc.model.tag import Tag
@@ -89,6 +89,25 @@ class ViewErasing:
 
     def _reads(self, name: str, generation: Generation) -> bool:
         return self._row.table.name in self._config.sink_tables(settings_of_generation(self._config, name, generation))
+
+    def may_have_written(self, topic: str) -> bool:
+        """Whether it is the topic of a view's rows, and not that of a generation that is known not to read the table.
+
+        A generation that is dropped, or of a view that isn't configured any more, may have read it.
+        """
+        pipeline = self._config.pipeline.name
+        if not is_view_topic(pipeline, topic):
+            return False
+        for name, settings in self._config.sinks.items():
+            if settings.view is None:
+                continue
+            try:
+                for generation in list_of(self._config, name):
+                    if view_topic(pipeline, name, generation.number) == topic:
+                        return self._reads(name, generation)
+            except LockstepError:
+                continue  # nobody knows: it may
+        return True
 
     def places(self, *, only_look: bool) -> Iterator[Place]:
         """Of each view that reads the table: its generations, and their topics."""

@@ -339,4 +339,5 @@ def _only_of(progress: Progress, topics: set[str]) -> Progress:
         skipped={at: offset for at, offset in progress.skipped.items() if at[0] in topics},
         topic_ids={topic: topic_id for topic, topic_id in progress.topic_ids.items() if topic in topics},
         left_at_ms={topic: at_ms for topic, at_ms in progress.left_at_ms.items() if topic in topics},
+        shards=(),  # each of a view's is then known to be where the view is
     )

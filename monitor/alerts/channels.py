@@ -49,6 +49,11 @@ def channels_of(settings: AlertSettings) -> dict[str, Channel]:
     return channels
 
 
+def alert_webhook(settings: WebhookSettings) -> Webhook:
+    """Where alerts are posted."""
+    return Webhook(settings, setting="alerts.webhook", variable=WEBHOOK_URL_VARIABLE)
+
+
 class WebhookChannel:
     """POSTs a message as JSON, each over a connection of its own: they are rare."""
 
@@ -56,7 +61,7 @@ class WebhookChannel:
         self._settings = settings
 
     def send(self, message: Message) -> None:
-        with Webhook(self._settings, setting="alerts.webhook", variable=WEBHOOK_URL_VARIABLE) as webhook:
+        with alert_webhook(self._settings) as webhook:
             webhook.post(orjson.dumps(message.to_json()))
 
 

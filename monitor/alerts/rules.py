@@ -6,12 +6,13 @@ that can't write, and for some seconds at most.
 
 import logging
 import threading
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Final, Self
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, bug
 from cdc.model.log_message import LogMessage
-from jobs.executor.result import Failure
 from monitor.alerts.conditions import RuleAnswer
 from monitor.alerts.settings import RuleSettings, RuleTarget
 from monitor.question import Question
@@ -42,7 +43,9 @@ def count_rows(rule: RuleSettings, target: RuleTarget) -> int:
 
 
 class RuleCollector:
-    """Asks all rules once a minute, until it is closed. One that hangs holds up the others for some seconds only."""
+    """Asks all rules at once and once a minute, until it is closed. One that hangs holds up the others for some seconds
+    once, and then none.
+    """
 
     def __init__(self, rules: Mapping[str, tuple[RuleSettings, RuleTarget]]) -> None:
         self._rules = rules
@@ -72,16 +75,21 @@ class RuleCollector:
 
     def _work(self) -> None:
         while not self._closed.is_set():
-            self._latest = {name: self._answer(name) for name in self._rules}
+            for name, (rule, target) in self._rules.items():
+                if name not in self._open:
+                    self._open[name] = Question(partial(count_rows, rule, target))
+            until = time.monotonic() + _ANSWER_S
+            self._latest = {name: self._answer(name, until) for name in self._rules}
             self._closed.wait(_LOOK_S)
 
-    def _answer(self, name: str) -> RuleAnswer:
-        rule, target = self._rules[name]
-        question = self._open.pop(name, None) or Question(lambda: count_rows(rule, target))
+    def _answer(self, name: str, until: float) -> RuleAnswer:
+        """What a rule's store says, by ``until`` of the monotonic clock at the latest."""
+        question = self._open.pop(name)
         try:
-            answer = question.wait(max(0.0, _ANSWER_S - question.age_s))
-        except Exception as bug:
-            answer = Failure.of(bug).error()
+            # One that has been asked for long is known to hang: it isn't waited for again.
+            answer = question.wait(max(0.0, min(until, question.asked_at + _ANSWER_S) - time.monotonic()))
+        except Exception as error:
+            answer = bug(error)
             if name not in self._said:
                 self._said.add(name)
                 logger.exception(LogMessage("rule can't be asked", {"rule": name}, answer.message))

@@ -115,12 +115,19 @@ class OpenSearchClient:
                 others -= 1
             except TransportError as error:
                 # Nothing was done of a request that wasn't let in.
-                if login is None or not login.is_refused(int(error.status_code)):
+                status, was_let_in = int(error.status_code), _is_its_own(error.info)
+                if login is None or not login.is_refused(status, was_let_in=was_let_in):
                     raise
                 if was_refused:
-                    words = str(error.info)
-                    raise login.refusal(failure(int(error.status_code), _kind_of(error.error)), words) from error
+                    words = f"{error.error} {error.info}"
+                    raise login.refusal(failure(status, _kind_of(error.error)), words) from error
                 was_refused = True
+
+
+def _is_its_own(info: Any) -> bool:
+    """Whether OpenSearch itself has answered: its errors have a type."""
+    error = info.get("error") if isinstance(info, dict) else None
+    return isinstance(error, dict) and isinstance(error.get("type"), str)
 
 
 def _was_never_sent(error: Any) -> bool:

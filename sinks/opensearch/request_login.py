@@ -1,16 +1,21 @@
 """How each request logs in where that changes: by what a command prints, or by a signature of its own."""
 
+import re
 from datetime import UTC, datetime
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import urllib3
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, StoreRefuses
 from cdc.printed_secret import Printed, SecretCommand, not_taken
 from sinks.access import Login
 from sinks.opensearch.sigv4 import AwsKeys, SigV4, signed_headers
 
 _Value = TypeVar("_Value")
+
+
+_KEYS_ENDED: Final = re.compile(r"security token\b.{0,100}\bexpired|\bExpiredToken", re.IGNORECASE | re.DOTALL)
+"""How AWS says that keys have ended. An expired signature is another thing: the clock is wrong that it was made by."""
 
 
 class RequestLogin(Protocol):
@@ -22,11 +27,17 @@ class RequestLogin(Protocol):
     def __call__(self, method: str, url: str, body: bytes | None, /) -> dict[str, str]:
         """The headers of a request."""
 
-    def is_refused(self, status: int) -> bool:
-        """Whether an answer says that another secret may be taken. It is read anew then."""
+    def is_refused(self, status: int, *, was_let_in: bool) -> bool:
+        """Whether an answer says that another secret may be taken. It is read anew then.
+
+        ``was_let_in``: OpenSearch itself has answered, and nothing before it.
+        """
 
     def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
-        """What to raise where the secret that was read anew isn't taken either; ``words`` are the server's."""
+        """What to raise where the secret that was read anew isn't taken either; ``words`` are the server's.
+
+        It is of the whole store.
+        """
 
 
 class _Kept(Generic[_Value]):
@@ -70,7 +81,7 @@ class PrintedLogin:
             return {"authorization": f"Bearer {secret}"}
         return urllib3.make_headers(basic_auth=f"{self._user}:{secret}")
 
-    def is_refused(self, status: int) -> bool:
+    def is_refused(self, status: int, *, was_let_in: bool) -> bool:  # its own plugin asks who it is
         if status != 401:
             return False
         self._password.forget()
@@ -107,16 +118,18 @@ class Signing:
             at=datetime.now(UTC),
         )
 
-    def is_refused(self, status: int) -> bool:
-        if status not in (401, 403) or self._printed is None:
+    def is_refused(self, status: int, *, was_let_in: bool) -> bool:
+        # Whoever checks signatures stands before OpenSearch. What that refuses has other reasons, as a full disk.
+        if status not in (401, 403) or was_let_in:
             return False
-        self._printed.forget()
+        if self._printed is not None:
+            self._printed.forget()
         return True
 
     def refusal(self, refused: LockstepError, words: str, /) -> LockstepError:
-        if self._printed is not None and "expired" in words:
+        if self._printed is not None and _KEYS_ENDED.search(words):
             return not_taken(self._printed.command, refused)
-        return LockstepError(
+        return StoreRefuses(
             refused.message,
             hint="check region, service and keys of sigv4 of this sink, this machine's clock, and what the keys may do;"
             " then run `lockstep doctor`",

@@ -1,10 +1,11 @@
 """A connection to a Redis or Valkey server, with its errors as ours and the stored format checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, DataLost, LockstepError, Unavailable
 from cdc.printed_secret import not_taken
 from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
@@ -16,8 +17,16 @@ from sinks.stored_format import check_stored_format
 Client = Any
 
 
+_HISTORY: Final = re.compile(r"^master_replid:(\S+)", re.MULTILINE)
+
+
 class RedisConnection:
-    """Connects at the first call."""
+    """Connects at the first call.
+
+    A server's stream of writes has a replication id, its history here. It has another one after a restart, and so has a
+    replica that is promoted. With Sentinels each connection asks anew where the primary is, and some may still lead to
+    the one before. Its writes are lost once it comes back as a replica.
+    """
 
     def __init__(self, name: str, settings: RedisSettings, keys: RedisKeys) -> None:
         self._name = name
@@ -25,6 +34,28 @@ class RedisConnection:
         self._keys = keys
         self._client: Client | None = None
         self._format_is_checked = False
+        self._required: str | None = None
+        self._histories: set[str] = set()
+
+    @property
+    def histories(self) -> Collection[str]:
+        """Of all servers that it has been connected to, as far as they say."""
+        return self._histories
+
+    def history(self) -> str | None:
+        """That of the server as it is now, None where it doesn't say."""
+        with self.talking() as client:
+            return self.note(history_of(lambda: client.info("replication").get("master_replid")))
+
+    def note(self, history: str | None) -> str | None:
+        """A history that was found at the server: it counts as one of ``histories``. Returns it."""
+        if history is not None:
+            self._histories.add(history)
+        return history
+
+    def require_history(self, history: str) -> None:
+        """From now on any call raises DataLost that would reach a server with another one."""
+        self._required = history
 
     @contextmanager
     def talking(self) -> Iterator[Client]:
@@ -82,6 +113,7 @@ class RedisConnection:
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": settings.timeout_s,
             "retry": Retry(NoBackoff(), 0),  # the caller retries, nobody else does
+            "redis_connect_func": self._log_in,
         }
         try:
             client = _through_sentinels(settings, options) if settings.sentinels else Redis.from_url(url, **options)
@@ -96,6 +128,46 @@ class RedisConnection:
             ) from error
         return client
 
+    def _log_in(self, connection: Any) -> None:
+        """The client's own login, and a look at which server it is. Whatever goes wrong, the connection is closed.
+
+        The client itself closes it after its own errors alone. A connection that is left open it takes for logged in:
+        what is sent next would go to database 0, as the user that needs no password.
+        """
+        try:
+            connection.on_connect()
+            self._check(self.note(history_of(lambda: _asked(connection))))
+        except BaseException:
+            connection.disconnect()
+            raise
+
+    def _check(self, history: str | None) -> None:
+        if self._required is not None and history not in (None, self._required):
+            raise DataLost(
+                f"redis at {self._settings.server} has failed over, or was started again: this connection leads to"
+                " another server than the one that has the job's progress"
+            )
+
+
+def _asked(connection: Any) -> str | None:
+    """The history of the server that this connection leads to."""
+    connection.send_command("INFO", "replication")
+    answer = connection.read_response()
+    found = _HISTORY.search(answer.decode() if isinstance(answer, bytes) else str(answer))
+    return None if found is None else found[1]
+
+
+def history_of(ask: Callable[[], str | None]) -> str | None:
+    """What ``ask`` returns, None where INFO isn't for everybody. Raises the client's error where it passes."""
+    from redis.exceptions import ResponseError
+
+    try:
+        return ask()
+    except ResponseError as error:
+        if isinstance(translated(error), Unavailable):
+            raise
+        return None
+
 
 def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> Client:
     """A client whose connections lead to the primary of their moment. The Sentinels have no login here."""
@@ -107,11 +179,14 @@ def _through_sentinels(settings: RedisSettings, options: Mapping[str, Any]) -> C
     of_address = {name: value for name, value in parse(url).items() if name not in _OF_ONE_SERVER}
     if url.startswith("rediss:"):
         of_address["ssl"] = True
-    shared = {name: value for name, value in options.items() if name not in ("username", "password")}
+    shared = {name: value for name, value in options.items() if name not in _OF_THE_PRIMARY}
     of_sentinels = shared | ({"ssl": True} if "ssl" in of_address else {})
     sentinels = new_sentinels(settings.sentinel_addresses, sentinel_kwargs=of_sentinels)
     return sentinels.master_for(settings.primary, **{**options, **of_address})
 
+
+_OF_THE_PRIMARY: Final = frozenset({"username", "password", "redis_connect_func"})
+"""Options that aren't for the Sentinels."""
 
 _OF_ONE_SERVER: Final = frozenset({"host", "port", "connection_class"})
 """What a client's library reads from an address that the Sentinels say instead."""

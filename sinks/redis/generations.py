@@ -8,7 +8,7 @@ from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
-from sinks.redis.connection import Client
+from sinks.redis.connection import Client, history_of
 from sinks.redis.layout import Template, glob_text
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
@@ -25,7 +25,6 @@ class RedisGenerations:
         self._connection = tables.connection
         self._keys = tables.keys
         self._number = tables.generation
-        self._history: str | None = None
         self._known: Progress | None = None
 
     def migrate(self) -> None:
@@ -101,9 +100,8 @@ class RedisGenerations:
         self._tables.forget_all()
 
     def load_progress(self) -> Progress | None:
+        self._connection.history()
         with self._connection.talking() as client:
-            if self._history is None:
-                self._history = _replication_id(client)
             text = client.get(self._keys.progress)
         self._known = None if text is None else load_progress(text)
         return self._known
@@ -120,11 +118,11 @@ class RedisGenerations:
         from redis.exceptions import WatchError
 
         with self._connection.talking() as client:
-            self._check_history(client)
             try:
                 with client.pipeline(transaction=True) as pipeline:
                     # Nobody else stores progress, or becomes a view's writer, between the look and the write.
                     pipeline.watch(self._keys.progress, self._keys.fence)
+                    self._check_history(pipeline)
                     if self._tables.fences:
                         self._tables.check_fence(pipeline.get(self._keys.fence), self._tables.fence)
                     text: bytes | None = pipeline.get(self._keys.progress)
@@ -160,26 +158,15 @@ class RedisGenerations:
             )
         return int(pointer["generation"])
 
-    def _check_history(self, client: Client) -> None:
-        """Raise DataLost when the server may lack what was written since this object saved or loaded progress last.
+    def _check_history(self, watching: Client) -> None:
+        """Raise DataLost when the server of this connection may lack what this object has written, or found, elsewhere.
 
-        A server has another replication id after a restart, and a promoted replica has one too. With a log it may come
-        back without its last writes as well: but for ``appendfsync always`` it answers before they are in a file, for
-        two seconds while the disk is busy. Those of a batch alone can be missing, and its progress isn't stored yet.
+        A server has another history after a restart, and a promoted replica has one too. With a log it may come back
+        without its last writes as well: but for ``appendfsync always`` it answers before they are in a file, for two
+        seconds while the disk is busy. Those of a batch alone can be missing, and its progress isn't stored yet.
         """
-        history = _replication_id(client)
-        if self._history is not None and history is not None and history != self._history:
+        # Where it isn't known, progress that is behind is noticed by the job's next start.
+        history = history_of(lambda: watching.info("replication").get("master_replid"))
+        if history is not None and set(self._connection.histories) - {history}:
             raise DataLost("redis was started again or has failed over to another server: it may lack its last writes")
-        self._history = history
-
-
-def _replication_id(client: Client) -> str | None:
-    """By which the server's stream of writes is known; None where it doesn't say."""
-    from redis.exceptions import ResponseError
-
-    try:
-        facts = client.info("replication")
-    except ResponseError:  # INFO isn't everybody's; where progress is behind, the job's next start notices
-        return None
-    text: str | None = facts.get("master_replid")
-    return text
+        self._connection.note(history)

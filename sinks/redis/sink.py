@@ -50,7 +50,14 @@ def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSin
     Raises ConfigurationError for a prefix that can't begin a key.
     """
     tables = RedisTables(name, settings, generation)
-    return OpenedSink(RedisSink(tables), RedisGenerations(tables), RedisCoordination(tables.connection, tables.keys))
+    connection = tables.connection
+    return OpenedSink(
+        RedisSink(tables),
+        RedisGenerations(tables),
+        RedisCoordination(connection, tables.keys),
+        server=connection.history,
+        require_server=connection.require_history,
+    )
 
 
 class RedisSink:

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Self
 
 from pydantic import Field, StrictBool, model_validator
 
-from cdc.model.table import quote_identifier
+from cdc.model.table import Table, quote_identifier
 from cdc.settings import Settings
 from sinks.warehouse.names import NAME_BYTES_MAX, listed
 
@@ -68,6 +68,11 @@ class OwnIndex(Settings):
         if self.method != "btree":
             problems.append("method: DuckDB has one kind of index; leave it out")
         return problems
+
+    def arrays(self, table: Table) -> list[str]:
+        """Its columns that are arrays in DuckDB. In a key they are text there."""
+        names = [column.name for column in table.columns if column.is_array and column.name not in table.key]
+        return [name for name in self.columns if name in names]
 
     def unknown_columns(self, columns: Collection[str]) -> list[str]:
         """Those that a table of these columns lacks. What an expression uses isn't known."""

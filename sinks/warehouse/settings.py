@@ -217,18 +217,28 @@ class WarehouseSettings(TableSettings):
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
         problems = self.strangers(names) + self.warehouse_names.problems(names)
-        return problems + self.unknown_indexed(tables) + self._purge_problems()
+        return problems + self._indexed_problems(tables) + self._purge_problems()
 
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
         strangers = [f"indexes: this sink has no table {name}" for name in self.indexes_by_table if name not in names]
-        return strangers + self.unknown_indexed(tables) + self._purge_problems()
+        return strangers + self._indexed_problems(tables) + self._purge_problems()
 
     def _purge_problems(self) -> list[str]:
         if not self.purge_deleted_after_days or self.synced_at:
             return []
         return [
             "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
+        ]
+
+    def _indexed_problems(self, tables: Sequence[Table]) -> list[str]:
+        if not self.is_file:
+            return self.unknown_indexed(tables)
+        return self.unknown_indexed(tables) + [
+            f"indexes: {table.name} has an array in column {name!r}, and DuckDB has no indexes on arrays"
+            for table in tables
+            for index in self.indexes_by_table.get(table.name, ())
+            for name in index.arrays(table)
         ]
 
     def unknown_indexed(self, tables: Sequence[Table]) -> list[str]:

@@ -83,7 +83,8 @@ class WarehouseSink:
         if not is_bulk:
             # Readers wait for none of it, and so it is a transaction without the locks of the one before.
             with self._connection.transaction():
-                self._tables.keep_indexes(wanted.values())
+                # Of these alone: one that can't be made is a matter of its table.
+                self._tables.keep_indexes(wanted[table.name] for table in tables)
         self._connection.disconnect()  # staging tables have the shapes of before
         return NOTHING_ADDED
 

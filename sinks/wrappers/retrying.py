@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import DataLost, Unavailable
 from sinks.contract import OpenedSink
 
 _Parameters = ParamSpec("_Parameters")
@@ -31,7 +31,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How calls are repeated while they raise ``Unavailable``. Every other error passes.
+    """How calls are repeated while they raise ``Unavailable``. Every other error passes, and so does ``DataLost``.
 
     The wait starts at the error's ``retry_after_s``, doubles up to ``wait_max_s``, and is shortened at random by up to
     a half, so that many jobs don't come back at the same moment. With ``give_up_after_s`` the last ``Unavailable`` is
@@ -55,6 +55,8 @@ class Retries:
         while True:
             try:
                 return method(*args, **kwargs)
+            except DataLost:
+                raise  # who has called begins again: this call can't succeed
             except Unavailable as error:
                 attempts += 1
                 elapsed_s = self.monotonic() - began

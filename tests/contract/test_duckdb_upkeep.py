@@ -1,14 +1,13 @@
 """What a warehouse in a DuckDB file removes for good, and its indexes: as in PostgreSQL, beside the batches."""
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, RowEvent
-from cdc.model.table import Table, TableName
+from cdc.model.table import TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse import generations
 from sinks.warehouse.duckdb import dialect
@@ -28,14 +27,13 @@ from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
+from tests.duckdb_files import Open, read, sinks_of
 from tests.examples import examples
 
 LSN = 0x1000000
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 AT_ONCE = 1e-9  # of a day
 OTHER = table(name=TableName("public", "other"))
-
-Open = Callable[..., WarehouseSink]
 
 
 @pytest.fixture(autouse=True)
@@ -52,26 +50,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_sink(file: Path) -> Iterator[Open]:
-    opened = []
-
-    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
-        chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), **more})
-        sink = WarehouseSink(WarehouseTables("shop", chosen, generation))
-        opened.append(sink)
-        if tables:
-            sink.prepare(tables)
-        return sink
-
-    yield open_
-    for sink in opened:
-        sink.close()
-
-
-def read(file: Path, query: str) -> list[Any]:
-    """As any reader does it, who knows nothing of us."""
-    with duckdb.connect(str(file), read_only=True) as connection:
-        connection.execute("set timezone = 'UTC'")
-        return [tuple(row.values()) for row in connection.sql(query).to_arrow_table().to_pylist()]
+    with sinks_of(file) as open_:
+        yield open_
 
 
 def save(sink: WarehouseSink, commit: int, **changes: Any) -> None:
@@ -277,6 +257,17 @@ def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(fi
     grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
     with pytest.raises(LockstepError, match="can't be made"):
         open_sink(grid, generation=2, **declared({"columns": ["grid"]}))
+
+
+def test_a_table_whose_index_cannot_be_made_does_not_stop_its_neighbours(file: Path, open_sink: Open) -> None:
+    grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
+    sink = open_sink(**declared({"columns": ["grid"]}))
+    with pytest.raises(LockstepError, match="can't be made"):
+        sink.prepare([grid, OTHER])
+    sink.prepare([OTHER])
+    assert sink.apply(batch(upsert({"id": 1}, 1, of=OTHER))).applied == 1
+    with pytest.raises(LockstepError, match="can't be made"):
+        sink.prepare([grid])
 
 
 def test_a_generation_gets_its_indexes_after_its_bulk_load(file: Path, open_sink: Open) -> None:

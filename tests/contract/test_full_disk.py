@@ -16,7 +16,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import make_url
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, StoreRefuses
 from sinks.contract import Batch, Sink
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
@@ -96,7 +96,7 @@ def _is_stopped_and_goes_on(sink: Sink, disk: Disk) -> None:
     much = _batch(10, 2_000)
     with pytest.raises(LockstepError, match=r"(?i)no space left|could not extend|could not write") as caught:
         sink.apply(much)
-    assert type(caught.value) is LockstepError, "not to be retried: somebody has to act"
+    assert type(caught.value) is StoreRefuses, "not to be retried, and of no single table: somebody has to act"
     assert "free space" in (caught.value.hint or "")
     assert much.events[0].row is not None
     assert str(much.events[0].row["note"]) not in str(caught.value)

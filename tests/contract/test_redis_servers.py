@@ -7,7 +7,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from redis.retry import Retry
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
 from lockstep.cli.main import exit_code
+from sinks.contract import OpenedSink
 from sinks.redis.settings import RedisSettings
-from sinks.redis.sink import RedisSink
+from sinks.redis.sink import RedisSink, open_redis
 from sinks.redis.tables import RedisTables
 from stack import ports
 from stack.stack import Endpoints
@@ -216,7 +217,7 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
     file = directory / "sentinel.conf"
     file.write_text(
         f"port {port}\nbind 127.0.0.1\ndir {directory}\nsentinel monitor Shop 127.0.0.1 {primary} 1\n"
-        "sentinel down-after-milliseconds Shop 1000\nsentinel failover-timeout Shop 5000\n"
+        "sentinel down-after-milliseconds Shop 30000\nsentinel failover-timeout Shop 5000\n"
     )
     with (directory / "sentinel.log").open("wb") as log:
         process = subprocess.Popen([str(get_binary_path()), str(file), "--sentinel"], stdout=log, stderr=log)
@@ -335,6 +336,69 @@ def test_after_a_failover_the_job_begins_again(start: Start) -> None:
             restarted.save_progress(progress(2))
 
 
+def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(start: Start) -> None:
+    """Sentinels that don't agree yet lead a task to the primary that was cut off, and the job to the promoted one."""
+    cut_off, promoted = (start(name, "--repl-diskless-sync-delay", "0") for name in ("cut_off", "promoted"))
+
+    def opened_at(port: int) -> OpenedSink:
+        return open_redis("shop", RedisSettings(url=SecretStr(f"redis://127.0.0.1:{port}")), 1)
+
+    with ExitStack() as stack, Redis(port=promoted) as replica:
+        before, job, task, right = (opened_at(port) for port in (cut_off, promoted, cut_off, promoted))
+        for each in (before, job, task, right):
+            stack.callback(each.sink.close)
+        replica.replicaof("127.0.0.1", str(cut_off))
+        before.sink.prepare([table()])
+        before.generations.save_progress(progress(1))
+        until(lambda: replica.get("shop:g1.progress"))
+        replica.replicaof("NO", "ONE")
+        assert job.generations.load_progress() == progress(1)
+        server = job.server()
+        assert server not in (None, before.server())
+        for each in (task, right):
+            each.require_server(str(server))
+        for _ in range(2):
+            with pytest.raises(DataLost, match="another server than the one that has the job's progress"):
+                task.sink.apply(batch(order(1, 1)))
+        assert right.sink.apply(batch(order(1, 1))).applied == 1
+        job.generations.save_progress(progress(2))
+        assert [row.key for row in before.sink.scan(table())] == []
+
+
+def test_progress_is_not_stored_once_connections_have_led_to_several_servers(start: Start) -> None:
+    """Those of one pool are opened one after the other, each where the primary is said to be then."""
+    first, second = start("first"), start("second")
+    with opened(first) as sink:
+        generations = generations_of(sink)
+        sink.prepare([table()])
+        generations.save_progress(progress(1))
+        pool = sink._connection._client.connection_pool
+        with Redis(port=second) as replica:
+            replica.replicaof("127.0.0.1", str(first))
+            until(lambda: replica.get("shop:g1.progress"))
+            replica.replicaof("NO", "ONE")
+        held = pool.get_connection()  # so that the next one is another
+        pool.connection_kwargs["port"] = second
+        sink.apply(batch(order(1, 1)))
+        pool.release(held)  # the first to be taken again
+        for _ in range(2):
+            with pytest.raises(DataLost, match="failed over"):
+                generations.save_progress(progress(2))
+
+
+def test_who_may_not_ask_which_server_it_is_writes_all_the_same(start: Start) -> None:
+    port = start("server")
+    with Redis(port=port) as client:
+        client.execute_command("ACL", "SETUSER", "me", "on", ">s", "~*", "+@all", "-info")
+    with opened(port, login={"user": "me", "password": "s"}) as sink:
+        generations = generations_of(sink)
+        sink.prepare([table()])
+        assert sink.apply(batch(order(1, 1))).applied == 1
+        generations.save_progress(progress(1))
+        assert generations.load_progress() == progress(1)
+        assert sink._connection.history() is None
+
+
 def _patiently(save: Callable[[], object]) -> None:
     """The first calls find the connection lost."""
 
@@ -380,8 +444,7 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
         replica.replicaof("127.0.0.1", str(ports.pick(None, taken=())))  # which nobody answers
         assert sink.apply(batch(order(1, 2, "lost"), order(2, 2, "lost"))).applied == 2
         assert replica.get('shop:g1:public.orders:{"id":2}') is None
-        until(lambda: _fails_over(sentinel, "Shop"))
-        until(lambda: sentinel.sentinel_get_master_addr_by_name("Shop")[1] == second)
+        until(lambda: _fails_over_to(second, sentinel, "Shop"))
         primary.shutdown(nosave=True)
         with pytest.raises(DataLost, match="failed over"):
             _patiently(lambda: generations.save_progress(progress(2)))
@@ -398,13 +461,13 @@ def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_
         again.close()
 
 
-def _fails_over(sentinel: Any, name: str) -> bool:
-    """Whether it has begun: the Sentinel first has to have asked the replica how it is."""
-    try:
+def _fails_over_to(port: int, sentinel: Any, name: str) -> bool:
+    """Whether that is the primary; else another failover is asked for, since one can end without a promotion."""
+    if sentinel.sentinel_get_master_addr_by_name(name)[1] == port:
+        return True
+    with suppress(ResponseError):  # it first has to have asked the replica how it is, and one may be under way
         sentinel.execute_command("SENTINEL", "FAILOVER", name)
-    except ResponseError:
-        return False
-    return True
+    return False
 
 
 def test_sentinels_that_know_no_primary_of_this_name_are_asked_again(start: Start, tmp_path: Path) -> None:

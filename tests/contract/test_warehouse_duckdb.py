@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
-from cdc.model.table import Table, TableName
+from cdc.model.table import TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.settings import WarehouseSettings
@@ -29,10 +29,10 @@ from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of, records_of
+from tests.duckdb_files import Open, read, sinks_of
 from tests.examples import examples
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-Open = Callable[..., WarehouseSink]
 
 
 @pytest.fixture
@@ -42,26 +42,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_sink(file: Path) -> Iterator[Open]:
-    opened = []
-
-    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
-        chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), "lock_timeout_s": 0.5, **more})
-        sink = WarehouseSink(WarehouseTables("shop", chosen, generation))
-        opened.append(sink)
-        if tables:
-            sink.prepare(tables)
-        return sink
-
-    yield open_
-    for sink in opened:
-        sink.close()
-
-
-def read(file: Path, query: str) -> list[Any]:
-    """As any reader does it, who knows nothing of us."""
-    with duckdb.connect(str(file), read_only=True) as connection:
-        connection.execute("set timezone = 'UTC'")
-        return [tuple(row.values()) for row in connection.sql(query).to_arrow_table().to_pylist()]
+    with sinks_of(file, lock_timeout_s=0.5) as open_:
+        yield open_
 
 
 def other_process(program: str, *arguments: object) -> "subprocess.Popen[str]":

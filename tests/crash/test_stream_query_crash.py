@@ -20,7 +20,7 @@ from tests.job_process import JobProcess
 from tests.pattern_search import searched
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 _KILLS = 2
 _SEARCHES = 40

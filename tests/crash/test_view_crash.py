@@ -204,7 +204,8 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     lsn = traffic(pipeline, 1, seed=3)
     assert view_tasks.run(pipeline.task(settings, reached=told)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]
-    assert pipeline.position().counters.steps == steps + 1  # those of a new state are counted anew
+    # Those of a new state are counted anew: a store that was put back has the record of an earlier run's writes.
+    assert pipeline.position().counters.steps == (0 if is_put_back else steps + 1)
 
 
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])

@@ -27,7 +27,7 @@ SECRETS = {name: f"recognisable-secret-{name}" for name in ("search", "salt")}
 
 @pytest.fixture
 def pipeline(stack: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipeline]:
-    """A search that refuses text of ``account.owner``, and stops before more than one row of it is refused."""
+    """A search that refuses text of ``account.owner``, and goes on without that table before a second is."""
     name = f"bundle{os.getpid()}"
     monkeypatch.setenv("LOCKSTEP_SOURCE_PASSWORD", _source_password(stack.endpoints()))
     monkeypatch.setenv(sink_password_variable(f"{name}_search"), SECRETS["search"])
@@ -68,8 +68,8 @@ def test_state_and_bundle_tell_positions_and_neither_values_nor_secrets(
     job = pipeline.apply(spark)
     pipeline.wait_applied(job)
     _insert(pipeline, KEY + 1)
-    job.wait_until(lambda report: report["report"] == "SinkFailed")
-    assert job.stop() == 1, job.told()
+    job.wait_until(lambda report: report["report"] == "TablesSetAside" and report["has_failed"])
+    assert job.stop() == 0, job.told()
     assert pipeline.stop(capture) == 0
 
     config = load(pipeline.path)
@@ -77,13 +77,13 @@ def test_state_and_bundle_tell_positions_and_neither_values_nor_secrets(
     assert state.is_whole
     document = state.to_json()
     assert document["progress"]["lsn"] == document["capture"]["end_lsn"]
-    for sink, generations in document["sinks"].items():
+    for generations in document["sinks"].values():
         (generation,) = generations
         assert generation["live"]
         # Heartbeats may have come after the job was stopped.
         assert 0 < parse_lsn(generation["watermark"]) <= parse_lsn(document["progress"]["lsn"])
         assert generation["claim"] >= 1
-        assert generation["job"]["state"] == ("stopped" if sink == search else "absent")
+        assert generation["job"]["state"] == "absent"
     lines = list(state.lines())
 
     file = tmp_path / "bundle.tar.gz"
@@ -99,7 +99,7 @@ def test_state_and_bundle_tell_positions_and_neither_values_nor_secrets(
     topic = next(iter(pipeline.config.topics().values()))
     assert parts["topics.json"][topic]["settings"]["cleanup.policy"] == "compact"
     assert parts["lag.json"]["open_rejections"][search] == 1
-    assert "max_open_rejections" in texts["lag.json"], "why the search's job has stopped"
+    assert "max_open_rejections" in texts["lag.json"], "why the search goes on without a table"
 
     told = "\n".join([*texts.values(), *lines, json.dumps(document), *capfd.readouterr()])
     for hidden in (VALUE, str(KEY), f"{KEY:,}", str(KEY + 1), *SECRETS.values(), _source_password(pipeline.endpoints)):

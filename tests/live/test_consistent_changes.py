@@ -1,9 +1,6 @@
 """A consistent warehouse behind a real source: readers see whole transactions through what isn't a row's change."""
 
-import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from cdc.postgres.slot import emit_heartbeat
 from monitor.waits import Waits
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline
+from tests.polling import Poller
 from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -26,27 +24,17 @@ ALL = Decimal(1000)
 """What both tables have in sum, at each commit."""
 
 
-class Reader:
+class Reader(Poller):
     """Polls both tables in one snapshot, with a statement for each.
 
     ``seen`` are the LSN that the warehouse says and the counts and sums of both tables, where these are new, in order.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
         self.seen: list[tuple[Any, ...]] = []
         self._dsn = pipeline.endpoints.warehouse_dsn
         self._schema, self._name = f"{pipeline.name}_warehouse", pipeline.name
-        self._over = threading.Event()
-
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._poll)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
 
     def _poll(self) -> None:
         queries = [

@@ -1,9 +1,7 @@
 """A bank in a plain sink: whoever reads both of its tables in one transaction sees what existed at some commit."""
 
-import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +28,7 @@ from tests.bank import CHECKING, SAVINGS, Bank, State
 from tests.databases import until
 from tests.events import Change, Log, kafka_settings
 from tests.job_process import spark_settings
+from tests.polling import Poller
 from tests.spark_here import Job
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
@@ -124,10 +123,11 @@ class Pipeline:
             return {(topic, partition): offset for topic, partition, offset in rows}
 
 
-class Reader:
+class Reader(Poller):
     """Polls both tables, and the LSN that the warehouse says they are of, in one snapshot with a statement for each."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__()
         self.seen: list[tuple[int, State]] = []
         tables = [("c", "checking"), ("s", "savings")]
         self._rows = [
@@ -136,17 +136,6 @@ class Reader:
         ]
         self._sink = pipeline.sink
         self._dsn = pipeline.dsn
-        self._over = threading.Event()
-
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._poll)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
 
     def has_seen(self, state: State) -> bool:
         return bool(self.seen) and self.seen[-1][1] == state

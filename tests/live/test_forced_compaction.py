@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from cdc.kafka.forced_compaction import TEMPORARY, ForcedCompaction
+from cdc.kafka.forced_compaction import TEMPORARY, Compacted, ForcedCompaction
 from cdc.kafka.key_records import key_records
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
@@ -80,7 +80,7 @@ def test_older_records_of_a_key_are_gone_those_of_aborted_transactions_too(topic
     made.write((b"k", b"secret 1"), (b"other", b"stays"))
     made.write((b"k", b"secret aborted"), commits=False)
     made.write((b"k", b"secret 2"), (b"k", b"deletion"), (b"k", None))
-    assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S)
+    assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
     # What it has written itself is gone too, but for what is in the newest segment.
     assert [record for record in made.everything() if record[0] != b"\0"] == [(b"other", b"stays"), (b"k", None)]
     assert made.config() == OWN
@@ -95,7 +95,7 @@ def test_readers_of_what_is_committed_see_none_of_it(topic: Callable[..., Topic]
     made = topic()
     made.write((b"k", b"1"))
     made.write((b"k", b"2"))
-    assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S)
+    assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
     made.write((b"l", b"3"))
     consumer = Consumer({**made.client, "group.id": "test", "enable.partition.eof": True})
     consumer.assign([TopicPartition(made.name, 1, 0)])
@@ -110,7 +110,7 @@ def test_a_tombstone_goes_with_the_first_compaction_after_its_time(topic: Callab
     made = topic(**{"delete.retention.ms": "1"})
     made.write((b"k", b"secret"), (b"k", None))
     for _ in range(2):
-        assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S)
+        assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
     assert [record for record in made.everything() if record[0] != b"\0"] == []
 
 
@@ -120,11 +120,17 @@ def test_where_records_have_to_stay_for_a_while_a_later_one_finds_out_that_they_
     lag_ms = 2_000
     made = topic(**{"min.compaction.lag.ms": str(lag_ms)})
     made.write((b"k", b"secret"), (b"k", None))
-    assert not made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S, lag_ms=lag_ms)
+
+    def outcome() -> Compacted:
+        return made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S, lag_ms=lag_ms)
+
+    assert outcome() is Compacted.NOTHING_RIPE
+    marked_by_ms = time.time() * 1000
     assert made.config() == OWN
-    wait_until(
-        lambda: made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S, lag_ms=lag_ms), what="it was compacted"
-    )
+    wait_until(lambda: outcome() is Compacted.DONE, what="it was compacted")
+    up_to_ms = made.forced().remembered(made.name).compacted_up_to_ms([1])
+    assert up_to_ms is not None
+    assert marked_by_ms - 60_000 < up_to_ms
     assert [record for record in made.everything() if record[0] == b"k"] == [(b"k", None)]
     (left,) = key_records(made.client, made.name, b"k".__eq__)
     assert made.forced().remembered(made.name).compacted_since_ms(left.partition, left.offset) is not None
@@ -159,7 +165,7 @@ def test_what_a_killed_one_has_changed_is_put_back_by_the_next(
 def test_one_that_is_interrupted_or_out_of_time_puts_back_what_it_has_changed(topic: Callable[..., Topic]) -> None:
     made = topic(**{"min.compaction.lag.ms": "3600000"})
     made.write((b"k", b"1"), (b"k", None))
-    assert not made.forced().compact(made.name, [1], timeout_s=2)
+    assert made.forced().compact(made.name, [1], timeout_s=2) is Compacted.LATE
     assert made.config() == OWN
 
     def stop() -> None:
@@ -174,17 +180,17 @@ def test_one_that_is_interrupted_or_out_of_time_puts_back_what_it_has_changed(to
 def test_of_two_at_once_the_later_goes_on_and_the_settings_are_put_back(topic: Callable[..., Topic]) -> None:
     made = topic()
     made.write((b"k", b"1"), (b"k", None))
-    later: list[bool] = []
+    later: list[Compacted] = []
 
     def begin_another() -> None:
         if not later:
-            later.append(False)
+            later.append(Compacted.LATE)
             later[0] = made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S)
 
     # The earlier one has to write another record before its first is gone, or is done before that.
     with suppress(LockstepError):
-        assert made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S)
-    assert later == [True]
+        assert made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
+    assert later == [Compacted.DONE]
     assert made.config() == OWN
 
 
@@ -194,7 +200,7 @@ def test_who_ends_the_compaction_of_another_topic_puts_its_settings_back(topic: 
     made.write((b"k", b"1"), (b"k", None))
     other = f"{made.pipeline}.public.u"
     made.cluster.create([TopicPlan(other, 2, 1, {"cleanup.policy": "compact", **config})])
-    later: list[bool] = []
+    later: list[Compacted] = []
 
     def begin_another() -> None:
         if not later:
@@ -202,6 +208,6 @@ def test_who_ends_the_compaction_of_another_topic_puts_its_settings_back(topic: 
 
     with pytest.raises(LockstepError, match="another `lockstep erase`"):
         made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S)
-    assert later == [False]
+    assert later == [Compacted.LATE]
     assert made.config() == OWN
     assert made.forced().restore() == []

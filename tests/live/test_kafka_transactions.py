@@ -41,3 +41,15 @@ def test_an_event_that_is_larger_than_the_clients_queue_is_sent(captured: Captur
     captured.start()
     database.execute("insert into t select 2, string_agg(md5(n::text), '') from generate_series(1, 100000) n")
     captured.assert_equal()
+
+
+def test_many_rows_that_fit_are_no_batch_that_does_not(captured: Captured, database: Database) -> None:
+    """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
+    topics = captured.config.kafka.topics.model_copy(update={"max_message_bytes": 20_000})
+    captured.config = captured.config.model_copy(
+        update={"kafka": captured.config.kafka.model_copy(update={"topics": topics})}
+    )
+    captured.start()
+    noise = "(select string_agg(md5(n::text || i), '') from generate_series(1, 200) i)"
+    database.execute(f"insert into t select n, {noise} from generate_series(2, 500) n")
+    captured.assert_equal()

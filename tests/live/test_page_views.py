@@ -11,13 +11,16 @@ import redis
 from pyspark.sql import SparkSession
 
 from lockstep.config import load
+from monitor.alerts.rules import count_rows
 from stack.stack import Endpoints
+from tests.databases import Database, url_of
 from tests.pipeline import Pipeline
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/examples/page-views.md").read_text()
 VIEWS = ("per_ip", "per_url", "lately")
+RATE = "per_hour"
 
 
 def blocks(language: str) -> list[str]:
@@ -43,6 +46,30 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     run(made, blocks("sql")[0])
     yield made
     made.close()
+
+
+@pytest.fixture
+def week(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
+    """A pipeline with the page's table, and the view and the rule of the week before, in a warehouse of its own."""
+    database = Database(endpoints.warehouse_dsn)
+    made = Pipeline(endpoints, tmp_path, f"week{os.getpid()}")
+    name = made.name
+    options, _, rate = blocks("toml")
+    for given, own in (("from hits", f"from {name}.hits"), ('"hits"', f'"{name}.hits"')):
+        assert given in rate
+        rate = rate.replace(given, own)
+    rate = rate.replace(f"[views.{RATE}]", f"[views.{name}_{RATE}]").replace(f'"{RATE}"', f'"{name}_{RATE}"')
+    text = made.path.read_text().replace(f'"{name}.entry"]', f'"{name}.entry", "{name}.hits"]')
+    url = url_of(endpoints.warehouse_url, database.name)
+    made.path.write_text(
+        f"{text}\n{options.replace('public.hits', f'{name}.hits')}\n{rate}\n"
+        f'[sinks.dwh]\ntype = "warehouse"\nurl = "{url}"\napply = false\n'
+    )
+    made.config = load(made.path)
+    run(made, blocks("sql")[0])
+    yield made
+    made.close()
+    database.drop()
 
 
 def run(pipeline: Pipeline, statements: str) -> None:
@@ -88,3 +115,28 @@ def test_the_page_is_true_and_late_events_correct_their_buckets(pipeline: Pipeli
         pipeline.wait_applied(job)
         assert_as_the_queries(pipeline)
         assert job.stop() == 0
+
+
+def test_the_rule_of_the_page_tells_of_the_week_before_until_late_events_make_up_for_it(
+    week: Pipeline, spark: SparkSession
+) -> None:
+    *_, views = blocks("sql")
+    ((rule, target),) = week.config.rules().values()
+    late = views.replace("(1, 10)", "(1, 0)").replace("(1, 2)", "(3, 5)")
+    capture = week.start_capture()
+    week.wait_streaming(capture)
+    with week.apply(spark) as job:
+        hour: object = None
+        while hour != _hour(week):  # once more where an hour began meanwhile
+            hour, told = _hour(week), list[int]()
+            for statement in (views, late):
+                run(week, statement)
+                week.wait_applied(job)
+                told.append(count_rows(rule, target))
+        assert told == [1, 0]
+        assert job.stop() == 0
+
+
+def _hour(pipeline: Pipeline) -> object:
+    with pipeline.sql() as connection:
+        return connection.execute("select date_trunc('hour', now())").fetchall()

@@ -149,7 +149,8 @@ def test_a_warehouse_sink_goes_on_with_the_password_of_its_time(vault: Vault, en
 def test_a_redis_sink_goes_on_with_the_password_of_its_time(endpoints: Endpoints, tmp_path: Path) -> None:
     name, file = f"t{uuid.uuid4().hex[:12]}", tmp_path / "token"
     login = Login(user=name, password_command=printing(file))
-    settings = RedisSettings(url=SecretStr(endpoints.redis_url), login=login)
+    other_database = endpoints.redis_url.removesuffix("/0") + "/3"
+    settings = RedisSettings(url=SecretStr(other_database), login=login)
     sink = RedisSink(RedisTables(name, settings, 1))
     with Redis.from_url(endpoints.redis_url) as server:
 
@@ -170,8 +171,12 @@ def test_a_redis_sink_goes_on_with_the_password_of_its_time(endpoints: Endpoints
             ) as told:
                 sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))
             assert "first" not in str(told.value)
+            file.write_text("")
+            with pytest.raises(Unavailable, match=r"login\.password_command of this sink failed with exit code 1"):
+                sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))
             file.write_text(document("second"))
             assert sink.apply(batch(upsert({"id": 1, "note": "b"}, 2))).applied == 1
+            assert not server.keys(f"{name}:*"), "it never goes on without its login, and so in database 0"
         finally:
             sink.close()
             server.execute_command("ACL", "DELUSER", name)

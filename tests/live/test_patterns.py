@@ -15,7 +15,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, url_of
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 EVENT = {"time": "at", "late": "10 minutes", "id": ["id"]}
 CARTS = {**EVENT, "columns": {"id": "text", "user_id": "int8", "at": "timestamptz", "product": "text"}}

@@ -8,6 +8,7 @@ import string
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from jobs.dead_letters.store import DeadLetters
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.driver import run_sinks
 from jobs.executor.result import RejectedEvent
+from jobs.generations.asides import Wish, give_order
 from jobs.generations.prepared import load_prepared
 from jobs.report import Report, UnreadableDeadLetters
 from lockstep.cli.main import exit_code
@@ -478,7 +480,7 @@ def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(runnin
     assert key not in running.open("search")
 
 
-def test_a_job_stops_before_more_are_open_than_allowed(
+def test_a_table_is_set_aside_before_more_are_open_than_allowed(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:
     running = Running(endpoints, tmp_path, spark)
@@ -497,6 +499,10 @@ def test_a_job_stops_before_more_are_open_than_allowed(
         # Nothing of the batch counts as done, and nothing of it was kept.
         assert running.open("cache").keys() == {first.key}
         assert discard(strict, running.sink("cache"), Selection(), agreed=lambda _: True, say=lambda _: None) == 0
+        assert f"`lockstep resume {running.sink('cache')} {ORDERS.name}`" in failure
+        opened = running.opened("cache")
+        with closing(opened.sink):
+            give_order(opened.records, 1, [ORDERS.name], Wish.APPLY, now_ms=1)
         with running.start(strict, "cache", once=True) as job:
             assert job.finish() == 0
         assert running.open("cache").keys() == {second.key}

@@ -182,7 +182,7 @@ def tombstone_tags(captured: Captured, key: Key) -> list[str]:
 
 def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:
     database.execute(
-        "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 60) n"
+        "create table t (id int primary key, a int)", "insert into t select n, 0 from generate_series(1, 61) n"
     )
     captured = repairs.capture("public.t")
     stop = threading.Event()
@@ -192,7 +192,7 @@ def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Rep
             number = 0
             while not stop.is_set():
                 number += 1
-                connection.execute("update t set a = a + 1 where id %% 7 = %s", (number % 7,))
+                connection.execute("update t set a = a + 1 where id <= 60 and id %% 7 = %s", (number % 7,))
                 connection.execute("delete from t where id = %s", (number % 60,))
                 connection.execute("insert into t values (%s, 1) on conflict do nothing", ((number + 30) % 60,))
 
@@ -200,6 +200,7 @@ def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Rep
     writer.start()
     try:
         for _ in range(4):
+            # Nobody writes row 61: of the others, a repair leaves out what changes while it reads.
             repairs.repair(captured, [{"id": number} for number in range(70)])
     finally:
         stop.set()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
 from cdc.model.table import TableName
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
@@ -40,12 +40,16 @@ def test_signed_requests_are_let_in_and_keys_that_have_ended_are_asked_for_again
     name, file = f"t{uuid.uuid4().hex[:12]}", tmp_path / "keys"
     let_in = [Account("FIRST", "first secret", "first+token/==")]
     refused = list[str]()
+    answers = list[tuple[int, dict[str, object]]]()
 
     def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
         headers, now = dict(request.headers.items()), datetime.datetime.now(datetime.UTC)
         fault = fault_of(request.command, request.path, headers, sent, let_in[0], scope=("eu-central-1", "es"), now=now)
-        if fault is None:
+        if fault is None and not answers:
             return send_on(sent)
+        if fault is None:
+            status, answer = answers.pop()
+            return status, "application/json", json.dumps(answer).encode()
         refused.append(fault)
         return 403, "application/json", json.dumps({"message": fault}).encode()
 
@@ -73,9 +77,17 @@ def test_signed_requests_are_let_in_and_keys_that_have_ended_are_asked_for_again
             assert "second secret" not in str(caught.value)
             print_keys(file, let_in[0])
             assert sink.apply(batch(upsert({"id": 1, "note": "c"}, 3, of=ORDERS))).applied == 1
-            with pytest.raises(LockstepError, match="403") as stopped:
+            file.write_text("no keys: nobody asks for them")
+            answers.append((403, {"error": {"type": "cluster_block_exception"}, "status": 403}))
+            with pytest.raises(LockstepError, match="cluster_block_exception") as blocked:
+                sink.apply(batch(upsert({"id": 1, "note": "d"}, 4, of=ORDERS)))
+            assert "free space" in (blocked.value.hint or "")
+            print_keys(file, let_in[0])
+            answers += [(403, {"message": "Signature expired: 20261126T074514Z is now earlier than 1"})] * 2
+            with pytest.raises(StoreRefuses, match="403"):
+                sink.apply(batch(upsert({"id": 1, "note": "d"}, 4, of=ORDERS)))
+            with pytest.raises(StoreRefuses, match="403") as stopped:
                 opened("us-east-1").prepare([ORDERS])
-            assert not isinstance(stopped.value, Unavailable)
             assert "check region, service and keys of sigv4" in (stopped.value.hint or "")
         finally:
             sink.close()

@@ -17,7 +17,7 @@ from tests.databases import Database, url_of
 from tests.docs.generated import DOCS
 from tests.streams import Streams
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -19,7 +19,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 EVENT = {"time": "at", "late": "10 minutes", "id": ["id"]}
 SEARCHES = {**EVENT, "columns": {"id": "text", "user_id": "int8", "at": "timestamptz", "query": "text"}}

@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
@@ -15,20 +18,25 @@ from cdc.webhook import WebhookSettings
 from jobs.executor.open_sinks import close_sink
 from jobs.executor.result import from_arrow
 from jobs.executor.stream_results import apply_results
-from jobs.executor.stream_topics import close_topics
+from jobs.executor.stream_topics import RECORD_OVERHEAD_BYTES, StreamTopics, close_topics
 from jobs.executor.task_input import StreamInput, Task
+from jobs.generations.lease import GenerationLease
 from jobs.streams.job import record_bytes_max
+from jobs.streams.posted import Posted
+from jobs.streams.posting import RowPoster
 from jobs.streams.rebuild import begin_again
+from jobs.streams.records import posted_name
 from jobs.streams.settings import StreamQuerySettings, column_of, result_name
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
+from tests.generations import prepared_store
 from tests.receivers import Receiver
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.alone]
+pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 LOGINS = {
     "time": "at",
@@ -109,6 +117,32 @@ def test_matches_wait_for_a_receiver_that_is_down_and_none_is_lost_whatever_is_d
     assert TopicAdmin(streams.client).partition_counts(names) == {names[1]: 1}
 
 
+def test_rows_that_a_topic_has_lost_are_told_of_and_those_that_it_has_are_posted(
+    endpoints: Endpoints, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = StreamQuerySettings(
+        key=("id",), sql="x", webhook=WebhookSettings(url=f"http://127.0.0.1:{receiver.port}/rows")
+    )
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, query, RedisSettings())
+    store, cluster, topic = prepared_store(1, 2), TopicAdmin(streams.client), streams.plan().result_topic(2)
+    assert topic is not None
+    cluster.create([topic])
+    producer = Producer(streams.client)
+    for number in range(2):
+        producer.produce(topic.name, b"{}", json.dumps({"id": number}).encode())
+    producer.flush()
+    store.records[posted_name(1)] = Posted("of a topic that is gone", offset=3, posted=3, waiting=2).text()
+    store.records[posted_name(2)] = Posted(cluster.topic_ids([topic.name])[topic.name], offset=5, posted=5).text()
+    lease = GenerationLease(open_memory(store, 2), 2)
+    poster = RowPoster(streams.plan(), lease, generations=lambda: [1, 2], said=lambda *_: None)
+    with contextlib.closing(poster):
+        poster.finish(threading.Event(), while_waiting=lambda: None)
+        assert [document["key"] for document in receiver.documents] == [{"id": 0}, {"id": 1}]
+        assert (poster.has_posted(1), poster.has_posted(2)) == (True, True)
+    told = [record.getMessage() for record in caplog.records if "rows may be lost" in record.getMessage()]
+    assert ["topic is gone" in text or "ends before" in text for text in told] == [True, True], told
+
+
 def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_nowhere(
     endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -142,6 +176,25 @@ def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_now
         close_topics(where)
     assert [row.row for row in open_memory(store).sink.scan(table)] == [{"id": 7}]
     assert [record["batch"] for record in streams.aside("refused")] == [0]
+
+
+def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp_path: Path) -> None:
+    """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
+    query = StreamQuerySettings(key=("id",), sql="x", topic=True)
+    streams = Streams(
+        endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, query, RedisSettings(), max_message_bytes=20_000
+    )
+    side, result = streams.plan().side_topic, streams.plan().result_topic(1)
+    assert result is not None
+    TopicAdmin(streams.client).create([side, result])
+    limits = [int(plan.config["max.message.bytes"]) for plan in (side, result)]
+    topics = StreamTopics(streams.client, StreamInput(streams.name, {}, side.name, limits[0], result.name, limits[1]))
+    with contextlib.closing(topics):
+        for number in range(500):
+            topics.write_row(b"%d" % number, random.Random(number).randbytes(3_000).hex().encode(), "tag")
+        topics.write_row(b"500", b"x" * (limits[1] - RECORD_OVERHEAD_BYTES - 3), "t" * 28)
+        topics.flush()
+    assert len(streams.on_topic()) == 501
 
 
 def test_a_topic_that_takes_smaller_records_is_altered(endpoints: Endpoints, tmp_path: Path) -> None:

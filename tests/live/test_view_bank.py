@@ -1,9 +1,7 @@
 """A bank: transfers between accounts of two tables. Who reads the view's rows sees only what existed at some commit."""
 
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import psycopg
 import pytest
@@ -13,6 +11,7 @@ from pyspark.sql import SparkSession
 from sinks.view_settings import ViewSettings
 from tests.bank import CHECKING, SAVINGS, Bank, State
 from tests.databases import until
+from tests.polling import Poller
 from tests.view_jobs import ViewPipeline
 from tests.view_task_process import ENDED, KILLED, ViewTasks
 
@@ -25,26 +24,16 @@ ACCOUNTS = ViewSettings(
 )
 
 
-class Reader:
+class Reader(Poller):
     """Polls the rows as any user of the warehouse would, in one statement. ``seen`` has each that differs."""
 
     def __init__(self, pipeline: ViewPipeline) -> None:
+        super().__init__()
         self.seen: list[State] = [frozenset()]
         self._rows = sql.SQL("select kind, id, balance from {}").format(
             sql.Identifier(pipeline.sink, f"views__{pipeline.view.name}")
         )
         self._dsn = pipeline.endpoints.warehouse_dsn
-        self._over = threading.Event()
-
-    @contextmanager
-    def polling(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._poll)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            thread.join()
 
     def _poll(self) -> None:
         with psycopg.connect(self._dsn, autocommit=True) as connection:

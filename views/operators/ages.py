@@ -16,6 +16,7 @@ from views.values import Row
 AGES: Final = b"a"
 """What the keys of these entries begin with."""
 
+_DUE_AT_ONCE: Final = 1_000
 _SIGN: Final = 1 << 63
 _TIME_BYTES: Final = 8
 
@@ -67,15 +68,20 @@ class AgeingRows(ABC):
         return self._ages is not None and bool(self._ages.due(state, time_ms, 1))
 
     def aged(self, work: Work, most: int) -> list[RowChange]:
-        """Remove rows that are too old by now, at most so many, the oldest first."""
-        if self._ages is None:
-            return []
+        """Remove rows that are too old by now, at most so many, the oldest first.
+
+        Raises FanOutExceeded before memory has more of them than the step may change.
+        """
         changes: list[RowChange] = []
-        for own in self._ages.due(work.state, work.time_ms, most):
-            stored = work.state.get(self._prefix + own)
-            assert stored is not None, "a row's time is there, and the row isn't"
-            changes.append((self._removed(self._prefix + own, stored, work), None))
-        work.count(len(changes))
+        while self._ages is not None and len(changes) < most:
+            due = self._ages.due(work.state, work.time_ms, min(most - len(changes), _DUE_AT_ONCE))
+            work.count(len(due))  # before memory has all of them
+            for own in due:
+                stored = work.state.get(self._prefix + own)
+                assert stored is not None, "a row's time is there, and the row isn't"
+                changes.append((self._removed(self._prefix + own, stored, work), None))
+            if not due:
+                break
         return changes
 
     @abstractmethod

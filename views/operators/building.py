@@ -17,18 +17,26 @@ from typing import IO, Final
 
 from cdc.model.errors import LockstepError
 from views.state.contract import Entry, Reading, State, Step
+from views.values import Row
 
 Item = tuple[bytes, bytes, bytes]
 """What is sorted: by what rows have in common, by what they are told apart by, and the row as it is packed."""
 
 PORTION: Final = 10_000
-"""Rows that are handed on at once."""
+PORTION_BYTES: Final = 8 * 1024 * 1024
+"""So many rows, or about so many bytes of them, are handed on at once."""
 
 ITEMS_MAX: Final = 100_000
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""So many items and bytes of one sorting are in memory at most, unless a single portion has more."""
+"""So many items and bytes of one sorting are in memory at most, but for the last few that were added."""
 
 _SPILLED_AT_ONCE: Final = 1_000
+_SPILLED_BYTES: Final = 64 * 1024
+"""Memory has a piece of this size of each sorted part while parts are merged, or of one item that is larger."""
+
+_PACKED_AT_ONCE: Final = 1_000
+"""Rows of a portion share values, and hardly take memory before they are packed."""
+
 _KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
 
@@ -36,8 +44,8 @@ _LENGTH: Final = struct.Struct("<I")
 class Building:
     """What operators need while a state is built. ``scratch`` is where temporary files may be; they have no names.
 
-    ``meanwhile`` is called with how many more rows of tables were read, 0 for other work, every so often. What it
-    raises ends the building. No row may have more than ``changes_max`` partners.
+    ``meanwhile`` is called with how many more rows of tables were read, 0 for other work, after each portion of any
+    operator. What it raises ends the building. No row may have more than ``changes_max`` partners.
     """
 
     def __init__(
@@ -50,6 +58,7 @@ class Building:
         """Rows of operators so far."""
         self._scratch = scratch
         self._kept: list[Entry] = []
+        self._kept_bytes = 0
 
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
@@ -63,13 +72,15 @@ class Building:
 
     def keep(self, entries: Iterable[Entry]) -> None:
         """Put entries that are in order, at the latest with ``flush``. Nobody has put one of them before."""
-        self._kept += entries
-        if len(self._kept) >= _KEPT_AT_ONCE:
+        more = list(entries)
+        self._kept += more
+        self._kept_bytes += sum(map(len, chain.from_iterable(more)))
+        if len(self._kept) >= _KEPT_AT_ONCE or self._kept_bytes >= BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
         """Have all entries in the state."""
-        kept, self._kept = self._kept, []
+        kept, self._kept, self._kept_bytes = self._kept, [], 0
         self.state.update(lambda state: state.put_in_order(kept))
         self.meanwhile(0)
 
@@ -78,6 +89,7 @@ class Building:
         for portion in items:
             self.changed += len(portion)
             self.keep([(prefix + key + own, row) for key, own, row in portion])
+            self.meanwhile(0)
             yield portion
 
 
@@ -95,7 +107,14 @@ def forget(state: State, prefixes: Sequence[bytes]) -> None:
 
 
 def _portion(state: Reading, *, prefix: bytes, after: bytes | None) -> list[Entry]:
-    return list(islice(state.scan(prefix, after=after), PORTION))
+    entries: list[Entry] = []
+    size = 0
+    for entry in islice(state.scan(prefix, after=after), PORTION):
+        entries.append(entry)
+        size += len(entry[1])
+        if size >= PORTION_BYTES:
+            break
+    return entries
 
 
 class Sorter:
@@ -108,6 +127,11 @@ class Sorter:
         self._spilled: IO[bytes] | None = None
         self._runs: list[tuple[int, int]] = []
         """Where each sorted part begins and ends in the file."""
+
+    def take(self, rows: list[Row], made: Callable[[list[Row]], list[Item]]) -> None:
+        """Take in what is ``made`` of a portion of rows, and raise as ``add``."""
+        for start in range(0, len(rows), _PACKED_AT_ONCE):
+            self.add(made(rows[start : start + _PACKED_AT_ONCE]))
 
     def add(self, items: list[Item]) -> None:
         """Take in more. Raises LockstepError for a full disk and the like."""
@@ -127,7 +151,7 @@ class Sorter:
         if self._spilled is None:
             self._spilled = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  closed when all is read, or with it
         begin = self._spilled.tell()
-        for portion in _portions(self._in_order(), _SPILLED_AT_ONCE):
+        for portion in _pieces(self._in_order()):
             stored = marshal.dumps(portion)
             self._spilled.write(_LENGTH.pack(len(stored)) + stored)
         self._runs.append((begin, self._spilled.tell()))
@@ -157,6 +181,18 @@ class Sorter:
 def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
+
+
+def _pieces(items: list[Item]) -> Iterator[list[Item]]:
+    """The same, each of so few items and bytes that memory can have one of each sorted part."""
+    begin = size = 0
+    for end, item in enumerate(items, start=1):
+        size += len(item[0]) + len(item[1]) + len(item[2])
+        if end - begin >= _SPILLED_AT_ONCE or size >= _SPILLED_BYTES:
+            yield items[begin:end]
+            begin, size = end, 0
+    if begin < len(items):
+        yield items[begin:]
 
 
 def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:

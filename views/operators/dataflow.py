@@ -127,8 +127,13 @@ class Dataflow:
     def _built(self, node: Node, building: Building) -> Rows:
         number = self._numbers[id(node)]
         if isinstance(node, Scan):
-            return self._scans[number].built(building)
-        return self._operators[number].built([self._built(source, building) for source in sources(node)], building)
+            made = self._scans[number].built(building)
+        else:
+            made = self._operators[number].built([self._built(source, building) for source in sources(node)], building)
+        for rows in made:
+            # A few rows of tables may make very many of an operator: whoever waits must see that it gets on.
+            building.meanwhile(0)
+            yield rows
 
     def has_aged(self, state: Reading, time_ms: int) -> bool:
         """Whether there are rows of tables that are too old at this time of the view."""

@@ -21,7 +21,7 @@ from views.evaluation import Evaluate, compiled, compiled_all
 from views.expressions import Aggregate, Ref
 from views.failures import EvaluationError
 from views.numerics import decimal_of, scale_of, text_of
-from views.operators.building import PORTION, Building, Item
+from views.operators.building import PORTION, PORTION_BYTES, Building, Item
 from views.operators.changes import Changes, Rows, Work, add, prefix_of, unpack_row
 from views.ordering import Direction, encoder, row_encoder
 from views.plan import Group
@@ -80,15 +80,18 @@ class GroupOperator:
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
         sorter = building.sorter()
         for rows in sources[0]:
-            sorter.add(self._items(rows))
+            sorter.take(rows, self._items)
         made: Changes = {}
         portion: list[Item] = []
+        held = 0
         for items in sorter.sorted():
             portion += items
+            held += sum([len(row) for _, _, row in items])
             # Groups that are whole, unless one alone is larger: then what is made of it so far goes again.
             end = bisect_left(portion, (portion[-1][0],)) or len(portion)
-            if len(portion) < PORTION:
+            if len(portion) < PORTION and held < PORTION_BYTES:
                 continue
+            held = 0
             is_whole = end < len(portion)
             self._take(portion[:end], made, building)
             del portion[:end]

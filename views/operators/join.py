@@ -1,14 +1,14 @@
 """Equi-joins. Each side's rows are kept by the join's key, so that a change finds its partners by one look."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
 from views.evaluation import compiled_all
 from views.expressions import Expression
 from views.failures import FanOutExceeded
-from views.operators.building import PORTION, Building, Item, Sorter
+from views.operators.building import PORTION, PORTION_BYTES, Building, Item, Sorter
 from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
 from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
@@ -102,43 +102,68 @@ class JoinOperator:
             self._right.take(rows, of_right)
         left = building.arranged(self._left.prefix, of_left.sorted())
         right = building.arranged(self._right.prefix, of_right.sorted())
+        alone = [[self._nulls]] if self._keeps_left else []
         made: list[Row] = []
-        for lefts, rights in _matched(left, right):
-            if lefts and rights and max(len(lefts), len(rights)) > building.changes_max:
-                raise FanOutExceeded(
-                    f"one row of the view's operators has more than {building.changes_max} partners",
-                    hint="a change of a table reaches that many rows of the view. Raise changes_max in the view's"
-                    " section if that is meant, or join by keys that fewer rows share",
-                )
-            partners = [unpack_row(item[2]) for item in rights] or ([self._nulls] if self._keeps_left else [])
-            if not partners:
-                continue
-            for item in lefts:
+        held = 0
+        for lefts, found in _matched(left, right, building.changes_max):
+            for item in lefts if found or alone else ():
                 row = unpack_row(item[2])
-                made += [row + partner for partner in partners]
-                if len(made) >= PORTION:
-                    building.changed += len(made)
-                    yield made
-                    made = []
+                held += len(item[2])
+                for partners in found or alone:
+                    made += [row + partner for partner in partners]
+                    if len(made) >= PORTION or held >= PORTION_BYTES:
+                        building.changed += len(made)
+                        yield made
+                        made, held = [], 0
         building.changed += len(made)
         yield made
 
 
-def _matched(left: Iterable[list[Item]], right: Iterable[list[Item]]) -> Iterator[tuple[list[Item], list[Item]]]:
-    """What both sides have of each key of the left one, which both are in the order of."""
+def _matched(
+    left: Iterable[list[Item]], right: Iterable[list[Item]], most: int
+) -> Iterator[tuple[list[Item], list[list[Row]]]]:
+    """Some of the left items of one key, and all rows of the right ones of that key, in portions.
+
+    Both sides are in the order of their keys. Of neither side memory has all items of a key, unless both have that key:
+    then it has those of the right one. Raises FanOutExceeded where one of both has more than ``most`` of them.
+    """
     rights = _by_key(right)
-    at, found = next(rights, (None, []))
+    at, items = next(rights, (None, []))
+    last, count = b"", 0
+    found: list[list[Row]] = []
     for key, lefts in _by_key(left):
-        while at is not None and at < key:
-            at, found = next(rights, (None, []))
-        yield lefts, found if at == key else []
+        if key != last or not count:
+            last, count = key, 0
+            while at is not None and at < key:
+                at, items = next(rights, (None, []))
+            found, of_right = [], 0
+            while at == key:
+                found.append([unpack_row(row) for _, _, row in items])
+                of_right += len(items)
+                _check_fan_out(of_right, most)
+                at, items = next(rights, (None, []))
+        count += len(lefts)
+        if found:
+            _check_fan_out(count, most)
+        yield lefts, found
     for _ in rights:
         pass  # kept all the same
 
 
 def _by_key(portions: Iterable[list[Item]]) -> Iterator[tuple[bytes, list[Item]]]:
-    for key, items in groupby(chain.from_iterable(portions), key=itemgetter(0)):
-        yield key, list(items)
+    """The items of each key, which may be in several parts."""
+    for portion in portions:
+        for key, items in groupby(portion, key=itemgetter(0)):
+            yield key, list(items)
+
+
+def _check_fan_out(partners: int, most: int) -> None:
+    if partners > most:
+        raise FanOutExceeded(
+            f"one row of the view's operators has more than {most} partners",
+            hint="a change of a table reaches that many rows of the view. Raise changes_max in the view's"
+            " section if that is meant, or join by keys that fewer rows share",
+        )
 
 
 class _Side:
@@ -165,7 +190,7 @@ class _Side:
     def take(self, rows: list[Row], into: Sorter) -> list[Row]:
         """Have rows sorted. Returns those that can't have partners."""
         without = self._without_key(rows)
-        into.add(self._items([row for row in rows if None not in self._on(row)] if without else rows))
+        into.take([row for row in rows if None not in self._on(row)] if without else rows, self._items)
         return without
 
     def _item(self, row: Row) -> Item:

@@ -60,7 +60,7 @@ class TopOperator:
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
         sorter = building.sorter()
         for rows in sources[0]:
-            sorter.add(self._items(rows))
+            sorter.take(rows, self._items)
         part, last, count = b"", b"", 0
         for items in building.arranged(self._rows_prefix, sorter.sorted()):
             made: list[Row] = []

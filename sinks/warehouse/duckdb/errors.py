@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
+from cdc.model.errors import LockstepError, PerhapsStoreRefuses, StoreRefuses, Unavailable
 
 _RETRY_AFTER_S: Final = 1.0
 _HOLDER = re.compile(r"lock is held in (?P<program>.*?) \(PID (?P<pid>\d+)\)")
@@ -44,8 +44,9 @@ _WORDS: Final = {
         "look at its disk and at limits of this user; nothing of the batch was written",
     ),
 }
+_OUT_OF_MEMORY: Final = "OutOfMemoryException"
 _HINTS: Final = {
-    "OutOfMemoryException": "give it more, ?memory_limit=4GB after the address of this sink, or take smaller batches",
+    _OUT_OF_MEMORY: "give it more, ?memory_limit=4GB after the address of this sink, or take smaller batches",
     "CatalogException": "a table or view was removed or replaced by hand; restart the job, or rebuild it: lockstep "
     "rebuild",
     "BinderException": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
@@ -83,7 +84,8 @@ def translated(error: BaseException, path: Path) -> LockstepError:
     if kind in _PASSING:  # and not for want of room, which such an error can be about as well
         return Unavailable(f"the warehouse's file {str(path)!r} is busy: {first_line}", retry_after_s=_RETRY_AFTER_S)
     said = kind if kind in _SILENT else f"{first_line} ({kind})"
-    return LockstepError(f"the warehouse's file {str(path)!r} refuses: {said}", hint=_HINTS.get(kind))
+    refused = PerhapsStoreRefuses if kind == _OUT_OF_MEMORY else LockstepError
+    return refused(f"the warehouse's file {str(path)!r} refuses: {said}", hint=_HINTS.get(kind))
 
 
 def _original(error: BaseException) -> BaseException:

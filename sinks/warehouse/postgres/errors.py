@@ -3,7 +3,7 @@
 import re
 from typing import Any, Final
 
-from cdc.model.errors import LockstepError, StoreRefuses, Unavailable
+from cdc.model.errors import LockstepError, PerhapsStoreRefuses, StoreRefuses, Unavailable
 from sinks.access import certificate_refused, untrusted
 
 UNIQUE_VIOLATION: Final = "23505"
@@ -16,8 +16,13 @@ _ROW_CLASSES: Final = ("22", "23", "54")
 _PASSING: Final = ("08", "40", "25P03", "53300", "55P03", "57")
 # Login and database, resources such as the disk, the server's files, and a server that only reads.
 _OF_STORE: Final = ("25006", "28", "3D", "53", "58")
-# What a function of somebody's own says, as a trigger's.
-_TRIGGER: Final = "P0"
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
+# What PostgreSQL says by itself, of objects and settings. A function of somebody's own, as a trigger's, may say
+# anything, by a class of its own or by one of these. Its error comes with the function as its context.
+_OWN_WORDS: Final = (
+    *("08", "0A", "0B", "20", "21", "24", "25", "26", "27", "28", "2B", "2D", "34", "3B", "3D", "3F", "40", "42", "53"),
+    *("55", "57", "58", "72", "F0", "HV", "XX"),
+)
 _RETRY_AFTER_S: Final = 1.0
 _HINTS: Final = {
     "25006": "the warehouse is read-only: give this sink the address of the primary, or end "
@@ -33,9 +38,9 @@ _HINTS: Final = {
     "53100": "the warehouse's disk is full: free space",
     "53400": "a limit of the server's was reached, as temp_file_limit: raise it for the sink's user",
     "53200": "the warehouse is out of memory",
-    "P0": "a trigger of yours refuses what is written: mend it, or drop it",
     "58030": "the warehouse can't read or write its files: look at its log",
 }
+_OF_TRIGGER: Final = "a trigger of yours refuses what is written: mend it, or drop it"
 # Without a connection there is no SQLSTATE, only the server's words.
 _REFUSED_AT_THE_DOOR: Final = {
     "requires a valid client certificate": "set tls.certificate_file and tls.key_file of this sink to a"
@@ -50,6 +55,8 @@ _REFUSED_AT_THE_DOOR: Final = {
     "could not translate host name": "check the address of this sink",
 }
 _UNTRUSTED: Final = ("certificate verify failed", "does not match host name")
+# How a context begins that names a row of COPY, or the place of a row in a relation.
+_NO_FUNCTION: Final = ("COPY ", "while ")
 _COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
 
 
@@ -67,9 +74,9 @@ def reason_of(error: BaseException) -> str:
     """Why a row was refused: SQLSTATE, its name, the column. The server's own text would hold the value."""
     original = _original(error)
     diagnostics: Any = getattr(original, "diag", None)
-    column = getattr(diagnostics, "column_name", None)
-    if column is None:
-        match = _COPY_COLUMN.search(getattr(diagnostics, "context", None) or "")
+    column = None if _is_of_a_function(original) else getattr(diagnostics, "column_name", None)
+    if column is None and not _is_of_a_function(original):
+        match = _COPY_COLUMN.search(_context(original))
         column = match["name"] if match else None
     where = "" if column is None else f" in column {column!r}"
     return f"{state_of(error)} {type(original).__name__}{where}"
@@ -99,14 +106,29 @@ def translated(error: BaseException) -> LockstepError:
             if sign in words:
                 return StoreRefuses(f"the warehouse refuses the connection: {words.strip()}", hint=hint)
         return Unavailable(f"the warehouse doesn't answer: {_first_line(original)}", retry_after_s=_RETRY_AFTER_S)
+    is_foreign = _is_of_a_function(original) or not state.startswith((*_OWN_WORDS, *_ROW_CLASSES))
     primary = getattr(getattr(original, "diag", None), "message_primary", None) or ""
     message = f"the warehouse refuses: {primary} ({state} {type(original).__name__})"
-    if is_of_a_row(error) or state.startswith(_TRIGGER):  # the text of these may hold values
+    if is_of_a_row(error) or is_foreign:  # the text of these may hold values
         message = f"the warehouse refuses: {reason_of(error)}"
     if state.startswith(_PASSING):
         return Unavailable(message, retry_after_s=_RETRY_AFTER_S)
     hint_of = next((hint for sign, hint in _HINTS.items() if state.startswith(sign)), None)
-    return (StoreRefuses if state.startswith(_OF_STORE) else LockstepError)(message, hint=hint_of)
+    if state.startswith(_OF_STORE):
+        return StoreRefuses(message, hint=hint_of)
+    if is_foreign:
+        return LockstepError(message, hint=_OF_TRIGGER)
+    return (PerhapsStoreRefuses if state == _INSUFFICIENT_PRIVILEGE else LockstepError)(message, hint=hint_of)
+
+
+def _context(error: BaseException) -> str:
+    """Where the server was: a row of COPY, or functions, with what these ran. It may hold values."""
+    return getattr(getattr(error, "diag", None), "context", None) or ""
+
+
+def _is_of_a_function(error: BaseException) -> bool:
+    """Whether a function has said it, or what a function ran. Text of several lines in COPY looks like one as well."""
+    return any(not line.startswith(_NO_FUNCTION) for line in _context(error).splitlines())
 
 
 def _first_line(error: BaseException) -> str:

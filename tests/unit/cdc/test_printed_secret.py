@@ -178,6 +178,13 @@ def test_what_says_no_end_has_the_lifetime_that_is_set_or_is_asked_for_each_time
     assert [value_of(counting(tmp_path, "bRUN", lifetime_s=1000)) for _ in range(2)] == ["b3", "b3"]
 
 
+def test_each_setting_has_its_own_lifetime_of_what_one_command_prints(tmp_path: Path) -> None:
+    long, short = (counting(tmp_path, "cRUN", lifetime_s=lifetime_s) for lifetime_s in (1000, 0.01))
+    assert value_of(long) == "c1"
+    assert value_of(short) == "c2"
+    assert value_of(long) == "c1"
+
+
 def test_what_a_server_has_refused_is_asked_for_again(tmp_path: Path) -> None:
     command = counting(tmp_path, '{"token": "tRUN", "expires_at": NOW+1000}')
     assert value_of(command) == "t1"

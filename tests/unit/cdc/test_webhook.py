@@ -35,6 +35,50 @@ def test_documents_share_a_connection_and_one_that_was_closed_meanwhile_loses_no
     assert receiver.connections == 2
 
 
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"Content-Type: text/event-stream\r\n\r\n", b": ping\n"),
+        (b"Content-Length: 1000000000\r\n\r\n", b"x"),
+        (b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (b"\r\n", b"x" * 64 * 1024),
+        (b"Content-Length: 1000000000\r\n\r\n", b"x" * 64 * 1024),
+    ],
+)
+def test_an_answer_without_an_end_keeps_nobody(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, first: bytes, again: bytes
+) -> None:
+    """The status is the receipt. What is long is cut, whatever time is left; what is slow has one time-out for all."""
+    monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 0.2 if len(again) < 1024 else 1e6)
+    receiver.status, receiver.endless = 200, (first, again)
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        sender.post(b'{"number": 0}')
+        sender.post(b'{"number": 1}')
+        receiver.endless = None
+        sender.post(b'{"number": 2}')
+    assert [document["number"] for document in receiver.documents] == [0, 1, 2]
+    assert receiver.connections == 3
+
+
+def test_headers_without_an_end_are_no_receipt(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.webhook._TIMEOUT_S", 0.2)
+    receiver.endless = (b"A", b"a")
+    with (
+        webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender,
+        pytest.raises(Unavailable, match="can't be reached: TimeoutError"),
+    ):
+        sender.post(b"{}")
+
+
+def test_a_slow_answer_takes_no_time_from_the_next_one(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        sender.post(b"{}")
+        assert sender._connection is not None
+        sender._connection.sock.settimeout(1e-9)  # as what was left of an earlier answer's time
+        sender.post(b"{}")
+    assert (len(receiver.documents), receiver.connections) == (2, 1)
+
+
 @pytest.mark.parametrize("status", [301, 400, 503])
 def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: Receiver, status: int) -> None:
     receiver.status = status
@@ -66,6 +110,51 @@ def test_what_lacks_is_named_with_what_to_set() -> None:
 
 def test_an_address_may_come_from_the_environment(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, f"http://127.0.0.1:{receiver.port}/secret")
+    with webhook() as sender:
+        sender.post(b"{}")
+    assert len(receiver.documents) == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "htps://hooks.example.com/secret",
+        "hooks.example.com/secret",
+        "ftp://hooks.example.com/secret",
+        "https:///secret",
+        "https://:443/secret",
+        "https://[::1/secret",
+        "https://hooks.example.com:port/secret",
+        "https://hooks.example.com:70000/secret",
+        "https://hooks.example.com/a secret",
+        "https://hooks\u200b.example.com/secret\n",
+    ],
+)
+def test_an_address_that_is_none_is_refused_and_not_shown(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hook"
+    file.write_text(address)
+    monkeypatch.setenv(VARIABLE, address)
+    for sender, where in ((webhook(url_file=str(file)), str(file)), (webhook(), f"${VARIABLE}")):
+        with pytest.raises(ConfigurationError, match=r"the address of alerts\.webhook") as error:
+            sender.address()
+        with pytest.raises(ConfigurationError):
+            sender.post(b"{}")
+        told = f"{error.value.message} {error.value.hint}"
+        assert where in told
+        assert "secret" not in told.replace(str(file), "")
+        assert "example" not in told
+
+
+def test_a_mistyped_url_is_an_error_of_the_configuration_too() -> None:
+    with pytest.raises(ConfigurationError, match=r"the address of alerts\.webhook") as error:
+        webhook(url="https://[::1/x").post(b"{}")
+    assert "url" in (error.value.hint or "")
+
+
+def test_a_scheme_is_taken_in_capitals_as_well(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, f"HTTP://127.0.0.1:{receiver.port}/hook")
     with webhook() as sender:
         sender.post(b"{}")
     assert len(receiver.documents) == 1

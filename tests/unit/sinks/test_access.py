@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from cdc.model.errors import LockstepError
-from sinks.access import Login
+from cdc.model.errors import LockstepError, StoreRefuses
+from sinks.access import Login, certificate_refused, untrusted
 
 
 def test_a_password_is_never_shown() -> None:
@@ -52,3 +52,11 @@ def test_a_command_is_the_only_way_to_the_password(given: dict[str, Any], told: 
 def test_a_password_and_a_file_exclude_each_other() -> None:
     with pytest.raises(ValidationError, match="exclude each other"):
         Login(password=SecretStr("x"), password_file=Path("y"))
+
+
+def test_who_does_not_get_into_a_server_blames_no_table(tmp_path: Path) -> None:
+    refused = OSError("sslv3 alert bad certificate")
+    assert isinstance(untrusted("the server", OSError("hostname mismatch")), StoreRefuses)
+    assert isinstance(certificate_refused("the server", refused), StoreRefuses)
+    with pytest.raises(StoreRefuses):
+        Login(password_file=tmp_path / "nowhere").read_password()

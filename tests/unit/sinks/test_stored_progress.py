@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from cdc.model.errors import DataLost
 from cdc.model.tag import Tag
-from sinks.stored_progress import applied_below, watermark_tag
+from sinks.stored_progress import applied_below, check_stored, watermark_tag
 from tests.builders import progress
 
 
@@ -32,3 +33,18 @@ def test_a_topic_that_lacks_nothing_has_a_bound_of_its_own_beside_others_that_do
     assert applied_below(left, "t") == watermark_tag(left)
     assert [applied_below(left, topic) for topic in ("gone", "late", "out")] == [None] * 3
     assert applied_below(progress(0), "t") is None
+
+
+P0 = ("t", 0)
+
+
+@pytest.mark.parametrize("stored", [({P0: 8}, {P0: 8}), ({P0: 20},), ()])
+def test_a_destination_that_lacks_what_one_shard_of_a_view_has_stored_was_put_back(
+    stored: tuple[dict[tuple[str, int], int], ...],
+) -> None:
+    """The view is where its last shard is, and stays there while the other one gets on."""
+    known = progress(next_offsets={P0: 8}, shards=({P0: 20}, {P0: 8}))
+    following = progress(next_offsets={P0: 10}, shards=({P0: 20}, {P0: 10}))
+    check_stored(known, known, following=following, destination="redis")
+    with pytest.raises(DataLost, match="redis lacks progress"):
+        check_stored(known, progress(next_offsets={P0: 8}, shards=stored), following=following, destination="redis")

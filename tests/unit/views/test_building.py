@@ -1,6 +1,9 @@
 """A large state, which is computed once from all rows of the tables."""
 
 import random
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -9,16 +12,32 @@ import pytest
 import views.view
 from cdc.model.errors import LockstepError
 from cdc.model.event import RowEvent
-from tests.unit.views.test_view import NEWEST, Killed, KillingState, as_of_the_end, everything, opened
-from tests.view_queries import TABLES
+from tests.unit.views.test_view import NEWEST, Killed, KillingState, a, as_of_the_end, c, everything, opened
+from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
-from views.operators import building
+from views.operators import building, join
 from views.operators.building import Item, Sorter, merged
 from views.operators.join import KIND
+from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
 from views.state.memory import MemoryState
 from views.view import View
+
+PAIRS = Question("select a.id, c.k, c.l from a join c on c.k = a.g", ("id", "k", "l"))
+LONG = Question("select a.id, b.id as b_id, a.t, b.t as u from a join b on b.c_k = a.g", ("id", "b_id"))
+MIB = 1 << 20
+
+
+@contextmanager
+def in_memory_at_most(size: int) -> Iterator[None]:
+    """So many bytes more than before, of all that Python has."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size
+    finally:
+        tracemalloc.stop()
 
 
 def items(*numbers: int) -> list[Item]:
@@ -64,6 +83,16 @@ def test_long_rows_are_not_all_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "full disk" in str(raised.value.hint)
 
 
+def test_long_rows_are_not_all_in_memory_while_they_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of each sorted part memory has few bytes, however few rows those are."""
+    monkeypatch.setattr(building, "BYTES_MAX", MIB // 2)
+    sorter = Sorter(tmp_path)
+    for number in range(4_000):
+        sorter.add([(number.to_bytes(2, "big"), b"", bytes(4_096))])
+    with in_memory_at_most(5 * MIB):
+        assert sum(map(len, sorter.sorted())) == 4_000
+
+
 def test_runs_are_merged() -> None:
     runs = [[items(1, 4), items(6)], [], [items(2, 3), items(5, 9)], [items(7, 8)]]
     assert [item for portion in merged(map(iter, runs)) for item in portion] == items(*range(1, 10))
@@ -100,6 +129,74 @@ def test_who_is_told_can_end_it_and_it_begins_again() -> None:
     other = MemoryState()
     build(other, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
     assert everything(state) == everything(other)
+
+
+@pytest.mark.usefixtures("computes")
+def test_who_waits_is_told_of_each_portion_that_a_join_makes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows of tables make so many that a driver which heard of the tables alone would take the task for stuck."""
+    for module in (building, join):
+        monkeypatch.setattr(module, "PORTION", 1_000)
+    view = opened(PAIRS, MemoryState())
+    view.begin_building()
+    view.build(events([*(a(number, g=1) for number in range(300)), *(c(1, f"{number}") for number in range(300))], 8))
+    since_told, most = 0, 0
+    add = Sorter.add
+
+    def counted(sorter: Sorter, items: list[Item]) -> None:
+        nonlocal since_told, most
+        since_told += len(items)
+        most = max(most, since_told)
+        add(sorter, items)
+
+    def told(_: int) -> None:
+        nonlocal since_told
+        since_told = 0
+
+    monkeypatch.setattr(Sorter, "add", counted)
+    view.compute(told)
+    assert most < 2_000
+    view.end_building(epoch=1, lsn=8, offsets={})
+    assert view.position().counters.rows == 300 * 300
+
+
+def many(table: str, numbers: range, text: str) -> Iterator[RowWrite]:
+    """Rows of ``a`` or ``b`` that have all rows of the other as partners."""
+    for number in numbers:
+        one = a(number, g=1, t=text)[2] if table == "a" else {"id": number, "c_k": 1, "y": 0, "t": text, "n": None}
+        yield table, {"id": number}, one
+
+
+@pytest.mark.usefixtures("computes")
+@pytest.mark.parametrize(("of_a", "of_b"), [(4_000, 0), (0, 4_000), (4_000, 1)])
+def test_rows_that_share_a_joins_key_are_not_all_in_memory_where_the_other_side_has_one_or_none(
+    of_a: int, of_b: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "BYTES_MAX", MIB)
+    for module in (building, join):
+        monkeypatch.setattr(module, "PORTION_BYTES", MIB)
+    with closing(FileState(tmp_path / "state", identity="v")) as state:
+        view = opened(LONG, state, scratch=tmp_path)
+        view.begin_building()
+        for table, rows in (("a", of_a), ("b", of_b)):
+            for start in range(0, rows, 500):
+                numbers = range(start, min(start + 500, rows))
+                view.build(events(list(many(table, numbers, "x" * 4_096)), 8))
+        with in_memory_at_most(9 * MIB):
+            view.compute()
+        view.end_building(epoch=1, lsn=8, offsets={})
+        assert view.position().counters.rows == of_a * of_b
+
+
+@pytest.mark.usefixtures("computes")
+def test_no_row_of_another_shard_is_written() -> None:
+    """As where what divides the rows of a table isn't what divides those of the result."""
+    question = Question("select id, g from a", ("id",))
+    plan = opened(question, MemoryState()).plan
+    view = View(plan, TABLES, MemoryState(), shard=Shard(Sharding("id", (None,)), 0, 2))
+    view.begin_building()
+    view.build(events([a(number) for number in range(20)], 8))
+    with pytest.raises(AssertionError, match="another shard's"):
+        view.compute()
 
 
 @pytest.mark.usefixtures("computes")

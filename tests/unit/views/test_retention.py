@@ -1,23 +1,28 @@
 """Rows that are too old: by the view's time alone, in portions, and gone from the state as if they were deleted."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import views.operators.ages
 import views.view
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from tests.unit.views.test_view import a, c
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, column, events, shape
-from views.failures import EvaluationError
+from views.failures import EvaluationError, FanOutExceeded
 from views.operators.ages import AGES
-from views.operators.changes import MIRROR
-from views.retention import NotedTime, period_text, whole_minutes
+from views.operators.changes import MIRROR, Work
+from views.operators.scan import Mirror
+from views.retention import NotedTime, noted_together, period_text, whole_minutes
+from views.shard import shards
+from views.sharding import sharding_of
 from views.sql.reader import RetainedRows, read_view
-from views.state.contract import State
+from views.state.contract import State, Step
 from views.state.file import FileState
 from views.state.memory import MemoryState
 from views.view import View, identity
@@ -28,6 +33,7 @@ NOON_MS = 1_772_452_800_000
 """2026-03-02T12:00:00Z."""
 
 COUNTS = Question("select coalesce(g, 0) as g, count(*) as n from a group by coalesce(g, 0)", ("g",))
+BY_ID = Question("select id, g from a", ("id",))
 PAIRS = Question("select a.id, c.k, c.l from a join c on c.k = a.g", ("id", "k", "l"))
 BY_D = [RetainedRows(TableName("public", "a"), "d", 24)]
 
@@ -240,6 +246,28 @@ def test_who_was_killed_before_the_last_portion_goes_on_with_the_rest(
     assert again.rows == {}
 
 
+def test_all_rows_that_go_at_once_are_counted_before_memory_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views.operators.ages, "_DUE_AT_ONCE", 2)
+    state = MemoryState()
+    view = kept(COUNTS, state)
+    view.step([a(number, g=1, d="2026-03-01T12:00:00") for number in range(9)])
+    removed: list[object] = []
+    plain = Mirror._removed
+    monkeypatch.setattr(Mirror, "_removed", lambda *found: removed.append(found) or plain(*found))
+    mirror = Mirror(TABLES[TableName("public", "a")], ["id", "g", "d"], 0, view.plan.retained[0])
+
+    def aged(work_state: Step, *, limit: int, most: int) -> int:
+        return len(mirror.aged(Work(work_state, limit, time_ms=NOON_MS), most))
+
+    with pytest.raises(FanOutExceeded):
+        state.update(partial(aged, limit=3, most=1_000_000))
+    assert len(removed) == 2
+    assert sizes(state) == (9, 9)
+    assert state.update(partial(aged, limit=9, most=5)) == 5
+    assert state.update(partial(aged, limit=9, most=1_000_000)) == 4
+    assert sizes(state) == (0, 0)
+
+
 def test_a_view_says_whether_time_alone_would_change_it() -> None:
     view = kept(COUNTS)
     view.step([a(1, g=1, d="2026-03-01T12:00:00")])
@@ -248,6 +276,30 @@ def test_a_view_says_whether_time_alone_would_change_it() -> None:
     plain = KeptView(COUNTS, MemoryState())
     plain.step([a(1, g=1, d="2026-03-01T12:00:00")])
     assert not plain.view.has_aged(NOON_MS)
+
+
+# --- shards ---
+
+
+def test_shards_are_as_of_one_time_though_only_one_of_them_has_rows_that_are_too_old() -> None:
+    """Else verify waits until something comes: nobody can tell as of when a view between two times is."""
+    plan = kept(BY_ID).plan
+    kept_by = [KeptView(BY_ID, MemoryState(), retain=BY_D, shard=shard) for shard in shards(sharding_of(plan, 2), 2)]
+    old = next(number for number in range(9) if kept_by[0].view.is_own({"id": number}))
+    for shard in kept_by:
+        shard.step([a(old, g=1, d="2026-03-01T12:00:00")], time_ms=NOON_MS - HOUR_MS)
+    for time_ms in (NOON_MS + 59_999, NOON_MS + MINUTE_MS):
+        due = [shard.view.is_due(time_ms) for shard in kept_by]
+        assert due == [True, True]
+        for shard in kept_by:
+            shard.step([], time_ms=time_ms)
+        assert not any(shard.view.is_due(time_ms) for shard in kept_by)
+        times = [shard.view.position().time_ms for shard in kept_by]
+        assert noted_together([NotedTime(at, at) for at in times]).is_settled
+    assert not any(shard.rows for shard in kept_by)
+    alone = kept(BY_ID)
+    alone.step([a(old, g=1, d="2026-03-01T12:00:00")], time_ms=NOON_MS - HOUR_MS)
+    assert (alone.view.is_due(NOON_MS - MINUTE_MS), alone.view.is_due(NOON_MS)) == (False, True)
 
 
 # --- a new state ---

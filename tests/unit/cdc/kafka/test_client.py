@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from cdc.kafka.client import new_client
+from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.consumer import open_consumer
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
@@ -58,3 +58,9 @@ def test_a_machine_without_room_for_another_client_may_have_it_later() -> None:
 
     with pytest.raises(Unavailable, match="Failed to create thread"):
         new_client(full, WITHOUT_ITS_FILE)
+
+
+def test_a_batch_is_no_larger_than_what_each_of_its_topics_takes() -> None:
+    assert batch_bytes(16 * 1024 * 1024) == batch_bytes(16 * 1024 * 1024, 2 * 1024 * 1024) < 1024 * 1024
+    assert 99_000 < batch_bytes(400_000, 100_000) < 100_000
+    assert batch_bytes(1) == 1

@@ -12,7 +12,9 @@ from cdc.kafka.forced_compaction import ForcedCompaction, Mark, Pass, TopicRecor
 from cdc.kafka.settings import TopicSettings
 from cdc.model.errors import LockstepError
 
-REMEMBERED = TopicRecord({"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}),))
+REMEMBERED = TopicRecord(
+    {"segment.ms": "5", "min.cleanable.dirty.ratio": None}, (Pass(7, {0: 3, 2: 9}), Pass(8, {0: 4}, 6))
+)
 
 
 MARKED = TopicRecord(marks=(Mark(5, {0: 3, 1: 8}), Mark(7, {0: 9}), Mark(9, {0: 12, 1: 20})))
@@ -46,10 +48,26 @@ def test_the_newest_mark_that_is_old_enough_counts_in_each_partition() -> None:
     assert MARKED.ripe_marks([0], before_ms=5) == {}
 
 
-def test_of_the_marks_that_are_old_enough_one_is_kept_and_all_younger_ones() -> None:
+def test_of_the_marks_that_are_old_enough_one_is_kept_for_each_partition_and_all_younger_ones() -> None:
     kept = MARKED.with_mark(Mark(11, {0: 30}), before_ms=8)
-    assert kept.marks == (Mark(7, {0: 9, 1: 8}), Mark(9, {0: 12, 1: 20}), Mark(11, {0: 30}))
+    assert kept.marks == (Mark(5, {1: 8}), Mark(7, {0: 9}), Mark(9, {0: 12, 1: 20}), Mark(11, {0: 30}))
     assert [mark.at_ms for mark in MARKED.with_mark(Mark(11, {0: 30}), before_ms=0).marks] == [5, 7, 9, 11]
+
+
+def test_marks_that_are_old_enough_say_since_when_in_all_of_their_partitions() -> None:
+    for remembered in (MARKED, MARKED.with_mark(Mark(11, {0: 30}), before_ms=8)):
+        assert remembered.ripe_since_ms([0, 1], before_ms=8) == 5
+        assert remembered.ripe_since_ms([0], before_ms=8) == 7
+        assert remembered.ripe_since_ms([0], before_ms=5) is None
+
+
+def test_what_was_there_by_then_has_been_compacted_in_all_of_the_partitions() -> None:
+    remembered = TopicRecord(passes=(Pass(5, {0: 3}), Pass(7, {0: 9, 1: 4}, 4), Pass(9, {0: 12}, 8)))
+    assert remembered.compacted_up_to_ms([0]) == 8
+    assert remembered.compacted_up_to_ms([0, 1]) == 4
+    assert remembered.compacted_up_to_ms([0, 2]) is None
+    earlier = b'{"format":1,"settings":null,"passes":[{"at_ms":5,"through":{"0":3}}]}'
+    assert TopicRecord.from_record(StoredRecord(earlier, "it")).compacted_up_to_ms([0]) is None
 
 
 def test_who_comes_often_finds_a_mark_that_is_old_enough_in_the_end() -> None:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from cdc.model.errors import LockstepError
-from jobs.dead_letters.limit import check_open, count_kinds, in_words, kind_of
+from jobs.dead_letters.limit import TooManyOpen, check_open, count_kinds, in_words, kind_of
 
 
 @pytest.mark.parametrize(
@@ -30,16 +29,16 @@ def test_rare_kinds_are_summed_up() -> None:
 
 
 def test_as_many_as_allowed_may_be_open() -> None:
-    check_open("search", 2, [("t", "no")] * 3, max_open=3)
-    check_open("search", 2, [], max_open=0)
+    check_open("search", 2, ["no"] * 3, new_topics=["t"], max_open=3)
+    check_open("search", 2, [], new_topics=[], max_open=0)
 
 
 def test_one_more_stops_the_job_and_says_why_and_what_to_do() -> None:
-    with pytest.raises(LockstepError) as caught:
-        check_open(
-            "search", 2, [("t", "no room for 1 byte"), ("t", "no room for 2 byte"), ("u", "too old")], max_open=2
-        )
+    reasons = ["no room for 1 byte", "no room for 2 byte", "too old"]
+    with pytest.raises(TooManyOpen) as caught:
+        check_open("search", 2, reasons, new_topics=["t", "u", "u"], max_open=2)
     error = caught.value
+    assert error.topic == "u", "whatever is open for long"
     assert "'search', generation 2" in error.message
     assert "2 x no room for N byte; 1 x too old" in error.message
     assert error.hint is not None

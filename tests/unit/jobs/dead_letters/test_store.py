@@ -48,9 +48,16 @@ def test_the_reasons_are_those_of_what_would_be_open() -> None:
     job = known((ROW, 1), (OTHER, 2))
     again = replace(EVENT, tag=TAGS[3], reason="again")
     elsewhere = replace(EVENT, key=b'{"id":3}', reason="elsewhere")
-    assert [reason for _, reason in job.open_with([again, elsewhere], [OTHER])] == ["again", "elsewhere"]
+    assert job.open_with([again, elsewhere], [OTHER]) == ["again", "elsewhere"]
     # Void in an older version and rejected in a newer one.
-    assert [reason for _, reason in job.open_with([again], [ROW])] == ["reason 2", "again"]
+    assert job.open_with([again], [ROW]) == ["reason 2", "again"]
+
+
+def test_what_is_rejected_again_is_no_new_rejection() -> None:
+    job = known((ROW, 1))
+    elsewhere = replace(EVENT, position=Position("shop.public.items", 0, 5))
+    assert job.new_topics([EVENT, elsewhere]) == ["shop.public.items"]
+    assert job.new_topics([EVENT]) == [EVENT.position.topic]
 
 
 def test_a_job_reports_the_dead_letters_that_it_cannot_read() -> None:

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, StoreRefuses, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    Fenced,
+    LockstepError,
+    PerhapsStoreRefuses,
+    PositionMismatch,
+    StoreRefuses,
+    Unavailable,
+)
 from cdc.model.event import Position
 from cdc.model.table import TableName
 from jobs.executor import deliver as delivery
@@ -201,11 +209,29 @@ def test_each_of_several_tables_has_its_own_reason(store: MemoryStore) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [Unavailable("it is down"), StoreRefuses("its disk is full"), Fenced("another job"), PositionMismatch("a gap")],
+    [
+        Unavailable("it is down"),
+        StoreRefuses("its disk is full"),
+        ConfigurationError("a pooler is between"),
+        Fenced("another job"),
+        PositionMismatch("a gap"),
+    ],
 )
 def test_what_is_no_matter_of_a_table_is_told_as_it_is(store: MemoryStore, error: LockstepError) -> None:
     delivered = run(of_two_tables(RefusesTables(store, ITEMS.name, error=error)), both())
     assert [(failure.message, failure.table) for failure in delivered.failures] == [(error.message, None)]
+
+
+@pytest.mark.parametrize("refused", [[ITEMS.name], [ITEMS.name, ORDERS.name]])
+def test_want_of_rights_or_memory_is_a_matter_of_the_store_where_all_tables_meet_it(
+    store: MemoryStore, refused: list[TableName]
+) -> None:
+    sink = RefusesTables(store, *refused, error=PerhapsStoreRefuses("permission denied", hint="grant it"))
+    (failure,) = run(of_two_tables(sink), both()).failures
+    assert (failure.message, failure.hint) == ("permission denied", "grant it")
+    assert failure.table == (ITEMS.name if len(refused) == 1 else None)
+    (alone,) = run(of_two_tables(sink), both()[1:]).failures
+    assert alone.table == ITEMS.name, "of one table nobody can tell"
 
 
 def test_nothing_of_a_consistent_sink_is_applied_table_by_table(store: MemoryStore) -> None:

@@ -10,7 +10,7 @@ from sinks.contract import OpenedSink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
-from tests.task_records import Failing, Recording, put, run, task
+from tests.task_records import TOPIC, Failing, Recording, put, run, task
 
 
 def test_after_an_error_the_sink_is_opened_again() -> None:
@@ -40,6 +40,21 @@ def test_another_run_opens_the_sink_again(store: MemoryStore) -> None:
     run(task(first), [put(1, "a", lsn=8)])
     run(replace(task(second), run="second"), [put(1, "b", lsn=16)])
     assert len(second.batches) == 1
+
+
+@pytest.mark.parametrize("server", [None, "3f2a"])
+def test_a_sink_is_told_which_server_has_the_jobs_progress_when_it_is_opened(
+    store: MemoryStore, server: str | None
+) -> None:
+    required = list[str]()
+
+    def open_it(_name: str, _settings: SinkSettings, _generation: int) -> OpenedSink:
+        return replace(open_memory(store, 1), require_server=required.append)
+
+    what = replace(task(MemorySink(store, 1)), open=open_it, server=server)
+    run(what, [put(1, "a", lsn=8)])
+    run(what.only([TOPIC]), [put(1, "b", lsn=16)])
+    assert required == ([] if server is None else [server])
 
 
 class _Closing(MemorySink):

@@ -1,12 +1,18 @@
 """What a view's task decides by the state that it finds, and what it knows of the sink's progress."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.event import RowEvent
 from cdc.model.table import TableName
-from jobs.executor.view_task import _arrange, _is_usable, _SinkProgress
+from jobs.executor.long_batch import DriverLine
+from jobs.executor.result import Result
+from jobs.executor.view_task import _arrange, _follow_beside_others, _is_usable, _SinkProgress
+from tests.databases import until
+from tests.unit.jobs.query.test_long_batches import listening
 from tests.view_queries import TABLES, events
 from views.sql.reader import read_view
 from views.state.memory import MemoryState
@@ -78,3 +84,59 @@ def test_what_was_told_before_a_state_is_built_is_stored_though_it_is_heard_of_l
     progress.tell({AT: 4})
     progress.hear(2)
     assert progress.offsets == {AT: 4}
+
+
+SHARD: Any = SimpleNamespace(
+    sink="v", generation=1, view=SimpleNamespace(reached={AT: 1}, shard=SimpleNamespace(number=1))
+)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[_SinkProgress]:
+    """Each attempt to keep the view fails with one of these, and the next one ends. Returns what each knew."""
+    left, attempts = list(errors), list[_SinkProgress]()
+
+    def follow(_: object, progress: _SinkProgress, *__: object, **___: object) -> None:
+        attempts.append(progress)
+        if left:
+            raise left.pop(0)
+
+    monkeypatch.setattr("jobs.executor.view_task._follow", follow)
+    monkeypatch.setattr("jobs.executor.view_task._RETRY_S", 0.0)
+    return attempts
+
+
+def test_a_shard_goes_on_after_its_sink_did_not_answer_and_says_so_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shard may be built meanwhile, and its batch doesn't end before."""
+    attempts = failing(monkeypatch, Unavailable("it is down"), Unavailable("it is still down"))
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
+        _follow_beside_others(SHARD, {AT: 2}, Result(), line, goes_on=True)
+        until(lambda: driver.told.failure is not None and driver.told.failure.message == "it is still down")
+        assert driver.told.shard == 1
+        assert len(attempts) == 3
+        # The driver answers these too: what is stored of the rest is still known.
+        known = attempts[-1]
+        known.hear(2)
+        assert known.offsets == {AT: 2}
+
+
+@pytest.mark.parametrize("error", [DataLost("it was put back"), LockstepError("it is full")])
+def test_a_shard_tells_what_it_ends_with_before_others_have_ended(
+    error: LockstepError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, error)
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
+        with pytest.raises(type(error)):
+            _follow_beside_others(SHARD, {}, Result(), line, goes_on=True)
+        until(lambda: driver.told.failure is not None)
+        assert driver.told.failure is not None
+        assert driver.told.failure.error().message == error.message
+
+
+@pytest.mark.parametrize("has_shard", [True, False])
+def test_a_batch_that_ends_by_itself_ends_with_what_fails(has_shard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = failing(monkeypatch, Unavailable("it is down"))
+    task = SHARD if has_shard else SimpleNamespace(view=SimpleNamespace(reached={}, shard=None))
+    with listening() as driver, DriverLine(driver.path) as line:
+        with pytest.raises(Unavailable):
+            _follow_beside_others(task, {}, Result(), line, goes_on=not has_shard)
+        assert len(attempts) == 1

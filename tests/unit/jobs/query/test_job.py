@@ -29,10 +29,10 @@ from jobs.generations.asides import Aside, AsideState, Order, Wish, load_asides
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob, _as_of_start, _keeper, _reads_others, _SetAside
+from jobs.query.job import SinkJob, _as_of_start, _keeper, _left, _reads_others, _SetAside
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
-from jobs.query.resume_check import TopicFacts
+from jobs.query.resume_check import ResumePoint, TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
 from jobs.report import SinkWaiting
@@ -168,6 +168,32 @@ def test_where_no_table_is_left_or_nothing_was_ever_applied_the_error_is_that_of
         job._set_refused_aside(opened, lease)
     assert not isinstance(caught.value, TablesRefused)
     assert load_asides(opened.records, 1) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "once", "stopped", "fails"),
+    [
+        (AsideState.FAILED, True, False, True),
+        (AsideState.FAILED, False, False, False),
+        (AsideState.FAILED, True, True, False),
+        (AsideState.PAUSED, True, False, False),
+    ],
+)
+def test_a_job_that_is_to_apply_all_there_is_fails_where_a_table_was_not_applied(
+    state: AsideState, once: bool, stopped: bool, fails: bool
+) -> None:
+    job = _Job(LockstepError("never"))
+    job._plan = replace(job._plan, once=once)
+    job._asides = {_A: Aside(AsideState.RESUMING, 5), _B: Aside(state, 5, reason="no room", hint="make some")}
+    job.queries = 1
+    if stopped:
+        job.stop.set()
+    if not fails:
+        job.run()
+        return
+    with pytest.raises(LockstepError, match=r"'s' hasn't got all: public\.b is set aside.*no room") as caught:
+        job.run()
+    assert caught.value.hint == "make some; then `lockstep resume s public.b`"
 
 
 def test_a_refused_table_of_another_shape_is_prepared_again_first(looks: list[bool | Unavailable]) -> None:
@@ -372,6 +398,98 @@ def test_a_watermark_stays_where_a_table_joins_and_names_it_until_it_is_true_of_
     assert (whole.watermark_lsn, whole.joining) == (100, ()), "also where nothing was committed meanwhile"
     left = keeper(begun, "p.public.a").batch_applied({a: 5}, rejected=0)
     assert (left.watermark_lsn, left.joining) == (100, ()), "it was true of the others all the time"
+
+
+_HOUR_MS = 3_600_000
+
+
+def _refused_in_its_first_batch(clock: list[int], monkeypatch: pytest.MonkeyPatch) -> OpenedSink:
+    """A sink that has table a for long, after a batch that has written rows of table b, and was refused.
+
+    ``clock`` is the time, in milliseconds. An hour later the sink has gone on with a alone.
+    """
+    monkeypatch.setattr("jobs.query.job._now_ms", lambda: clock[0])
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    at = ("p.public.a", 0)
+    opened.generations.save_progress(Progress({at: 5}, 100, 7, clock[0] - _HOUR_MS, {at[0]: "id"}))
+    stored = opened.generations.load_progress()
+    _keeper(_PLAN, opened, _log("a", "b"), stored, StartPosition(), check_claim=lambda: None).begin()
+    clock[0] += _HOUR_MS
+    stored, asides = opened.generations.load_progress(), {"p.public.b": Aside(AsideState.FAILED, clock[0])}
+    alone = _keeper(_PLAN, opened, _log("a"), stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    alone.learn([ProgressRecord(200, 200, {at[0]: (6,), "p.public.b": (9,)})])
+    alone.batch_applied({at: 6}, rejected=0)
+    return opened
+
+
+_PLAN = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
+
+
+def _log(*names: str, b_is: str = "theirs") -> LogFacts:
+    ids = {"a": "id", "b": b_is}
+    facts = {f"p.public.{name}": TopicFacts(ids[name], 1, 24 * _HOUR_MS) for name in names}
+    return LogFacts({}, [], facts, {f"p.public.{name}": TableName("public", name) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("hours", "b_is", "refused"),
+    [(22, "theirs", None), (24, "theirs", "deletes may be missing"), (1, "another", "was recreated")],
+)
+def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_deletes(
+    hours: int, b_is: str, refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The destination may have rows of it, though nothing counts as applied."""
+    clock = [1_000 * _HOUR_MS]
+    opened = _refused_in_its_first_batch(clock, monkeypatch)
+    clock[0] += hours * _HOUR_MS + 1
+    stored = opened.generations.load_progress()
+    assert stored is not None
+    assert stored.joining == ("p.public.b",)
+    job = SinkJob(_PLAN, _NOTHING, stop=threading.Event(), report=lambda _: None)
+    job._asides = {_B: Aside(AsideState.RESUMING, 5)}
+    lease = GenerationLease(opened, 1)
+    lease.claim(opened.sink.claim)
+    log = _log("a", "b", b_is=b_is)
+    cluster = cast("Any", SimpleNamespace(begin_offsets=lambda partitions: dict.fromkeys(partitions, 0)))
+    ends = {("p.public.a", 0): 6, ("p.public.b", 0): 9}
+    point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, "/checkpoint", None)
+    if refused is None:
+        job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
+        keeper = _keeper(
+            *(_PLAN, opened, log, stored, StartPosition()),
+            check_claim=lambda: None,
+            asides={"p.public.b": job._asides[_B]},
+        )
+        clock[0] += _HOUR_MS
+        with pytest.raises(PositionMismatch, match=r"topic p\.public\.b keeps tombstones"):
+            keeper.batch_applied({("p.public.b", 0): 9}, rejected=0)
+        return
+    with pytest.raises(_SetAside):
+        job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
+    aside = load_asides(opened.records, 1)[_B]
+    assert aside.state is AsideState.FAILED
+    assert refused in str(aside.reason)
+
+
+def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is paused like any other: the watermark waits for it. One that had left holds nothing up."""
+    opened = _refused_in_its_first_batch([1_000 * _HOUR_MS], monkeypatch)
+    stored = opened.generations.load_progress()
+    assert stored is not None
+    assert "p.public.b" in stored.left_at_ms
+    assert _left(stored) == set()
+    assert _left(replace(stored, joining=())) == {"p.public.b"}
+    assert _left(replace(stored, joining=(), watermark_lsn=0)) == set()
+
+
+def test_a_sink_that_was_away_is_not_behind_because_of_a_table_that_it_has_just_begun_to_read() -> None:
+    at, late = ("p.public.a", 0), ("p.public.late", 0)
+    stored = Progress({at: 5, late: 0}, 100, 7, 1_000, {}, left_at_ms={late[0]: 900})
+    quiet = _as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    assert quiet is not None
+    assert (quiet.updated_at_ms, quiet.left_at_ms) == (900_000, {late[0]: 900})
 
 
 def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:

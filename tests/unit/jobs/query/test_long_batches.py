@@ -26,7 +26,7 @@ from jobs.executor.long_batch import (
     is_quiet,
     take_told,
 )
-from jobs.executor.result import Result
+from jobs.executor.result import Failure, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
@@ -273,6 +273,35 @@ def test_a_state_that_is_being_built_is_not_begun_anew_for_another_task() -> Non
         assert not line.is_over()
         line.tell(Told(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
         wait_until_over(line)
+
+
+def test_a_task_at_a_standstill_goes_on_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose sink doesn't answer. No other task could be begun in its place."""
+    monkeypatch.setattr("jobs.query.long_batches._STANDSTILL_S", 0.0)
+    building = ViewFigures(0, 0, 0, Counters(), Building(1, Doing.READING, 1, 2, 1.0))
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as builds, DriverLine(driver.path) as other:
+        builds.tell(Told(rows=1, view=building, shard=0))
+        driver.wait_for_rows(1)
+        other.tell(Told(rows=1, shard=1))
+        driver.wait_for_rows(2)
+        driver.is_behind = True
+        for rows in (3, 4):
+            other.tell(Told(rows=1, shard=1))
+            driver.wait_for_rows(rows)
+        assert not other.is_over()
+        builds.tell(Told(rows=1, view=ViewFigures(8, 0, 0, Counters()), shard=0))
+        wait_until_over(other)
+
+
+def test_a_task_waits_for_its_next_attempt_no_longer_than_its_batch_lasts() -> None:
+    with listening() as driver, DriverLine(driver.path) as line:
+        assert not line.is_over_within(0.0)
+        line.tell(Told(rows=1, failure=Failure("Unavailable", "it is down", retry_after_s=2.0)))
+        driver.wait_for_rows(1)
+        assert driver.told.failure == Failure("Unavailable", "it is down", retry_after_s=2.0)
+        assert driver.told.is_at_work
+        driver.gate.close(0)
+        assert line.is_over_within(1e6)
 
 
 def test_one_task_after_another_is_not_of_one_batch() -> None:

@@ -355,6 +355,46 @@ def test_a_table_that_is_read_again_is_judged_by_when_it_left_until_it_has_all()
     assert (caught_up.left_at_ms, caught_up.watermark_lsn, kept.resuming) == ({}, 200, frozenset())
 
 
+def test_a_topic_that_is_read_for_the_first_time_is_stored_before_anything_of_it() -> None:
+    """Its first batch may never come to an end, and has written rows then. So that is no table that is new again."""
+    clock, late = Clock(), ("late", 0)
+    opened = open_memory(MemoryStore())
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+
+    def started(stored: Progress | None) -> ProgressKeeper:
+        return ProgressKeeper(
+            opened.generations,
+            Watermark([TOPIC, "late"], lsn=100, joining=["late"]),
+            stored=stored,
+            topic_ids={TOPIC: "id", "late": "theirs"},
+            now_ms=clock,
+            partitions=[(TOPIC, 0), late],
+            left_at_ms={} if stored is None else stored.left_at_ms,
+            **{**KEPT, "retention_ms": {TOPIC: 900_000, "late": 500_000}},
+        )
+
+    started(None).begin()
+    assert opened.generations.load_progress() is None, "that a generation has progress says that it was applied to"
+    opened.generations.save_progress(Progress({(TOPIC, 0): 5}, 100, 7, 900_000, {TOPIC: "id"}))
+    started(opened.generations.load_progress()).begin()
+    begun = opened.generations.load_progress()
+    assert begun is not None
+    assert (begun.next_offsets, begun.updated_at_ms) == ({(TOPIC, 0): 5, late: 0}, 900_000)
+    assert (begun.topic_ids["late"], begun.left_at_ms, begun.joining) == ("theirs", {"late": 1_000_000}, ("late",))
+    clock.now_ms += 500_001
+    again = started(begun)
+    again.begin()
+    with pytest.raises(PositionMismatch, match="topic late keeps tombstones"):
+        again.batch_applied({late: 3}, rejected=0)
+    clock.now_ms -= 1
+    again = started(begun)
+    again.learn([ProgressRecord(200, 200, {TOPIC: (9,), "late": (3,)})])
+    assert again.batch_applied({late: 3}, rejected=0).left_at_ms == {"late": 1_000_000}
+    whole = again.batch_applied({(TOPIC, 0): 9}, rejected=0)
+    assert (whole.left_at_ms, whole.joining, whole.watermark_lsn) == ({}, (), 200)
+
+
 def test_a_topic_that_was_never_read_is_judged_by_when_that_began() -> None:
     """However long the sink was away, or has waited for others: a delete of it can't be missing so far."""
     clock = Clock()

@@ -9,23 +9,27 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import Position
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
-from jobs.executor.result import RejectedEvent, Result, TablesRefused
+from jobs.executor.result import Failure, RejectedEvent, Result, TablesRefused
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
+from jobs.query.progress import ProgressKeeper
 from jobs.query.query import SinkQuery, lacks_record, told_topics
 from jobs.query.resume_check import TopicFacts
 from jobs.query.threads import QueryState
 from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_shards import ViewShards
-from sinks.memory import open_memory
+from jobs.query.watermark import Watermark
+from jobs.report import SinkWaiting
+from sinks.memory import MemoryStore, open_memory
+from tests.builders import table
 from tests.databases import until
 from tests.generations import Time, prepared_store
 
@@ -100,51 +104,103 @@ def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) ->
     assert stored == [(reached, 0, reached if is_consistent else {})]
 
 
-def test_a_view_gets_on_with_the_last_of_its_shards_whose_own_are_stored_before() -> None:
-    """Else a shard's state that was put back to where the view is would seem to be good."""
+class Listening(SinkQuery):
+    """Hears of the tasks of a view in two shards."""
+
+    def __init__(self, keeper: Any, shards: ViewShards) -> None:
+        self._state, self._keeper, self._shards = QueryState(), keeper, shards
+        self._task = cast("Any", SimpleNamespace(sink="cache", generation=3, steps=None))
+        self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
+        self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
+        self._is_told_stored = True
+
+
+def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() -> None:
+    """A shard's state that was put back to where the view is must not seem to be good."""
     done: list[Any] = []
     is_down = True
 
     class Keeper:
         is_behind = False
 
-        def batch_applied(self, ends: object, **_: object) -> Any:
-            done.append(ends)
-            return SimpleNamespace(rejected=0, watermark_lsn=0)
-
-    class Lease:
-        def save_record(self, name: str, text: str) -> None:
+        def batch_applied(self, ends: object, *, rejected: int, shards: Any) -> Any:
             if is_down:
                 raise Unavailable("it is down")
-            done.append((name, text))
+            done.append((ends, shards))
+            return SimpleNamespace(rejected=0, watermark_lsn=0)
 
-    class Listening(SinkQuery):
-        def __init__(self) -> None:
-            self._state, self._keeper, self._lease = QueryState(), cast("Any", Keeper()), cast("Any", Lease())
-            self._task = cast("Any", SimpleNamespace(sink="cache", generation=3, steps=None))
-            self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
-            self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
-            self._is_told_stored, self._shards = True, ViewShards([{P0: 1}, {P0: 1}])
-
-        @property
-        def known(self) -> ViewShards:
-            assert self._shards is not None
-            return self._shards
-
-    query = Listening()
+    known = ViewShards([{P0: 1}, {P0: 1}])
+    query = Listening(Keeper(), known)
     assert not query._told(Told(next_offsets={P0: 5}, shard=0))
-    assert (query.known.stored(0), done) == ({P0: 1}, [])
+    assert (known.stored(0), done) == ({P0: 1}, [])
     is_down = False
     assert query._told(Told(next_offsets={P0: 4}, shard=1))
-    assert done == [("g3.view_shards", '[[["a",0,5]],[["a",0,4]]]'), {P0: 4}]
-    assert (query.known.stored(0), query.known.stored(1)) == ({P0: 5}, {P0: 4})
+    assert done == [({P0: 4}, [{P0: 5}, {P0: 4}])]
+    assert (known.stored(0), known.stored(1)) == ({P0: 5}, {P0: 4})
     # A batch of which one shard couldn't begin says nothing new of the view.
     result = Result(reached={0: {P0: 9}})
-    query._reach_of_shards(result, query.known)
-    assert (result.next_offsets, query.known.stored(0)) == ({}, {P0: 9})
+    query._reach_of_shards(result, known)
+    assert (result.next_offsets, known.stored(0)) == ({}, {P0: 5})
     result = Result(reached={0: {P0: 9}, 1: {P0: 7}})
-    query._reach_of_shards(result, query.known)
+    query._reach_of_shards(result, known)
     assert result.next_offsets == {P0: 7}
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [
+        (Unavailable("it is down", retry_after_s=4.0), False),
+        (DataLost("it was put back"), True),
+        (LockstepError("it is full"), True),
+    ],
+)
+def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ends: bool) -> None:
+    """Its batch may go on for an hour: another shard is being built."""
+    reports: list[Any] = []
+    query = Listening(SimpleNamespace(is_behind=True), ViewShards([{}, {}]))
+    query._report = reports.append
+    assert query._told(Told(failure=Failure.of(error), shard=1))
+    if ends:
+        assert (type(query._state.failure), str(query._state.failure), reports) == (type(error), str(error), [])
+    else:
+        assert (query._state.failure, reports) == (None, [SinkWaiting("cache", "it is down", 4.0)])
+
+
+def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached() -> None:
+    """Redis fails over, and has rows and progress as of 8; the shards have forgotten what they wrote up to 10.
+
+    Whoever begins then must find both at 8: a state that has forgotten what the store lacks is built again.
+    """
+    store = MemoryStore()
+    opened = open_memory(store)
+    opened.sink.prepare([table()])
+    opened.sink.claim()
+    topic = P0[0]
+    keeper = ProgressKeeper(
+        opened.generations,
+        Watermark([topic]),
+        stored=None,
+        topic_ids={topic: "id"},
+        now_ms=lambda: 1_000,
+        sink="cache",
+        check_claim=lambda: None,
+        retention_ms={},
+    )
+    query = Listening(keeper, ViewShards([{}, {}]))
+    for shard in (0, 1):
+        assert query._told(Told(next_offsets={P0: 8}, shard=shard))
+    as_of_8 = opened.generations.load_progress()
+    for shard in (0, 1):
+        assert query._told(Told(next_offsets={P0: 10}, shard=shard))
+    store.generation(1).progress = as_of_8
+    assert not query._told(Told(next_offsets={P0: 20}, shard=0))
+    assert isinstance(query._state.failure, DataLost)
+    assert store.records == {}
+    stored = opened.generations.load_progress()
+    assert stored == as_of_8
+    assert stored is not None
+    again = ViewShards.of_progress(stored.shards, count=2, reached=stored.next_offsets)
+    assert (again.stored(0), again.stored(1), again.least) == ({P0: 8},) * 3
 
 
 def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:

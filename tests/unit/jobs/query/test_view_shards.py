@@ -1,9 +1,14 @@
 """Where the shards of a view are, what of that is stored, and what they hold together."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from cdc.model.errors import Unavailable
-from jobs.query.view_shards import ViewShards, parse_shards
+from jobs.offsets import Offsets
+from jobs.query.view_shards import ViewShards
+from sinks.contract import Progress
+from tests.builders import progress
 from views.counters import Counters
 from views.figures import Building, Doing, ViewFigures, together
 
@@ -23,25 +28,43 @@ def test_a_view_is_where_all_of_its_shards_are() -> None:
     assert shards.least == {P0: 6, P1: 6}
 
 
+def test_what_a_shard_tells_late_takes_nothing_back() -> None:
+    shards = ViewShards([{P0: 9}, {P0: 9, P1: 5}])
+    shards.reach(0, {P0: 5, P1: 3})
+    assert shards.least == {P0: 9, P1: 3}
+
+
 def test_what_is_not_stored_is_not_known_to_be() -> None:
-    shards, saved = ViewShards([{P0: 1}, {P0: 1}]), list[str]()
+    shards, saved = ViewShards([{P0: 1}, {P0: 1}]), list[tuple[Offsets, Sequence[Offsets]]]()
     shards.reach(0, {P0: 5})
 
-    def down(_: str) -> None:
+    def down(*_: object) -> Progress:
         raise Unavailable("it is down")
+
+    def up(least: Offsets, reached: Sequence[Offsets]) -> Progress:
+        saved.append((least, reached))
+        return progress()
 
     with pytest.raises(Unavailable):
         shards.store(down)
     assert (shards.stored(0), shards.stored(1)) == ({P0: 1}, {P0: 1})
-    shards.store(saved.append)
+    assert shards.store(up) == progress()
     assert (shards.stored(0), shards.stored(1)) == ({P0: 5}, {P0: 1})
-    again = parse_shards(saved[0], count=2, reached={})
+    assert saved == [({P0: 1}, [{P0: 5}, {P0: 1}])]
+    again = ViewShards.of_progress(saved[0][1], count=2, reached=saved[0][0])
     assert (again.stored(0), again.stored(1), again.least) == ({P0: 5}, {P0: 1}, {P0: 1})
 
 
-def test_without_a_record_all_shards_are_where_the_view_is() -> None:
-    shards = parse_shards(None, count=3, reached={P0: 4})
+@pytest.mark.parametrize("stored", [(), ({P0: 9}, {P0: 4})])
+def test_where_nothing_is_known_of_so_many_shards_all_are_where_the_view_is(stored: Sequence[Offsets]) -> None:
+    shards = ViewShards.of_progress(stored, count=3, reached={P0: 4})
     assert shards.least == shards.stored(2) == {P0: 4}
+
+
+def test_no_shard_is_behind_the_view() -> None:
+    """As one whose view a single task has kept since it was stored."""
+    shards = ViewShards.of_progress([{P0: 9}, {P0: 2}], count=2, reached={P0: 4, P1: 1})
+    assert (shards.stored(0), shards.stored(1)) == ({P0: 9, P1: 1}, {P0: 4, P1: 1})
 
 
 def test_a_shard_that_waits_for_others_is_ahead() -> None:

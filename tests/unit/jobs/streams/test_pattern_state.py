@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from pyspark.sql.types import Row
 
 from jobs.executor.pattern_matching import Event, Kept, Pattern, Stage, advance
 from jobs.streams.pattern_state import INPUT, PatternState, TooManyEvents, too_many_events
+from jobs.streams.resume import PATTERN_STATE_FORM
 
 PATTERN = Pattern((Stage(0, without=1 << 2), Stage(1)), 5_000)
 
@@ -21,6 +23,25 @@ def test_what_tasks_import_for_the_state_is_there() -> None:
     for name in ("stateful_processor_api_client", "value_state_client", "list_state_client"):
         import_module(f"pyspark.sql.streaming.{name}")
     import_module("pyspark.sql.streaming.proto.StateMessage_pb2")
+
+
+def test_variables_change_with_the_number_of_their_form() -> None:
+    """A checkpoint with others is refused by that number alone."""
+    known = list[tuple[str, str]]()
+
+    def take(name: str, schema: str) -> None:
+        known.append((name, schema))
+
+    handle: Any = SimpleNamespace(getListState=take, getValueState=take)
+    PatternState(PATTERN, 1).init(handle)
+    assert (PATTERN_STATE_FORM, known) == (
+        2,
+        [
+            ("events", "at_us bigint, tie string, steps bigint, event_values string"),
+            ("attempts", "attempts string"),
+            ("known", "timer_ms bigint, events bigint"),
+        ],
+    )
 
 
 class States:

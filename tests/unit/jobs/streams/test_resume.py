@@ -1,10 +1,23 @@
 """Whether a stream query may go on where it was."""
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from jobs.offsets import Offsets
-from jobs.streams.resume import Begun, Figures, check_checkpoint, check_definition
+from jobs.streams.resume import (
+    FIRST_STATE_FORM,
+    PATTERN_STATE_FORM,
+    Begun,
+    Figures,
+    check_checkpoint,
+    check_definition,
+    check_new_topic,
+    check_state_form,
+    unfinished_batch,
+)
 
 ENDS: Offsets = {("web.searches", 0): 17}
 DONE = Figures(batch=4, watermark_ms=1_000, results=10, late=2, malformed=1, refused=1, state_rows=7, offsets=ENDS)
@@ -60,7 +73,7 @@ def test_a_query_whose_parts_do_not_belong_together_is_refused(
     assert "lockstep streams rebuild q" in refused.value.hint
 
 
-BEGUN = Begun({"sql": "select 1", "key": ["id"]}, {"web.searches": "A"}, {("web.searches", 0): 3})
+BEGUN = Begun({"sql": "select 1", "key": ["id"]}, {"web.searches": "A"}, {("web.searches", 0): 3}, FIRST_STATE_FORM)
 
 
 def test_what_a_result_was_begun_with_is_the_same_once_stored() -> None:
@@ -76,8 +89,33 @@ def test_another_query_is_refused_with_the_settings_that_differ() -> None:
 def test_columns_of_a_stream_in_another_order_are_another_query() -> None:
     """Spark keeps values by their places: one of `a` would come out as `b`."""
     columns = {"a": "int8", "b": "int8"}
-    begun = Begun.parse(Begun({"streams.clicks": {"columns": columns}}, {}, {}).text())
+    begun = Begun.parse(Begun({"streams.clicks": {"columns": columns}}, {}, {}, FIRST_STATE_FORM).text())
     check_definition("q", begun, {"streams.clicks": {"columns": columns}})
     other = {"streams.clicks": {"columns": dict(reversed(columns.items()))}}
     with pytest.raises(ConfigurationError, match=r"begun with other settings: streams\.clicks"):
         check_definition("q", begun, other)
+
+
+def test_a_build_that_begins_takes_no_topic_with_rows_of_another_one() -> None:
+    check_new_topic("recent", "shop.__stream_queries.recent.g1", end=0)
+    with pytest.raises(PositionMismatch, match=r"\.g1 of stream query 'recent' has rows of another build") as error:
+        check_new_topic("recent", "shop.__stream_queries.recent.g1", end=1)
+    assert "lockstep streams rebuild recent" in (error.value.hint or "")
+
+
+def test_a_batch_that_was_planned_and_not_done_is_known() -> None:
+    assert unfinished_batch(DONE, planned=DONE.batch + 1) == DONE.batch + 1
+    assert unfinished_batch(Figures(), planned=0) == 0
+    assert unfinished_batch(DONE, planned=DONE.batch) is None
+    assert unfinished_batch(Figures(), planned=None) is None
+
+
+def test_a_pattern_whose_state_another_version_wrote_is_built_again() -> None:
+    earlier = json.loads(BEGUN.text())
+    del earlier["state_form"]
+    begun = Begun.parse(json.dumps(earlier))
+    check_state_form("sessions", begun, form=FIRST_STATE_FORM)
+    with pytest.raises(LockstepError, match="'failed' was written by another version of Lockstep") as error:
+        check_state_form("failed", begun, form=PATTERN_STATE_FORM)
+    assert "lockstep streams rebuild failed" in (error.value.hint or "")
+    check_state_form("failed", replace(begun, state_form=PATTERN_STATE_FORM), form=PATTERN_STATE_FORM)

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.webhook import WebhookSettings
 from jobs.settings import SparkSettings
-from lockstep.doctor.streams import state_findings, unread_streams, webhook_findings
+from lockstep.doctor.streams import row_webhook_findings, state_findings, unread_streams
 
 
 def test_a_stream_that_no_query_reads_is_told_of() -> None:
@@ -42,9 +42,17 @@ def test_a_cluster_whose_machines_would_each_keep_a_state_is_told_of(
 
 def test_a_webhook_without_an_address_or_a_header_is_told_of_and_nothing_is_sent() -> None:
     settings = WebhookSettings(headers={"Authorization": "NO_SUCH_TOKEN"})
-    address, header = webhook_findings("recent", settings)
+    address, header = row_webhook_findings("recent", settings)
     assert (address.subject, address.what) == ("stream query recent", "stream_queries.recent.webhook has no address")
     assert "$LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL" in address.fix
     assert "NO_SUCH_TOKEN" in header.what
-    (well,) = webhook_findings("recent", WebhookSettings(url="http://127.0.0.1:1/nobody-listens"))
+    (well,) = row_webhook_findings("recent", WebhookSettings(url="http://127.0.0.1:1/nobody-listens"))
     assert "nothing was sent" in well.what
+
+
+def test_an_address_of_a_mistyped_scheme_is_told_of_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL", "htps://hooks.example.com/secret")
+    (finding,) = row_webhook_findings("recent", WebhookSettings())
+    assert finding.what == "the address of stream_queries.recent.webhook isn't one of HTTP"
+    assert "$LOCKSTEP_STREAM_QUERY_RECENT_WEBHOOK_URL" in finding.fix
+    assert "secret" not in finding.fix

@@ -52,3 +52,10 @@ def test_people_read_what_was_removed_what_is_left_until_when_and_what_to_do() -
     assert text[11] == "  couldn't be looked at: it doesn't answer"
     assert "It isn't proven" in text[-2]
     assert max(map(len, text)) < 80
+
+
+def test_up_to_when_a_topic_was_compacted_is_told_where_something_is_left() -> None:
+    place = Place("topic t", left=(TOMBSTONE,), compacted_up_to_ms=86_400_000)
+    assert "  compacted: all that was there at 1970-01-02 00:00:00 UTC" in list(place.lines())
+    assert place.to_json()["compacted_up_to_ms"] == 86_400_000
+    assert not any("compacted" in line for line in Place("topic t", compacted_up_to_ms=86_400_000).lines())

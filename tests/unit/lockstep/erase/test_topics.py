@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from cdc.kafka.forced_compaction import Mark, Pass, TopicRecord
+from cdc.kafka.forced_compaction import Compacted, Mark, Pass, TopicRecord
 from cdc.kafka.key_records import KeyRecord
-from lockstep.erase.topics import RecordWords, TopicRules, leftovers_of, needs_compaction
+from lockstep.erase.report import Place, Report
+from lockstep.erase.topics import RecordWords, TopicRules, judged, leftovers_of, needs_compaction
 
 RULES = TopicRules(is_compacted=True, delete_retention_ms=1_000, min_compaction_lag_ms=0, retention_ms=-1)
 EVENT = KeyRecord(2, 5, 100, is_tombstone=False)
@@ -68,3 +69,30 @@ def test_settings_are_read_as_brokers_write_them() -> None:
     }
     assert TopicRules.of(config) == RULES
     assert TopicRules.of(config | {"cleanup.policy": "compact,delete"}).retention_ms == 604_800_000
+
+
+def test_where_old_enough_records_are_not_compacted_younger_ones_behind_them_prove_nothing() -> None:
+    """A view's topic that changes all the time has a young mark behind its newest records with each run."""
+    hour_ms = 3_600_000
+    rules = TopicRules(True, hour_ms, hour_ms, -1)
+    words = RecordWords(with_what="of earlier rows of the view", of_many=True)
+    remembered = NOTHING
+    for run in range(4):
+        now_ms = 10**12 + run * (hour_ms + 60_000)
+        newest = 100 + 1_000 * run
+        is_old_enough = remembered.ripe_marks([0], before_ms=now_ms - hour_ms) == {0: newest - 1_000 + 10}
+        assert is_old_enough == (run > 0)
+        remembered = remembered.with_mark(Mark(now_ms, {0: newest + 10}), before_ms=now_ms - hour_ms)
+        records = [KeyRecord(0, newest, now_ms - 500, False), KeyRecord(0, newest - 1, now_ms - 500, True)]
+        left = leftovers_of(records, rules, remembered, now_ms=now_ms, words=words)
+        place = Place("topic t", left, left)
+        outcome = Compacted.LATE if is_old_enough else Compacted.NOTHING_RIPE
+        report = Report("public.t", [judged(place, rules, outcome, timeout_s=120)], [])
+        assert report.exit_code == (1 if is_old_enough else 5)
+        assert ("nobody knows until when" in " ".join(report.lines())) == is_old_enough
+        assert ("didn't compact it within 120 s" in " ".join(" ".join(report.lines()).split())) == is_old_enough
+        assert Report("public.t", [judged(place, rules, Compacted.DONE, timeout_s=120)], []).exit_code == 5
+
+
+def test_what_is_gone_all_the_same_is_proven() -> None:
+    assert judged(Place("topic t"), RULES, Compacted.LATE, timeout_s=120).is_proven

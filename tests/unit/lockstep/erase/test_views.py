@@ -89,6 +89,41 @@ def test_a_generation_that_was_built_with_another_query_counts_and_one_that_nobo
         assert [place.is_proven for place in erasing.places(only_look=False)] == [False]
 
 
+@pytest.mark.parametrize(
+    ("topic", "table_name", "expected"),
+    [
+        ("shop.__views.open.g1", "orders", False),
+        ("shop.__views.open.g1", "items", True),
+        ("shop.__views.open.g2", "orders", True),
+        ("shop.__views.open.g2", "items", False),
+        ("shop.__views.open.g3", "items", True),
+        ("shop.__views.gone.g1", "items", True),
+        ("shop.public.items", "items", False),
+        ("other.__views.open.g1", "items", False),
+    ],
+)
+def test_a_views_topic_may_have_had_the_row_unless_its_generation_is_known_not_to_read_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, table_name: str, expected: bool
+) -> None:
+    config = _config(tmp_path)
+    path = tmp_path / "other.toml"
+    path.write_text(_FILE.replace("from orders", "from items"))
+    generations = [
+        Generation(number, is_live=True, record=Record("shop", definition(read(at).sinks["open"])))
+        for number, at in enumerate((path, tmp_path / "lockstep.toml"), 1)
+    ]
+    monkeypatch.setattr(views, "list_of", lambda *_: generations)
+    assert _erasing(config, table_name).may_have_written(topic) is expected
+
+
+def test_what_nobody_knows_of_a_view_may_have_had_the_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object) -> list[Generation]:
+        raise Unavailable("redis doesn't answer")
+
+    monkeypatch.setattr(views, "list_of", gone)
+    assert _erasing(_config(tmp_path)).may_have_written("shop.__views.open.g1")
+
+
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Place]]:
     """What is said of a view that has a row, and the mark of one that is gone; its job is at some LSN."""

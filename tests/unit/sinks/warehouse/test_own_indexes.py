@@ -68,3 +68,12 @@ def test_indexes_are_of_tables_of_the_sink_and_of_their_columns() -> None:
     lost = table(column("a"), name=TableName("public", "lost"), key=("a",))
     mended = _settings({"public.orders": [{"columns": ["note"]}], "public.lost": [{"columns": ["a"]}]})
     assert mended.problems_with([table(), lost]) == []
+
+
+def test_arrays_have_no_index_in_a_duckdb_file() -> None:
+    grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
+    declared = {"public.orders": [{"columns": ["id", "grid"]}]}
+    told = ["indexes: public.orders has an array in column 'grid', and DuckDB has no indexes on arrays"]
+    of_file = WarehouseSettings.model_validate({"url": "duckdb:////tmp/dwh.duckdb", "indexes": declared})
+    assert of_file.problems_at_work([grid]) == of_file.problems_with([grid]) == told
+    assert _settings(declared).problems_with([grid]) == []

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import Table
 from sinks.contract import Batch, OpenedSink, Outcome, Sink, StoredRow
 from sinks.memory import MemoryGenerations, MemoryRecords, MemorySink, MemoryStore, open_memory
@@ -87,10 +87,12 @@ def test_it_gives_up_before_a_wait_that_would_end_too_late() -> None:
     assert clock.slept == [1, 2]
 
 
-def test_other_errors_pass_at_once() -> None:
+@pytest.mark.parametrize("error", [LockstepError("disk full"), DataLost("disk full of the server before")])
+def test_other_errors_pass_at_once(error: LockstepError) -> None:
+    """So does one after which the caller has to begin again."""
     clock = Clock()
-    sink, waits = waiting(Flaky(LockstepError("disk full")), clock)
-    with pytest.raises(LockstepError, match="disk full"):
+    sink, waits = waiting(Flaky(error), clock)
+    with pytest.raises(type(error), match="disk full"):
         sink.apply(batch(EVENT))
     assert (clock.slept, waits) == ([], [])
 

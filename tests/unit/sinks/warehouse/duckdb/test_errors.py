@@ -5,7 +5,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from cdc.model.errors import Unavailable
+from cdc.model.errors import PerhapsStoreRefuses, Unavailable
 from sinks.warehouse.duckdb.errors import is_held, translated
 
 FILE = Path("/var/lib/shop/dwh.duckdb")
@@ -41,6 +41,10 @@ def test_the_operator_is_told_what_to_do(error: duckdb.Error, hint: str) -> None
     ours = translated(error, FILE)
     assert not isinstance(ours, Unavailable)
     assert hint in (ours.hint or "")
+
+
+def test_want_of_memory_is_perhaps_no_matter_of_a_table() -> None:
+    assert isinstance(translated(duckdb.OutOfMemoryException("failed to allocate"), FILE), PerhapsStoreRefuses)
 
 
 def test_words_that_may_hold_values_are_not_repeated() -> None:

@@ -1,0 +1,43 @@
+"""Warehouses in a DuckDB file: opened as a job does, and read as anybody does."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+from pydantic import SecretStr
+
+from cdc.model.table import Table
+from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.sink import WarehouseSink
+from sinks.warehouse.tables import WarehouseTables
+
+Open = Callable[..., WarehouseSink]
+
+
+@contextmanager
+def sinks_of(file: Path, **settings: Any) -> Iterator[Open]:
+    """Opens sinks of pipeline ``shop`` with their tables prepared, and closes them in the end."""
+    opened = []
+
+    def open_(*tables: Table, generation: int = 1, **more: Any) -> WarehouseSink:
+        chosen = WarehouseSettings(**{"url": SecretStr(f"duckdb:///{file}"), **settings, **more})
+        sink = WarehouseSink(WarehouseTables("shop", chosen, generation))
+        opened.append(sink)
+        if tables:
+            sink.prepare(tables)
+        return sink
+
+    try:
+        yield open_
+    finally:
+        for sink in opened:
+            sink.close()
+
+
+def read(file: Path, query: str) -> list[Any]:
+    """As any reader does it, who knows nothing of us."""
+    with duckdb.connect(str(file), read_only=True) as connection:
+        connection.execute("set timezone = 'UTC'")
+        return [tuple(row.values()) for row in connection.sql(query).to_arrow_table().to_pylist()]

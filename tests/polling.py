@@ -1,0 +1,26 @@
+"""A reader that polls as any user of a store would, in a thread beside what a test does."""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Poller(ABC):
+    """What is read is the subclass' matter: ``_poll`` goes on until ``_over`` is set."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._poll)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    @abstractmethod
+    def _poll(self) -> None: ...
