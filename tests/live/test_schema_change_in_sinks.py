@@ -227,7 +227,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
         database.execute("alter table t add d int not null default 5")
         job.wait_for("ColumnBackfillProgress", since=since)
         started = sum(report["report"] == "SinkStarted" for report in job.reports)
-        for key in range(9001, 9006):
+        for key in range(90_001, 90_006):
             database.execute(f"insert into t values ({key}, 'new', 1, null, 7)")
             followed.wait_shown(kind, key, d=7)
         batches = {report["batch_id"] for report in job.reports[since:] if report["report"] == "StatusReport"}
