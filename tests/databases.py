@@ -216,6 +216,16 @@ def database(endpoints: Endpoints) -> Iterator[Database]:
         created.drop()
 
 
+@pytest.fixture
+def warehouse_database(endpoints: Endpoints) -> Iterator[Database]:
+    """The same on the warehouse's server."""
+    created = Database(endpoints.warehouse_dsn)
+    try:
+        yield created
+    finally:
+        created.drop()
+
+
 @pytest.fixture(scope="module")
 def shared_database(endpoints: Endpoints) -> Iterator[Database]:
     """One database for the tests of a module that only read."""

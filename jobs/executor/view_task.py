@@ -358,13 +358,14 @@ class _Run:
         if self._builds or self._view.is_new:
             self._building = BuildProgress()
         if not self._builds:
+            # Before another run adopts it: what the sink has for sure isn't written again, as a mark that was erased.
+            self._view.confirm(self._progress.offsets)
             if not self._view.is_of(self._task.run):
                 # Before the state: whoever is killed in between finds two runs, and builds.
                 if self._topic is not None:
                     self._topic.take_over(self._task.run)
                 self._note_run()
                 self._view.adopt(self._task.run)
-            self._view.confirm(self._progress.offsets)
             void = self._view.settle(self._rejected_with)
             self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
             self._deliver()  # what a batch that was killed has left

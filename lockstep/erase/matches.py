@@ -14,12 +14,12 @@ from cdc.model.table import TableName
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
+from lockstep.erase.stopping import Waiting
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.generations import list_of, settings_of_generation
 from sinks.opensearch.ids import document_id
 from sinks.opensearch.settings import OpenSearchSettings
 
-_LOOK_EVERY_S: Final = 0.5
 _WORDS: Final = RecordWords(with_what="with its key", have_values=False)
 
 
@@ -33,7 +33,7 @@ class MatchErasing:
         self._row = row
         self._topics = topics
         self._timeout_s = timeout_s
-        self._check = check
+        self._waiting = Waiting(check)
         self._topic = control_topic(config.pipeline.name, MATCHES)
 
     def places(self, *, only_look: bool) -> Iterator[Place]:
@@ -78,8 +78,7 @@ class MatchErasing:
             told = {str(orjson.loads(key)["sink"]) for key, record in newest.items() if not record.is_tombstone}
             if not told or time.monotonic() > deadline:
                 return told
-            self._check()
-            time.sleep(_LOOK_EVERY_S)
+            self._waiting.wait()
 
     def _ids(self) -> dict[str, set[str]]:
         """By sink, what the document is called in a generation that is there. Raises LockstepError."""

@@ -1,6 +1,5 @@
 """Erases a row from every generation of a sink."""
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -14,17 +13,12 @@ from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
-from lockstep.erase.stopping import Stopped
+from lockstep.erase.stopping import Stopped, Waiting
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Batch, Leftover, OpenedSink
 from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
-from sinks.wrappers.retrying import Retries, retrying
-
-_LOOK_EVERY_S: Final = 0.5
-_PATIENCE_S: Final = 10.0
-"""How long a server that doesn't answer is asked again."""
-
+from sinks.wrappers.retrying import retrying
 
 _NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
 
@@ -36,7 +30,7 @@ class SinkErasing:
         self._config = config
         self._row = row
         self._timeout_s = timeout_s
-        self._check = check
+        self._waiting = Waiting(check)
 
     def places(self, sink: str, *, only_look: bool) -> Iterator[Place]:
         """Every generation of a sink, oldest first. One that can't be asked is a place too."""
@@ -59,7 +53,7 @@ class SinkErasing:
         name = f"sink {sink}, generation {generation.number}" + (" (live)" if generation.is_live else "")
         try:
             settings = settings_of_generation(self._config, sink, generation)
-            opened = retrying(open_sink(sink, settings, generation.number), self._retries())
+            opened = retrying(open_sink(sink, settings, generation.number), self._waiting.retries())
             with closing(opened.sink):
                 found = tuple(opened.sink.leftovers(self._row.table, self._row.key))
                 if only_look:
@@ -89,7 +83,7 @@ class SinkErasing:
             is_known = all(leftover.until_ms is not None for leftover in left)
             if is_known or time.monotonic() > deadline or why is not None:
                 break
-            self._wait()
+            self._waiting.wait()
         if why is not None:
             left = left or [_NOT_YET]
         elif left:
@@ -114,7 +108,7 @@ class SinkErasing:
                     "it hasn't applied all up to the deletion, or has left out a part of the log: `lockstep lag` says"
                     f" how far it is. `lockstep rebuild {sink}` builds one that has left out nothing"
                 )
-            self._wait()
+            self._waiting.wait()
 
     def _delete(self, opened: OpenedSink) -> None:
         row = self._row
@@ -124,16 +118,3 @@ class SinkErasing:
             opened.sink.apply(replace(batch, fence=opened.sink.fence()))
         except Fenced:  # a job has begun between the two calls
             opened.sink.apply(replace(batch, fence=opened.sink.fence()))
-
-    def _wait(self) -> None:
-        self._check()
-        time.sleep(_LOOK_EVERY_S)
-
-    def _retries(self) -> Retries:
-        return Retries(
-            sleep=time.sleep,
-            monotonic=time.monotonic,
-            random=random.random,
-            on_wait=lambda _: self._check(),
-            give_up_after_s=_PATIENCE_S,
-        )

@@ -4,7 +4,6 @@ A view's result as of an LSN from after the deletion has nothing of the row. So 
 have: marks of deletions in its sink, and on its topic each record that a later one replaces, and each tombstone.
 """
 
-import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,18 +24,14 @@ from jobs.generations.record import Generation, Phase
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
-from lockstep.erase.stopping import Stopped
+from lockstep.erase.stopping import Stopped, Waiting
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.generations import list_of, settings_of_generation
 from sinks.contract import Leftover, OpenedSink
 from sinks.registry import open_sink
 from sinks.stored_progress import applied_below
 from sinks.view_settings import ViewSettings
-from sinks.wrappers.retrying import Retries, retrying
-
-_LOOK_EVERY_S: Final = 0.5
-_PATIENCE_S: Final = 10.0
-"""How long a server that doesn't answer is asked again."""
+from sinks.wrappers.retrying import retrying
 
 _WORDS: Final = RecordWords(with_what="of earlier rows of the view", of_many=True)
 _NOT_YET: Final = Leftover("what its job has read, and may write after this look", has_values=True)
@@ -64,7 +59,7 @@ class ViewErasing:
         self._row = row
         self._topics = topics
         self._timeout_s = timeout_s
-        self._check = check
+        self._waiting = Waiting(check)
         self._say = say
 
     @cached_property
@@ -146,7 +141,7 @@ class ViewErasing:
         settings = settings_of_generation(self._config, view, generation)
         assert settings.view is not None
         table = _table_of(settings.view)
-        opened = retrying(open_sink(view, settings, generation.number), self._retries())
+        opened = retrying(open_sink(view, settings, generation.number), self._waiting.retries())
         with closing(opened.sink):
             found = tuple(opened.sink.leftovers(table, None))
             if only_look:
@@ -163,7 +158,7 @@ class ViewErasing:
                 if is_known or time.monotonic() > deadline:
                     later = None if is_known else "run the command again later, with a longer --timeout"
                     return Place(name, found, tuple(left), later)
-                self._wait()
+                self._waiting.wait()
 
     def _reached(self, opened: OpenedSink) -> str | None:
         """The tag below which the result is without the row; None where that isn't so in time.
@@ -179,7 +174,7 @@ class ViewErasing:
                 return str(Tag(progress.epoch, progress.watermark_lsn + 1, 0))
             if time.monotonic() > deadline:
                 return None
-            self._wait()
+            self._waiting.wait()
 
     def _on_topic(self, view: str, number: int, *, only_look: bool) -> Iterator[Place]:
         """The topic of a generation's rows, where it has one."""
@@ -196,7 +191,7 @@ class ViewErasing:
             topic,
             below=step.end,
             directory=Path(tempfile.gettempdir()),
-            while_waiting=self._check,
+            while_waiting=self._waiting.check,
         )
         if only_look:
             yield self._topics.look_at(topic, read, _WORDS)
@@ -216,20 +211,7 @@ class ViewErasing:
                     return step
             if not waits or time.monotonic() > deadline:
                 return None
-            self._wait()
-
-    def _wait(self) -> None:
-        self._check()
-        time.sleep(_LOOK_EVERY_S)
-
-    def _retries(self) -> Retries:
-        return Retries(
-            sleep=time.sleep,
-            monotonic=time.monotonic,
-            random=random.random,
-            on_wait=lambda _: self._check(),
-            give_up_after_s=_PATIENCE_S,
-        )
+            self._waiting.wait()
 
 
 def _table_of(view: ViewSettings) -> Table:

@@ -208,6 +208,24 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     assert pipeline.position().counters.steps == (0 if is_put_back else steps + 1)
 
 
+def test_another_run_writes_nothing_that_the_sinks_progress_has(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
+    """What was taken out of the sink meanwhile, as an erased row's marks, doesn't come back."""
+    settings = pipeline.settings("redis")
+    traffic(pipeline, 20)
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
+    before, built = pipeline.rows(settings), pipeline.position().offsets
+    lsn = traffic(pipeline, 5, seed=2)
+    assert view_tasks.run(pipeline.task(settings, reached=built)) == ENDED
+    written = [row for key, row in pipeline.rows(settings).items() if row != before.get(key)]
+    assert written
+    taken = f"{pipeline.sink}:g1:views.timeline:{written[0]['follower_id']}:{written[0]['tweet_id']}"
+    with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
+        assert store.delete(taken) == 1
+        assert view_tasks.run(pipeline.task(settings, reached=pipeline.position().offsets)) == ENDED
+        assert not store.exists(taken)
+    assert len(pipeline.rows(settings)) == len(pipeline.states[lsn]) - 1
+
+
 @pytest.mark.parametrize("kind", ["redis", "warehouse"])
 def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
     pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str

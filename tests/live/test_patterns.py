@@ -1,6 +1,5 @@
 """Patterns over streams: matches of events that come late, out of order and in several runs, and a batch done again."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +48,8 @@ FAILED = StreamQuerySettings.model_validate(
 
 
 @pytest.fixture
-def database(endpoints: Endpoints) -> Iterator[Database]:
-    made = Database(endpoints.warehouse_dsn)
-    try:
-        yield made
-    finally:
-        made.drop()
+def database(warehouse_database: Database) -> Database:
+    return warehouse_database
 
 
 def streams_of(

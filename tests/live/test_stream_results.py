@@ -53,12 +53,8 @@ PATTERN = {
 
 
 @pytest.fixture
-def database(endpoints: Endpoints) -> Iterator[Database]:
-    made = Database(endpoints.warehouse_dsn)
-    try:
-        yield made
-    finally:
-        made.drop()
+def database(warehouse_database: Database) -> Database:
+    return warehouse_database
 
 
 @pytest.fixture

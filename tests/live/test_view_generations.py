@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
@@ -128,6 +129,9 @@ def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_l
         in_sink = places[f"view {view}, generation {number}{live}"]
         assert [leftover.what for leftover in in_sink.found] == ["1 mark of deleted rows, with their keys"]
         assert in_sink.left == ()
+        with psycopg.connect(pipeline.endpoints.warehouse_dsn) as warehouse:
+            kept = f"select count(*) from {view}_g{number}.views__{view} where _deleted"
+            assert warehouse.execute(kept.encode()).fetchone() == (0,)
         # What a reader may be reading stays for an hour, and it is known until when.
         on_topic = places[f"topic {view_topic(name, view, number)}"]
         assert {leftover.until_ms is not None for leftover in on_topic.left} == {True}

@@ -13,7 +13,7 @@ from cdc.model.table import TableName
 from cdc.model.tag import Tag
 from jobs.generations.record import Generation, Phase, Record
 from lockstep.config import Config, read
-from lockstep.erase import views
+from lockstep.erase import stopping, views
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
 from lockstep.erase.topics import TopicErasing
@@ -143,7 +143,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
         monkeypatch.setattr(views, "list_of", lambda *_: [Generation(1, is_live=True, record=record)])
         monkeypatch.setattr(views, "open_sink", again)
         monkeypatch.setattr(views, "TopicAdmin", lambda _: SimpleNamespace(exists=lambda _: False))
-        monkeypatch.setattr(views, "_LOOK_EVERY_S", 0.01)
+        monkeypatch.setattr(stopping, "_LOOK_EVERY_S", 0.01)
         return list(_erasing(config).places(only_look=only_look))
 
     return of
