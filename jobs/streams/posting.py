@@ -176,7 +176,7 @@ class RowPoster:
         if generation is None:
             return
         name = posted_name(generation)
-        with suppress(Exception):
+        with suppress(Exception):  # what is to be told is the error before it
             if self._is_given_up(generation):  # its records go, and must not come back
                 return
             known = self._known.get(generation) or Posted.parse(self._lease.record(name))
@@ -217,7 +217,7 @@ class RowPoster:
             self._known[generation] = at
             self._save(name, at)
         except _Closed:
-            with suppress(LockstepError):
+            with suppress(LockstepError):  # the next process posts again what isn't noted
                 self._save(name, at)
             raise
 

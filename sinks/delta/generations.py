@@ -106,7 +106,7 @@ class DeltaGenerations:
             if whole is not None and name not in whole:
                 continue
             opened = self._tables.open(name)
-            with suppress(Unavailable):
+            with suppress(Unavailable):  # the next purge takes it
                 self._tables.repeat(opened, lambda opened: self._purge_table(opened, before, below))
 
     def _purge_table(self, opened: OpenedTable, before: datetime, below: str) -> None:
