@@ -1,7 +1,7 @@
 """Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -31,27 +31,44 @@ _RINGS_AT_ONCE = 1000
 _READ_TIMEOUT_S = 30.0
 """When nothing comes for so long, the broker isn't serving."""
 
+_ASK_AGAIN_S = 1.0
+"""When nothing comes for so long, a topic may have been deleted. The client takes half a minute to tell of that."""
 
-def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Iterator[Message]:
+
+def _records(
+    consumer: Consumer,
+    limits: Mapping[str, tuple[int, int]],
+    *,
+    gone: Callable[[Collection[str]], set[str]] | None = None,
+    refused: dict[str, str] | None = None,
+) -> Iterator[Message]:
     """Every committed record of one-partition topics, each from its start to its end. Those of a topic are in order.
 
-    Raises Unavailable when nothing comes for long.
+    ``gone`` says which of these topics don't exist any more: nobody waits for those. ``refused`` gets the topics that
+    can't be read, each with the reason, where that is no error of all.
+    Raises Unavailable when nothing comes for long, and KafkaException for a topic that can't be read.
     """
     # The ends are given: while somebody writes all the time, the consumer never reports one.
     unread = {topic for topic, (start, end) in limits.items() if start < end}
     if not unread:
         return
     consumer.assign([TopicPartition(topic, 0, limits[topic][0]) for topic in sorted(unread)])
-    heard = time.monotonic()
+    heard = asked = time.monotonic()
     while unread:
         message = consumer.poll(0.2)
         if message is None:
-            if time.monotonic() - heard > _READ_TIMEOUT_S:
-                raise Unavailable(
-                    f"the end of topic {min(unread)} wasn't reached: nothing came for {_READ_TIMEOUT_S:.0f} s"
-                )
+            now = time.monotonic()
+            if gone is not None and now - asked > _ASK_AGAIN_S:
+                unread -= gone(unread)
+                asked = now
+            if now - heard > _READ_TIMEOUT_S:
+                nothing = f"nothing came for {_READ_TIMEOUT_S:.0f} s"
+                if refused is None:
+                    raise Unavailable(f"the end of topic {min(unread)} wasn't reached: {nothing}")
+                refused.update(dict.fromkeys(unread, nothing))
+                return
             continue
-        heard = time.monotonic()
+        heard = asked = time.monotonic()
         topic, error = message.topic() or "", message.error()
         if error is None:
             if topic in unread:
@@ -62,6 +79,9 @@ def _records(consumer: Consumer, limits: Mapping[str, tuple[int, int]]) -> Itera
             # A broker that has just come back may tell of an earlier end: what follows comes when it knows of it.
             if (message.offset() or 0) >= limits[topic][1]:
                 unread.discard(topic)
+        elif refused is not None and topic in unread:
+            refused[topic] = error.str()
+            unread.discard(topic)
         else:
             raise KafkaException(error)
 
@@ -97,28 +117,74 @@ def read_compacted(client: ClientSettings, topic: str) -> dict[bytes, StoredReco
 
 def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict[str, dict[bytes, StoredRecord]]:
     """The same of several topics at once. Raises as ``read_compacted``, for the first topic with which that is so."""
-    newest: dict[str, dict[bytes, StoredRecord]] = {topic: {} for topic in topics}
     if not topics:
-        return newest
+        return {}
     cluster = TopicAdmin(client)
     cluster.require(topics)
     ends = cluster.committed_ends([(topic, 0) for topic in topics])
     # Opened when there is something to read: what a client asks before costs it 50 ms.
     consumer = open_consumer(client)
     try:
-        for message in _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}):
-            records = newest[message.topic() or ""]
-            key, value = message.key(), message.value()
-            if not isinstance(key, bytes):
-                continue  # Not ours, and nothing that it could take the place of.
-            records.pop(key, None)  # so that the order is that of the newest records
-            if isinstance(value, bytes):
-                records[key] = StoredRecord(value, _what(message))
-        return newest
+        return _newest(topics, _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}))
     except KafkaException as error:
         raise Unavailable(f"topic {', '.join(topics)} can't be read: {reason(error)}") from error
     finally:
         close_consumer(consumer)
+
+
+def _newest(topics: Collection[str], messages: Iterable[Message]) -> dict[str, dict[bytes, StoredRecord]]:
+    newest: dict[str, dict[bytes, StoredRecord]] = {topic: {} for topic in topics}
+    for message in messages:
+        records = newest[message.topic() or ""]
+        key, value = message.key(), message.value()
+        if not isinstance(key, bytes):
+            continue  # Not ours, and nothing that it could take the place of.
+        records.pop(key, None)  # so that the order is that of the newest records
+        if isinstance(value, bytes):
+            records[key] = StoredRecord(value, _what(message))
+    return newest
+
+
+def read_compacted_of_others(
+    client: ClientSettings, topics: Sequence[str]
+) -> tuple[dict[str, dict[bytes, StoredRecord]], dict[str, str]]:
+    """The same of topics that other pipelines have, whose owners may delete them at any moment: those are left out.
+
+    Second, the topics that can't be read, each with the reason. Raises Unavailable when no broker answers.
+    """
+    cluster = TopicAdmin(client)
+    refused: dict[str, str] = {}
+
+    def gone(those: Collection[str]) -> set[str]:
+        return set(those) - cluster.partition_counts(those).keys()
+
+    wanted = [topic for topic in topics if topic not in gone(topics)]
+    lacking = cluster.lacking_rights(wanted, ["Read"])
+    refused.update((topic, f"the right {' and '.join(rights)} lacks") for topic, rights in lacking.items())
+    readable = [topic for topic in wanted if topic not in refused]
+    ends: Mapping[tuple[str, int], int] = {}
+    while readable:
+        try:
+            ends = cluster.committed_ends([(topic, 0) for topic in readable])
+            break
+        except Unavailable:
+            lost = gone(readable)
+            if not lost:
+                raise
+            readable = [topic for topic in readable if topic not in lost]
+    if not any(ends.values()):
+        return {topic: {} for topic in readable}, refused
+    consumer = open_consumer(client)
+    try:
+        limits = {topic: (0, end) for (topic, _), end in ends.items()}
+        newest = _newest(readable, _records(consumer, limits, gone=gone, refused=refused))
+    except KafkaException as error:
+        raise Unavailable(f"topics of other pipelines can't be read: {reason(error)}") from error
+    finally:
+        close_consumer(consumer)
+    lost = gone([*readable, *refused])
+    kept = {topic: records for topic, records in newest.items() if topic not in lost and topic not in refused}
+    return kept, {topic: why for topic, why in refused.items() if topic not in lost}
 
 
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:

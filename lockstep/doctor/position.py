@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.kafka.control_topics import StoredRecord, read_compacted_topics
+from cdc.kafka.control_topics import StoredRecord, read_compacted_of_others, read_compacted_topics
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError
@@ -55,9 +55,9 @@ def check_position(config: Config) -> list[Finding]:
     suffix = control_topic("", STATE)
     cluster = TopicAdmin(client)
     own_listed = cluster.partition_counts([control_topic(own, STATE)], must_see=True)
-    topics = [topic for topic in cluster.all_partition_counts() | own_listed if topic.endswith(suffix)]
-    records = read_compacted_topics(client, topics)
-    states = own_states(records.pop(control_topic(own, STATE), {}), config.slot)
+    states = own_states(read_compacted_topics(client, list(own_listed)).get(control_topic(own, STATE), {}), config.slot)
+    foreign = [topic for topic in cluster.all_partition_counts() if topic.endswith(suffix) and topic not in own_listed]
+    records, unread = read_compacted_of_others(client, foreign)
     others = {topic.removesuffix(suffix): states_of_others(values) for topic, values in records.items()}
     try:
         # After the states: the WAL only grows, and a running capture goes on to publish.
@@ -67,6 +67,7 @@ def check_position(config: Config) -> list[Finding]:
         return []  # The source's checks report it.
     facts = SlotFacts(config.slot, slot, frozenset(row[0] for row in slots), identity, config.publication)
     findings = position_findings(facts, states) + shared_slot_findings(facts, own, others)
+    findings += unread_pipeline_findings(facts.name, {topic.removesuffix(suffix): why for topic, why in unread.items()})
     state = states.get(config.slot)
     if published is None and state is not None and state.publication == config.publication:
         findings += dropped_publication_findings(config, state)
@@ -167,6 +168,19 @@ def shared_slot_findings(
         )
         for pipeline, states in sorted(pipelines.items())
         if pipeline != own and facts.name in states and states[facts.name].system_id == facts.identity.system_id
+    ]
+
+
+def unread_pipeline_findings(slot: str, unread: Mapping[str, str]) -> list[Finding]:
+    """Other pipelines whose state can't be read, each with the reason: they may read the same slot."""
+    return [
+        warning(
+            f"slot {slot}",
+            f"whether the pipeline {pipeline} reads it too isn't known: its state can't be read, {why}",
+            "each of two pipelines with one slot would miss what the other confirms",
+            f"ask its owner for its source.slot, or grant kafka.username Read on {control_topic(pipeline, STATE)}",
+        )
+        for pipeline, why in sorted(unread.items())
     ]
 
 

@@ -4,16 +4,17 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer
 from pyspark.sql import SparkSession
 
+from cdc.kafka import control_topics
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -113,8 +114,8 @@ def case(database: Database, endpoints: Endpoints, tmp_path: Path) -> Case:
 
 def test_a_pipeline_before_its_first_start_is_healthy(case: Case) -> None:
     findings = examine(case.config)
+    assert [finding for finding in findings if finding.severity is not Severity.OK] == []
     assert is_healthy(findings)
-    assert case.wrong() == []
     assert "replication connection" in [finding.subject for finding in findings]
 
 
@@ -398,6 +399,30 @@ def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
     TopicAdmin(case.client).create(control_topic_plans(other, case.config.kafka.topics))
     case.produce(control_topic(other, STATE), case.config.slot.encode(), case.state().to_bytes())
     assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
+
+
+def test_another_pipeline_that_is_taken_away_meanwhile_is_passed_over(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {which: f"{which}{case.name}" for which in ("earlier", "later", "stays")}
+    topics = {which: control_topic(name, STATE) for which, name in names.items()}
+    for which, name in names.items():
+        TopicAdmin(case.client).create(control_topic_plans(name, case.config.kafka.topics))
+        case.produce(topics[which], case.config.slot.encode(), case.state().to_bytes())
+    listed, opened = TopicAdmin.all_partition_counts, control_topics.open_consumer
+
+    def listed_and_gone(self: TopicAdmin) -> dict[str, int]:
+        counts = listed(self)
+        TopicAdmin(case.client).remove([topics["earlier"]])
+        return counts
+
+    def gone_before_it_is_opened(client: Mapping[str, str | int]) -> Consumer:
+        TopicAdmin(case.client).remove([topics["later"]])
+        return opened(client)
+
+    monkeypatch.setattr(TopicAdmin, "all_partition_counts", listed_and_gone)
+    monkeypatch.setattr(control_topics, "open_consumer", gone_before_it_is_opened)
+    assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {names['stays']}")]
 
 
 def test_a_slot_that_another_client_reads_is_found(case: Case) -> None:

@@ -18,6 +18,7 @@ from lockstep.doctor.position import (
     position_findings,
     shared_slot_findings,
     states_of_others,
+    unread_pipeline_findings,
 )
 from tests.history import state as any_state
 
@@ -122,6 +123,14 @@ def stored(value: bytes) -> StoredRecord:
 
 
 OLD = orjson.dumps(orjson.loads(STATE.to_bytes()) | {"format": 0})
+
+
+def test_that_a_pipeline_cannot_be_looked_at_is_told_with_the_reason() -> None:
+    (finding,) = unread_pipeline_findings("s", {"theirs": "the right Read lacks"})
+    assert (finding.severity, finding.subject) == (Severity.WARNING, "slot s")
+    assert "pipeline theirs reads it too isn't known" in finding.what
+    assert finding.what.endswith("the right Read lacks")
+    assert finding.fix.endswith("Read on theirs.__state")
 
 
 def test_a_state_of_another_version_is_left_to_it() -> None:
