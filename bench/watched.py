@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import psutil
@@ -28,9 +28,12 @@ from bench.sizes import Sizes
 from bench.usage import CpuMeter
 from bench.visible import ROWS, Traffic
 from cdc.model.errors import LockstepError
+from cdc.model.lsn import format_lsn, parse_lsn
 from lockstep.client.client import Client
 from lockstep.client.token import commit_token
+from lockstep.config import load
 from monitor.lag import StageState
+from sinks.registry import open_sink
 
 PHASE = "watched"
 
@@ -62,10 +65,15 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """``over_ms`` is what each wait took longer than its row was invisible; ``told_s`` is by what hung."""
+    """What was measured.
+
+    ``over_lag_ms`` is how much longer each wait took than the sink needed to say that it has everything up to the
+    commit. ``over_row_ms`` is the same beyond the moment when its row alone was found. ``told_s`` is by what hung.
+    """
 
     page: Page
-    over_ms: Sequence[float]
+    over_lag_ms: Sequence[float]
+    over_row_ms: Sequence[float]
     told_s: Mapping[str, float]
 
 
@@ -80,15 +88,15 @@ def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, A
         server = _Server(rig, pipeline)
         server.wait_well()
         page = _page(server, pipeline, sizes, say)
-        over_ms = _waits(server, pipeline, sizes, say)
+        over_lag_ms, over_row_ms = _waits(server, pipeline, sizes, say)
         told_s = {}
         with Traffic(pipeline, sizes.sink_rate):
             for what, pid, stage in _hanging(rig, pipeline, children):
                 told_s[what] = _told(server, pid, stage)
                 say(f"{what} hangs: {stage} is named after {told_s[what]:.1f} s")
                 server.wait_well()
-        watched = Watched(page, over_ms, told_s)
-    return figures_of(watched), {"waits": len(over_ms), "readers": READERS, "waiting": WAITING}
+        watched = Watched(page, over_lag_ms, over_row_ms, told_s)
+    return figures_of(watched), {"waits": len(over_lag_ms), "readers": READERS, "waiting": WAITING}
 
 
 def figures_of(watched: Watched) -> list[Figure]:
@@ -98,13 +106,15 @@ def figures_of(watched: Watched) -> list[Figure]:
         target = None if at_most is None else Target(bound="at most", amount=at_most)
         return Figure(phase=PHASE, name=name, value=value, unit=unit, target=target)
 
-    page, over_ms = watched.page, watched.over_ms
+    page, over_lag_ms, over_row_ms = watched.page, watched.over_lag_ms, watched.over_row_ms
     return [
         figure(f"the page with {READERS} readers, idle", page.idle_percent, "% of a core", _CPU_PERCENT_MAX),
         figure("... under traffic", page.busy_percent, "% of a core", _CPU_PERCENT_MAX),
         figure("... its memory", page.memory_mb, "MB", _MEMORY_MB_MAX),
-        figure(f"{WAITING} waits at once, over the sink's own lag, p50", percentile(over_ms, 50), "ms"),
-        figure("... p99", percentile(over_ms, 99), "ms", _WAIT_MS_MAX),
+        figure(f"{WAITING} waits at once, over the sink's own lag, p50", percentile(over_lag_ms, 50), "ms"),
+        figure("... p99", percentile(over_lag_ms, 99), "ms", _WAIT_MS_MAX),
+        figure("... over the row alone, p50", percentile(over_row_ms, 50), "ms"),
+        figure("... over the row alone, p99", percentile(over_row_ms, 99), "ms"),
         *(figure(f"{what} hangs: told after", s, "s", _TOLD_S_MAX) for what, s in watched.told_s.items()),
     ]
 
@@ -206,36 +216,77 @@ def _readers(server: _Server) -> Iterator[None]:
         raise LockstepError("a reader of the page got no event")
 
 
-def _waits(server: _Server, pipeline: Pipeline, sizes: Sizes, say: Say) -> list[float]:
-    """Milliseconds that each wait for an own commit took longer than the row needed to be in the sink."""
+def _waits(server: _Server, pipeline: Pipeline, sizes: Sizes, say: Say) -> tuple[list[float], list[float]]:
+    """Milliseconds that each wait for an own commit took longer than the sink's lag, and than its row alone needed."""
     cache: Any = redis.Redis.from_url(pipeline.endpoints.redis_url)
     client = Client(server.url)
     sink = sink_name(pipeline.name, CACHE)
-    over_ms: list[float] = []
-    with ExitStack() as stack, Traffic(pipeline, sizes.sink_rate), ThreadPoolExecutor(WAITING) as pool:
+    over_lag_ms: list[float] = []
+    over_row_ms: list[float] = []
+    with (
+        ExitStack() as stack,
+        Traffic(pipeline, sizes.sink_rate),
+        _Watermarks(pipeline, sink) as watermarks,
+        ThreadPoolExecutor(WAITING) as pool,
+    ):
         connections = [stack.enter_context(pipeline.sql()) for _ in range(WAITING)]
         for number in range(sizes.watched_rounds + 1):
             first = _FIRST_WAITED_ROW + number * WAITING
             barrier = threading.Barrier(WAITING)
 
-            def write_and_wait(place: int, first: int = first, barrier: threading.Barrier = barrier) -> float:
+            def write_and_wait(
+                place: int, first: int = first, barrier: threading.Barrier = barrier
+            ) -> tuple[str, float]:
                 barrier.wait()
                 pipeline.insert(connections[place], first + place)
-                if not client.wait(sink, commit_token(connections[place]), _WAIT_S):
+                token = commit_token(connections[place])
+                if not client.wait(sink, token, _WAIT_S):
                     raise LockstepError(f"a row that was written isn't in the sink after {_WAIT_S:.0f} s")
-                return time.monotonic()
+                return token, time.monotonic()
 
             waits = [pool.submit(write_and_wait, place) for place in range(WAITING)]
             seen = _seen(cache, pipeline, range(first, first + WAITING))
             ended = [wait.result() for wait in waits]
             if number:  # the first one opens what is used
-                over_ms += [1000 * (ended[place] - seen[place]) for place in range(WAITING)]
+                over_row_ms += [1000 * (ended[place][1] - seen[place]) for place in range(WAITING)]
+                over_lag_ms += [1000 * (at - watermarks.reached_at(parse_lsn(token))) for token, at in ended]
     cache.close()
-    say(
-        f"{len(over_ms):,} waits over the sink's own lag: p50 {percentile(over_ms, 50):.0f} ms,"
-        f" p99 {percentile(over_ms, 99):.0f} ms"
-    )
-    return over_ms
+    for over, what in ((over_lag_ms, "the sink's own lag"), (over_row_ms, "the row alone")):
+        p50, p99 = percentile(over, 50), percentile(over, 99)
+        say(f"{len(over):,} waits over {what}: p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    return over_lag_ms, over_row_ms
+
+
+class _Watermarks:
+    """When a sink was first seen to have each watermark, asked for all the time by a connection of its own."""
+
+    def __init__(self, pipeline: Pipeline, sink: str) -> None:
+        self._opened = open_sink(sink, load(pipeline.directory / f"{pipeline.name}.toml").sinks[sink], 1)
+        self._seen: list[tuple[int, float]] = []
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._ask, name="watermarks", daemon=True)
+
+    def reached_at(self, lsn: int) -> float:
+        """By ``time.monotonic``. Raises LockstepError when it never was."""
+        for watermark, at in list(self._seen):
+            if watermark >= lsn:
+                return at
+        raise LockstepError(f"no watermark of {format_lsn(lsn)} or later was seen")
+
+    def _ask(self) -> None:
+        while not self._finished.wait(_POLL_S):
+            progress = self._opened.generations.load_progress()
+            if progress is not None and (not self._seen or progress.watermark_lsn > self._seen[-1][0]):
+                self._seen.append((progress.watermark_lsn, time.monotonic()))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finished.set()
+        self._thread.join()
+        self._opened.sink.close()
 
 
 def _seen(cache: Any, pipeline: Pipeline, rows: range) -> list[float]:
@@ -267,7 +318,7 @@ def _hanging(rig: Rig, pipeline: Pipeline, children: Mapping[str, Child]) -> Ite
         return f"applied: {sink_name(pipeline.name, kind)}"
 
     yield "capture", children["capture"].process.pid, "received"
-    yield "apply", children["apply"].process.pid, "applied: "
+    yield "apply", children["apply"].process.pid, "read: "
     yield "Kafka", servers["kafka"], "in Kafka"
     yield "Redis", servers["valkey"], applied(CACHE)
     yield "OpenSearch", servers["opensearch"], applied(SEARCH)

@@ -11,7 +11,9 @@ from bench.watched import Page, Watched, figures_of, stopped
 
 def test_what_is_measured_is_set_beside_what_it_may_cost() -> None:
     page = Page(idle_percent=1.5, busy_percent=2.5, memory_mb=61.0)
-    watched = Watched(page, over_ms=[*([1.0] * 98), 40.0, 60.0], told_s={"capture": 7.0, "Kafka": 11.0})
+    watched = Watched(
+        page, over_lag_ms=[*([1.0] * 98), 40.0, 60.0], over_row_ms=[70.0] * 100, told_s={"capture": 7.0, "Kafka": 11.0}
+    )
     passed = {figure.name: figure.passed for figure in figures_of(watched)}
     assert passed == {
         "the page with 10 readers, idle": True,
@@ -19,6 +21,8 @@ def test_what_is_measured_is_set_beside_what_it_may_cost() -> None:
         "... its memory": False,
         "50 waits at once, over the sink's own lag, p50": None,
         "... p99": True,
+        "... over the row alone, p50": None,
+        "... over the row alone, p99": None,
         "capture hangs: told after": True,
         "Kafka hangs: told after": False,
     }
