@@ -103,7 +103,8 @@ class _Stream:
         self._path.write_text(config.read_text(encoding="utf-8") + sections, encoding="utf-8")
         # The events' times are of another day, and Kafka deletes by them.
         topic = NewTopic(self._topic, _PARTITIONS, 1, config={"retention.ms": "-1"})
-        for created in AdminClient(self._client).create_topics([topic]).values():
+        admin = AdminClient(self._client)  # it answers nothing any more once nobody has it
+        for created in admin.create_topics([topic]).values():
             created.result(30)
 
     def take(self, rig: Rig, events: int, *, keys: int) -> Taken:
