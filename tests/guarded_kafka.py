@@ -44,21 +44,21 @@ class GuardedKafka:
         """A row of the docs' tables: ``topics `<pipeline>.*` ``, and what may be done with them."""
         bindings = _bindings(user, resource, operations, AclPermissionType.ALLOW, pipeline)
         for future in self._admin.create_acls(bindings).values():
-            future.result(30)
+            future.result(300)
 
     @contextmanager
     def denied(self, user: str, resource: str, operation: str, *, pipeline: str) -> Iterator[None]:
         """Meanwhile the user may not do this, whatever else is granted."""
         (binding,) = _bindings(user, resource, [operation], AclPermissionType.DENY, pipeline)
         for created in self._admin.create_acls([binding]).values():
-            created.result(30)
+            created.result(300)
         yield
         of_it = AclBindingFilter(
             *(binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host),
             *(binding.operation, binding.permission_type),
         )
         for deleted in self._admin.delete_acls([of_it]).values():
-            assert len(deleted.result(30)) == 1
+            assert len(deleted.result(300)) == 1
 
 
 def _bindings(

@@ -265,7 +265,7 @@ class Faults:
         self._operator.say(f"{topic} gets more partitions")
         admin = AdminClient(dict(self._captured.client))
         more = TopicAdmin(self._captured.client).partition_counts([topic])[topic] + 1
-        admin.create_partitions([NewPartitions(topic, more)])[topic].result(30)
+        admin.create_partitions([NewPartitions(topic, more)])[topic].result(300)
         until(lambda: TopicAdmin(self._captured.client).partition_counts([topic])[topic] == more)
         self._work(5)
 

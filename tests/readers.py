@@ -56,7 +56,7 @@ class Reader(threading.Thread):
 
     def finish(self) -> None:
         self._stop_reading.set()
-        self.join(30)
+        self.join(300)
 
 
 @contextmanager

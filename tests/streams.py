@@ -86,7 +86,7 @@ class Streams:
         """Delete the streams' topics, and create them again without records."""
         admin = AdminClient(self.client)
         for topic in (stream.topic for stream in self.streams.values()):
-            admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+            admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
         self.create()
         self._producer = Producer(self.client)  # the one before goes by what it knows
 
@@ -97,7 +97,7 @@ class Streams:
         admin = AdminClient(self.client)
         for stream in self.streams.values():
             wanted = NewPartitions(stream.topic, self._partitions)
-            admin.create_partitions([wanted])[stream.topic].result(30)
+            admin.create_partitions([wanted])[stream.topic].result(300)
             until(partial(self._has_partitions, stream.topic))
 
     def _has_partitions(self, topic: str) -> bool:

@@ -219,4 +219,4 @@ def add_scram_user(admin: AdminClient, name: str) -> None:
     credential = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     user = UserScramCredentialUpsertion(name, credential, PASSWORD.encode())
     for future in admin.alter_user_scram_credentials([user]).values():
-        future.result(30)
+        future.result(300)

@@ -76,7 +76,7 @@ def do(page: Page, name: str, verb: str) -> str:
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("button", name=verb, exact=True).click()
     answer = dialog.locator(".answer.good, .answer.bad")
-    expect(answer).to_be_visible(timeout=60_000)
+    expect(answer).to_be_visible(timeout=300_000)
     expect(answer).to_have_class("answer good")
     text = answer.inner_text()
     dialog.get_by_role("button", name="Close").click()

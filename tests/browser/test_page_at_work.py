@@ -51,7 +51,7 @@ def test_a_comparison_that_is_asked_for_on_the_page_is_made(browser: Browser, da
         do(shown.page, f"Verify {sink}", "Verify")
         for where in ("Last comparison of each sink", "Asked for here"):
             row = shown.page.get_by_role("region", name=where).get_by_role("row").filter(has_text=sink)
-            expect(row).to_contain_text("equal", timeout=60_000)
+            expect(row).to_contain_text("equal", timeout=300_000)
         assert shown.complaints == []
 
 
@@ -69,7 +69,7 @@ def test_screenshots_of_a_pipeline_at_work_are_small(browser: Browser, dashboard
             ("dashboard-key", f"#/key/{name}.account/42", "light", "All is right"),
         ):
             with opened(browser, f"{dashboard.address}{screen}", colours=colours) as shown:
-                expect(shown.page.locator("main")).to_contain_text(words, timeout=60_000)
+                expect(shown.page.locator("main")).to_contain_text(words, timeout=300_000)
                 file = directory / f"{image}.png"
                 shown.page.screenshot(path=file)
                 assert file.stat().st_size < IMAGE_BYTES_MAX

@@ -83,5 +83,5 @@ def test_a_restart_of_the_server_is_survived(browser: Browser, dashboard: Dashbo
         dashboard.kill()
         expect(page.locator("#lost")).to_contain_text("No connection since")
         dashboard.start()
-        expect(page.locator("#connection")).to_have_text("live", timeout=30_000)
+        expect(page.locator("#connection")).to_have_text("live", timeout=300_000)
         do(page, f"Copy {dashboard.pipeline.name}.account anew", "Copy")

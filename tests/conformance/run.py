@@ -321,7 +321,7 @@ class _Pipeline:
         mine = [topic for topic in admin.list_topics(timeout=30).topics if topic.startswith(f"{self._name}.")]
         if mine:
             for done in admin.delete_topics(mine).values():
-                done.result(30)
+                done.result(300)
 
 
 def _complaints_about_ways(folds: dict[Way, dict[str, Fold]], changed_shape: Collection[str]) -> list[str]:

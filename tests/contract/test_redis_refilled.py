@@ -238,7 +238,7 @@ def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
         finally:
             reader.execute("alter system reset synchronous_standby_names")
             reader.execute("select pg_reload_conf()")
-            writing.join(30)
+            writing.join(300)
         position = until(
             lambda: (position_now := cache.refill.position(query)) and position_now.lsn > committed and position_now
         )

@@ -59,7 +59,7 @@ def _server(directory: Path, *arguments: str, **environment: str) -> Iterator[in
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([*command, *arguments], env={**os.environ, **environment}, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         with Redis(port=port, retry=Retry(NoBackoff(), 0)) as client:
             while True:
                 try:

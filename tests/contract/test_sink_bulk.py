@@ -84,7 +84,7 @@ def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destinati
     opened.sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
     assert rows_of(opened.sink) == {"(1,)": "b", "(2,)": "b"}
     with destination.reader(name) as find:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 300
         while (find(1), find(2)) != ("b", "b"):
             assert time.monotonic() < deadline
     opened.generations.end_bulk()

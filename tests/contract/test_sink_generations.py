@@ -198,7 +198,7 @@ def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name
     def create(text: str) -> None:
         opened = patiently(destination.opened(name, 1), [], time.sleep)
         try:
-            together.wait(30)
+            together.wait(300)
             if opened.records.create(note, text):
                 created.append(text)
         except BaseException as error:

@@ -98,7 +98,7 @@ def test_kill_9_of_capture(pipeline: Pipeline) -> None:
         workers = psutil.Process(capture.pid).children()
         os.kill(capture.pid, signal.SIGKILL)
         capture.wait()
-        psutil.wait_procs(workers, timeout=60)
+        psutil.wait_procs(workers, timeout=300)
         assert len(_ranges(pipeline)) >= done
         pipeline.change_accounts(f"turn {turn}")
     _finish(pipeline, pipeline.start_capture())

@@ -44,7 +44,7 @@ def _kill(process: Process) -> int:
     """Kill it; the most memory that it had."""
     memory = _memory(process)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(60) == -signal.SIGKILL
+    assert process.wait(300) == -signal.SIGKILL
     return memory
 
 

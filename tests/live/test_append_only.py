@@ -166,7 +166,7 @@ def _trim(pipeline: Pipeline) -> None:
     (at, end) = max(ends.items(), key=lambda item: item[1])
     admin = AdminClient(dict(pipeline.client))
     for future in admin.delete_records([TopicPartition(*at, end // 2)]).values():
-        future.result(30)
+        future.result(300)
 
 
 def test_a_rebuild_of_a_topic_that_lost_its_beginning_stops_and_a_copy_is_the_way_out(

@@ -124,7 +124,7 @@ class Dashboard:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        assert self.process.wait(30) == 0, self.messages.read_text()
+        assert self.process.wait(300) == 0, self.messages.read_text()
 
 
 @pytest.fixture
@@ -315,7 +315,7 @@ def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
         assert events.readline()
         assert tail.readline()
         dashboard.process.send_signal(signal.SIGTERM)
-        assert dashboard.process.wait(30) == 0, "nobody has to end the streams"
+        assert dashboard.process.wait(300) == 0, "nobody has to end the streams"
     again = Dashboard(captured.path, tmp_path)
     until(lambda: _has_looked(again))
     again.stop()

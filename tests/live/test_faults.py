@@ -470,7 +470,7 @@ def _change_by_hand(name: str, endpoints: Endpoints, log: Log) -> None:
     log.recreate_topic(RECREATED)
     topic = log.topic(WIDER)
     admin = AdminClient({**log.kafka.client()})
-    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(300)
     with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as connection:
         connection.execute(f"drop table {name}dropped_g1.kept cascade".encode())
     answer = urllib3.request("DELETE", f"{endpoints.opensearch_url}/{name}search.public.kept_g1")

@@ -599,7 +599,7 @@ def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_
             for worker in workers:
                 with suppress(psutil.NoSuchProcess):
                     worker.resume()
-            psutil.wait_procs(workers, timeout=60)
+            psutil.wait_procs(workers, timeout=300)
             assert not any(worker.is_running() for worker in workers)
             assert pipeline.rows() == pipeline.expected
             assert job.stop() == 0

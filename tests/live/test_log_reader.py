@@ -42,7 +42,7 @@ class Log:
 
     def topic(self, partitions: int, **config: str) -> str:
         name = f"{self.name}.{uuid.uuid4().hex[:6]}"
-        self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(30)
+        self.admin.create_topics([NewTopic(name, partitions, 1, config=config)])[name].result(300)
         return name
 
     def publish(self, *transactions: tuple[bool, Sequence[tuple[str, int, bytes, bytes | None]]]) -> None:
@@ -197,7 +197,7 @@ def test_records_that_are_gone_are_lost(log: Log, reader: LogReader) -> None:
     topic = log.topic(1, **{"cleanup.policy": "delete"})
     log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
     deleted = log.admin.delete_records([log_reader.Assigned(topic, 0, 5)])
-    next(iter(deleted.values())).result(30)
+    next(iter(deleted.values())).result(300)
     with pytest.raises(PositionMismatch, match="no longer holds"):
         list(reader.read([Range(topic, 0, 0, 10)]))
     # From its beginning, wherever that is: who asks for that knows that something is missing.
@@ -214,7 +214,7 @@ def test_a_beginning_that_was_deleted_since_it_was_read_is_not_asked_for_again(l
 
     for begin in (0, 3, 6):
         if begin:
-            next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, begin)]).values())).result(30)
+            next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, begin)]).values())).result(300)
         assert read(Range(topic, 0, None, 10)) == [*range(begin, 10)]
         assert read(Range(topic, 0, 8, 10)) == [8, 9]
 
@@ -224,7 +224,7 @@ def test_what_was_lost_to_one_task_is_not_reported_to_the_next(log: Log) -> None
     log.publish((True, [(trimmed, partition, b"k", b"v") for partition in range(6)]), (True, [(whole, 0, b"k", b"v")]))
     gone = [log_reader.Assigned(trimmed, partition, 1) for partition in range(6)]
     for future in log.admin.delete_records(gone).values():
-        future.result(30)
+        future.result(300)
 
     def read(*wanted: Range) -> list[dict[str, Any]]:
         return rows(list(read_log(log.kafka.client(), [task_rows(*wanted)])))
@@ -295,6 +295,6 @@ def test_who_follows_is_told_again_and_again_that_nothing_comes(log: Log, reader
 def test_who_follows_is_told_what_is_gone(log: Log, reader: LogReader) -> None:
     topic = log.topic(1, **{"cleanup.policy": "delete"})
     log.publish((True, [(topic, 0, b"%d" % n, b"v") for n in range(10)]))
-    next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, 5)]).values())).result(30)
+    next(iter(log.admin.delete_records([log_reader.Assigned(topic, 0, 5)]).values())).result(300)
     with pytest.raises(PositionMismatch, match="no longer holds"):
         followed(reader, [Range(topic, 0, 0, 10)], {(topic, 0): 11})

@@ -45,13 +45,13 @@ def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterat
 
 def _lose(captured: Captured, topic: str) -> None:
     admin = AdminClient(dict(captured.client))
-    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
     until(lambda: topic not in TopicAdmin(captured.client).partition_counts([topic]))
 
 
 def _widen(captured: Captured, topic: str) -> None:
     admin = AdminClient(dict(captured.client))
-    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(30)
+    admin.create_partitions([NewPartitions(topic, 5)])[topic].result(300)
     until(lambda: TopicAdmin(captured.client).partition_counts([topic])[topic] == 5)
 
 

@@ -95,7 +95,7 @@ def test_who_watches_tells_that_it_is_away_and_goes_on_once_it_is_back(
         until(lambda: ("cleared", "unreachable") in _told(tmp_path), seconds=_PATIENCE_S)
     finally:
         watch.terminate()
-        assert watch.wait(30) == 0
+        assert watch.wait(300) == 0
 
 
 def _told(directory: Path) -> list[tuple[str, str]]:

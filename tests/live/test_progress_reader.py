@@ -67,7 +67,7 @@ class Log:
             commit_lsn=self._lsn, seq=1, end_lsn=self._lsn, commit_time_ms=0, last_transaction=None, begun=None
         )
         self.publisher.commit(committed, covering=[topic])
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while all(record.lsn != self._lsn for record in read_progress(self.settings.client(), self.prefix)):
             assert time.monotonic() < deadline
         return self._lsn
@@ -78,7 +78,7 @@ class Log:
     def recreate_progress(self) -> None:
         topic = control_topic(self.prefix, PROGRESS)
         admin = AdminClient(dict(self.settings.client()))
-        admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
         cluster = TopicAdmin(self.settings.client())
         until(lambda: topic not in cluster.partition_counts([topic]))
         cluster.create([plan for plan in control_topic_plans(self.prefix, self.settings.topics) if plan.name == topic])
@@ -89,7 +89,7 @@ class Log:
         (end,) = TopicAdmin(self.settings.client()).end_offsets([(topic, 0)]).values()
         admin = AdminClient(dict(self.settings.client()))
         for future in admin.delete_records([TopicPartition(topic, 0, end - 2 * kept)]).values():
-            future.result(30)
+            future.result(300)
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_a_build_begins_again_a_few_times_and_no_more(pipeline: Captured) -> Non
 def _delete_topic(pipeline: Pipeline, table: str) -> None:
     topic = next(topic for name, topic in pipeline.config.topics().items() if name.name == table)
     admin = AdminClient(dict(pipeline.client))
-    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
     wait_until(lambda: topic not in TopicAdmin(pipeline.client).partition_counts([topic]), what=f"{topic} is gone")
 
 
@@ -246,7 +246,7 @@ def _trim(pipeline: Pipeline) -> None:
         """The brokers learn of a topic's settings a moment later."""
         try:
             for future in admin.delete_records(wanted).values():
-                future.result(30)
+                future.result(300)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.POLICY_VIOLATION:
                 raise

@@ -314,7 +314,7 @@ def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
         until(lambda: _reads_stdin(process.pid))
         process.send_signal(signal.SIGINT)
         try:
-            assert process.wait(60) == 130
+            assert process.wait(300) == 130
         finally:
             process.kill()
             os.close(terminal)

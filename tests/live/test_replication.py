@@ -288,13 +288,13 @@ class InFlight:
 
     def created(self) -> Any:
         """The slot, once it is there."""
-        self._thread.join(30)
+        self._thread.join(300)
         return self._created[0]
 
     def close(self) -> None:
         self.writer.close()
         if self._thread.ident is not None:
-            self._thread.join(30)
+            self._thread.join(300)
         self.connection.close()
 
 

@@ -303,7 +303,7 @@ def test_a_table_that_can_not_be_captured_waits_by_itself_with_what_to_do(
     assert _names(captured) == ["public.t_x"]
 
     admin = AdminClient(dict(captured.client))
-    admin.delete_topics([foreign], operation_timeout=30)[foreign].result(30)
+    admin.delete_topics([foreign], operation_timeout=30)[foreign].result(300)
     database.execute(
         f"alter publication {publication} drop table listed",
         f"alter publication {publication} add table listed",

@@ -204,4 +204,4 @@ def test_more_topics_than_brokers_create_at_once(endpoints: Endpoints, prefix: s
         assert admin.all_partition_counts().keys() >= set(names)
     finally:
         for removed in remover.delete_topics(names, request_timeout=60).values():
-            removed.result(60)
+            removed.result(300)

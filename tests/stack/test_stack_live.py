@@ -87,7 +87,7 @@ def rows(endpoints: Endpoints) -> int:
 def write_message(endpoints: Endpoints, topic: str) -> None:
     settings: dict[str, str | int | float | bool] = {"bootstrap.servers": endpoints.kafka_bootstrap, "log_level": 0}
     admin = AdminClient(settings)
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(300)
     producer = Producer(settings)
     producer.produce(topic, value=b"kept", key=b"1")
     assert producer.flush(30) == 0
@@ -111,7 +111,7 @@ def messages(endpoints: Endpoints, topic: str) -> list[bytes | None]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

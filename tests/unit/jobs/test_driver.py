@@ -42,7 +42,7 @@ def test_a_signal_asks_the_jobs_to_stop(number: signal.Signals) -> None:
     try:
         with session(source, stop, [], opened=cast(Any, object())):
             os.kill(os.getpid(), number)
-            assert stop.wait(10)
+            assert stop.wait(300)
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)

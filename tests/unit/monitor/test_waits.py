@@ -60,7 +60,7 @@ class _Store:
     def load_progress(self) -> Progress | None:
         self.looks += 1
         if self.released is not None:
-            self.released.wait(30)
+            self.released.wait(300)
         if self.error is not None:
             raise self.error
         return Progress({}, self.watermark, 0, 0, {}, epoch=self.epoch, joining=self.joining, selection=self.selection)
@@ -129,7 +129,7 @@ def test_nobody_is_let_go_before_the_store_has_it_and_readers_find_it(world: _Wo
     assert results == []
     assert store.refreshed_at == []
     store.watermark = 10
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
     assert store.refreshed_at == [10]
 
@@ -140,7 +140,7 @@ def test_all_sinks_are_waited_for_where_none_is_named(world: _World) -> None:
     _looked_again(world.stores["search"])
     assert results == []
     world.stores["search"].watermark = 11
-    thread.join(30)
+    thread.join(300)
     assert results[0].to_json() == {"reached": True, "lsn": "0/A", "late": {}}
 
 
@@ -151,7 +151,7 @@ def test_a_watermark_of_another_epoch_lets_nobody_go(world: _World) -> None:
     _looked_again(store)
     assert results == []
     store.watermark, store.epoch = 10, 2
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
 
 
@@ -164,7 +164,7 @@ def test_a_watermark_of_before_other_tables_were_captured_lets_nobody_go(world: 
     assert results == []
     until(lambda: "no job has begun to apply" in world.waits.wait(10, ["cache"], timeout_s=0.2).late["cache"])
     store.selection = "after"
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
 
 
@@ -210,7 +210,7 @@ def test_a_watermark_that_is_not_true_of_a_table_that_joined_lets_nobody_go(worl
     assert results == []
     until(lambda: "shop.public.late" in world.waits.wait(10, ["cache"], timeout_s=0.2).late["cache"])
     store.joining = ()
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
 
 
@@ -218,7 +218,7 @@ def test_a_source_that_was_put_back_lets_nobody_go(world: _World) -> None:
     world.stores["cache"].watermark = 500
     world.line.error = LockstepError("it was put back")
     thread, results = _waiting(world, 10, "cache")
-    thread.join(30)
+    thread.join(300)
     assert str(results[0]) == "it was put back"
 
 
@@ -227,14 +227,14 @@ def test_a_switch_in_between_is_waited_for_on_the_new_generation(world: _World) 
     thread, results = _waiting(world, 10, "cache")
     _looked_again(store)
     store.live_now, store.watermark = 2, 10
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
     assert world.opened[-1] == 2
 
 
 def test_an_lsn_of_another_server_is_refused(world: _World) -> None:
     thread, results = _waiting(world, 1001, "cache")
-    thread.join(30)
+    thread.join(300)
     assert "beyond the end of the source's WAL" in str(results[0])
 
 
@@ -245,7 +245,7 @@ def test_a_store_that_is_down_is_waited_for_and_named_when_time_is_up(world: _Wo
     thread, results = _waiting(world, 10, "cache")
     _looked_again(store)
     store.error, store.watermark = None, 10
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
 
 
@@ -254,8 +254,8 @@ def test_a_store_that_refuses_ends_the_wait_for_it_and_no_other(world: _World) -
     world.stores["search"].watermark = 10
     refused, of_cache = _waiting(world, 10, "cache")
     fine, of_search = _waiting(world, 10, "search")
-    refused.join(30)
-    fine.join(30)
+    refused.join(300)
+    fine.join(300)
     assert "no permission" in str(of_cache[0])
     assert of_search[0].is_reached
 
@@ -301,10 +301,10 @@ def test_a_sink_that_has_got_there_can_not_fail_the_wait_for_another(world: _Wor
     until(lambda: cache.refreshed_at)
     cache.error = LockstepError("no permission")
     other, refused = _waiting(world, 11, "cache")
-    other.join(30)
+    other.join(300)
     assert str(refused[0]) == "sink cache can't be asked: no permission"
     search.watermark = 10
-    thread.join(30)
+    thread.join(300)
     assert results[0].is_reached
 
 

@@ -81,15 +81,18 @@ def test_a_job_pauses_while_it_is_asked_to_and_not_for_ever() -> None:
 
 def _may_enter(gate: BatchGate) -> bool:
     entered: list[bool] = []
+    waits = threading.Event()
+    gate.when_wanted(waits.set)
     batch = threading.Thread(target=lambda: entered.append(gate.enter()), daemon=True)
     batch.start()
-    batch.join(0.1)
+    while batch.is_alive() and not waits.wait(0.01):
+        pass
     if entered:
         gate.leave()
         return True
     # Let it through, so that no thread is left behind that would take the next turn.
     gate.release()
-    batch.join(5)
+    batch.join(300)
     gate.leave()
     gate.hold(0)
     return False

@@ -266,7 +266,7 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
     monkeypatch.setattr("jobs.query.job.require_in_use", lambda *_: None)
 
     def wait_for_capture(*_: object, **__: object) -> LogFacts:
-        assert has_seen.wait(30)
+        assert has_seen.wait(300)
         raise ConfigurationError("it has no such table")
 
     monkeypatch.setattr("jobs.query.job.read_log_facts", wait_for_capture)
@@ -289,7 +289,7 @@ def test_a_job_that_waits_for_the_log_shows_that_it_runs(monkeypatch: pytest.Mon
         until(lambda: is_running(MemoryRecords(store), 1))
     finally:
         has_seen.set()
-        thread.join(30)
+        thread.join(300)
     assert failures
     assert not is_running(MemoryRecords(store), 1), "it has said goodbye"
 

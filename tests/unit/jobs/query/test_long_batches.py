@@ -76,7 +76,7 @@ def listening(*, is_shared: bool = False) -> Iterator[Driver]:
         yield driver
     finally:
         driver.ended.set()
-        thread.join(30)
+        thread.join(300)
     assert not thread.is_alive()
 
 

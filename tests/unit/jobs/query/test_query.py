@@ -356,9 +356,9 @@ def test_a_batch_that_ends_because_the_query_does_is_committed_before_spark_is_s
     query, spark = Going(), Spark()
     batch = threading.Thread(target=query._batch, args=(None, 1))
     batch.start()
-    assert under_way.wait(30)
+    assert under_way.wait(300)
     query._end(cast("Any", spark))
-    batch.join(30)
+    batch.join(300)
     assert spark.was_committed
 
 
@@ -389,7 +389,7 @@ def test_a_batch_that_waits_for_its_turn_ends_when_the_query_does_and_pauses_nob
     query._gate.release()
     query._stop.set()
     query._gate.close(0)
-    batch.join(30)
+    batch.join(300)
     assert ended.is_set()
     assert not begun
 

@@ -46,7 +46,7 @@ def test_what_cant_begin_to_look_is_told_and_begins_when_it_can(config: Config, 
             again.set()
 
     sampler.start(lambda _: None, watcher, failed.set)
-    assert again.wait(60), told
+    assert again.wait(300), told
     sampler.stop(wait_s=30)
     assert isinstance(told[0], LockstepError)
     assert "password" in told[0].message
@@ -66,7 +66,7 @@ def test_a_bug_that_ends_the_thread_is_told(config: Config) -> None:
         raise ZeroDivisionError
 
     sampler.start(bug, lambda _: None, failed.set)
-    assert failed.wait(30)
+    assert failed.wait(300)
     sampler.stop(wait_s=30)
 
 
