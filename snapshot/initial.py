@@ -14,6 +14,7 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.kafka.control_topics import read_copied_ranges
+from cdc.kafka.record_limits import RecordLimit
 from cdc.model.errors import PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
 from cdc.model.table import Table, TableName
@@ -53,9 +54,11 @@ class InitialSnapshot:
         stopping: Callable[[], bool],
         pausing: Callable[[], bool],
         create_publication: str,
+        limits: Mapping[str, RecordLimit],
     ) -> None:
         """``create_publication`` is the SQL that makes the publication, for where there is none.
 
+        ``limits`` are those of the topics that take smaller records than the settings say.
         ``pausing`` says whether the copy is to end where it is, once it has begun.
         """
         self._create_publication = create_publication
@@ -67,6 +70,7 @@ class InitialSnapshot:
         self._copied = copied
         self._stopping = stopping
         self._pausing = pausing
+        self._limits = limits
 
     def take(
         self,
@@ -277,6 +281,7 @@ class InitialSnapshot:
             memberships=plan.memberships,
             first=plan.first,
             rows_per_s=settings.rows_per_s / count,
+            limits=self._limits,
         )
         self._say(f"{count} workers copy {len(plan.parts)} ranges of {len(plan.tables)} tables")
         with CopyWorkers(job, count, self._is_to_end) as workers:

@@ -16,6 +16,7 @@ import psycopg
 
 from cdc.capture.settings import COPY_WORKERS_MAX
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName
@@ -37,6 +38,8 @@ from snapshot.table_reader import APPLICATION, SnapshotReader, TableLocked
 class Job:
     """What all workers of one copy share. ``tables`` are all that they may be given, ``filters`` their conditions.
 
+    ``limits`` are those of the topics that take smaller records than the settings say.
+
     ``memberships`` are the tables' in the snapshot. ``first`` is the first snapshot, where this one is a later one.
     """
 
@@ -52,6 +55,7 @@ class Job:
     first: FirstSnapshot | None
     rows_per_s: float
     """The share of each worker."""
+    limits: Mapping[str, RecordLimit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,11 @@ class _Ended(Exception):
 
 
 def copy_publisher(
-    pipeline: Pipeline, number: int, *, while_waiting: Callable[[], None] = lambda: None
+    pipeline: Pipeline,
+    number: int,
+    *,
+    while_waiting: Callable[[], None] = lambda: None,
+    limits: Mapping[str, RecordLimit] | None = None,
 ) -> TransactionalPublisher:
     """The publisher of a worker; not started yet."""
     return TransactionalPublisher(
@@ -112,6 +120,7 @@ def copy_publisher(
         queue_bytes=pipeline.capture.queue_bytes,
         max_message_bytes=pipeline.kafka.topics.max_message_bytes,
         while_waiting=while_waiting,
+        limits=limits,
     )
 
 
@@ -150,7 +159,7 @@ class _Worker:
 
     def run(self) -> None:
         job, pipeline = self._job, self._job.pipeline
-        publisher = copy_publisher(pipeline, self._number, while_waiting=self._heed_end)
+        publisher = copy_publisher(pipeline, self._number, while_waiting=self._heed_end, limits=job.limits)
         with contextlib.ExitStack() as opened:
             opened.callback(publisher.close)
             reader = opened.enter_context(self._reader())

@@ -4,14 +4,24 @@ Everything blocks in slices of a second at most, and calls ``while_waiting`` bet
 kept alive however long Kafka takes.
 """
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.client import batch_bytes, new_client
-from cdc.kafka.topic_admin import NOT_ALLOWED, WITHOUT_RIGHT, TopicAdmin, TopicPlan, partitions_of, reason
+from cdc.kafka.record_limits import RecordLimit, set_command
+from cdc.kafka.topic_admin import (
+    CONTROL_RECORD_BYTES,
+    NOT_ALLOWED,
+    WITHOUT_RIGHT,
+    TopicAdmin,
+    TopicPlan,
+    partitions_of,
+    reason,
+)
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -54,6 +64,49 @@ _OUT_OF_STEP = (
 # The client's words for the same, where it makes an error of its own of it.
 _DESYNCHRONIZED = "sequence desynchronization"
 
+_TOO_LATE = (
+    KafkaError._STATE,
+    KafkaError._FATAL,
+    KafkaError._PURGE_QUEUE,
+    KafkaError._PURGE_INFLIGHT,
+)
+"""What the client says of a call after the transaction has failed."""
+
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
+
+_REFUSED_FOR_GOOD = (
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.INVALID_REQUIRED_ACKS,
+    KafkaError.INVALID_TIMESTAMP,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_TRANSACTION_TIMEOUT,
+    KafkaError.SECURITY_DISABLED,
+    KafkaError.UNSUPPORTED_COMPRESSION_TYPE,
+    KafkaError.INVALID_RECORD,
+)
+"""A broker's answers that are the same whenever it is asked, until somebody changes a setting."""
+
+# The client's words for what a broker has refused.
+_REFUSED_BATCH: Final = re.compile(r"ProduceRequest for (?P<topic>\S+) \[\d+\] with (?P<records>\d+) message")
+
+_NOTHING_SKIPPED: Final = "nothing was skipped: what is left out would lack in every sink, and nobody would be told"
+
+_HEAR_S: Final = 2.0
+"""How long it may take the client to tell which records were refused, once it has said that some were."""
+
+
+class _RefusedRecords:
+    """Hears of records that no broker took, and knows how large the largest of those was that are too large."""
+
+    def __init__(self) -> None:
+        self.bytes_max = 0
+
+    def __call__(self, error: KafkaError | None, record: Message) -> None:
+        if error is not None and error.code() in _TOO_LARGE:
+            self.bytes_max = max(self.bytes_max, len(record))
+
 
 class TransactionalPublisher:
     """One transactional producer. ``start`` fences every older one of the same ``transactional_id``.
@@ -76,8 +129,12 @@ class TransactionalPublisher:
         while_waiting: Callable[[], None],
         new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
         progress_every_s: float = PROGRESS_EVERY_S,
+        limits: Mapping[str, RecordLimit] | None = None,
     ) -> None:
         """``new_topic`` says how a topic that doesn't exist is created; None: it may not be.
+
+        ``limits`` are those of the topics that take smaller records than ``max_message_bytes``, as of a moment ago.
+        None: nobody has looked, and nobody will where this one ends with Unavailable.
 
         ``progress_every_s`` is the time between two progress records, in seconds, where it isn't under load.
         """
@@ -99,6 +156,10 @@ class TransactionalPublisher:
         self._owes_progress = False
         self._touched: set[str] = set()
         self._max_message_bytes = max_message_bytes
+        self._servers = client["bootstrap.servers"]
+        self._limits = limits
+        self._refused = _RefusedRecords()
+        sizes = [limit.size for limit in (limits or {}).values()]
         self._producer = new_client(
             Producer,
             {
@@ -108,7 +169,7 @@ class TransactionalPublisher:
                 "partitioner": "murmur2_random",  # as Java's clients do, so that any other producer agrees
                 "compression.type": "lz4",
                 "linger.ms": 5,  # a flush doesn't wait for it; a backlog gets fuller batches
-                "batch.size": batch_bytes(max_message_bytes),
+                "batch.size": batch_bytes(max_message_bytes, *sizes),
                 "queue.buffering.max.kbytes": max(
                     queue_bytes, _MESSAGES_IN_QUEUE * (max_message_bytes + _VALUE_OVERHEAD_BYTES)
                 )
@@ -118,6 +179,8 @@ class TransactionalPublisher:
                 # The next transaction often starts before the last one's markers are written.
                 "retry.backoff.ms": 5,
                 "retry.backoff.max.ms": 1000,
+                # Each record costs more with it: only where it is known that one may be refused.
+                **({"on_delivery": self._refused, "delivery.report.only.error": True} if sizes else {}),
             },
         )
         self._produce = self._producer.produce
@@ -328,9 +391,57 @@ class TransactionalPublisher:
                     raise self._translated(error, doing=name) from error
                 self._while_waiting()
 
+    def _cause(self, error: KafkaException) -> KafkaException:
+        """Why the transaction has failed, where the error only says that it has.
+
+        Who begins another one is told, and doesn't begin it.
+        """
+        if error.args[0].code() in _TOO_LATE:
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as cause:
+                if cause.args[0].code() not in _TOO_LATE:
+                    return cause
+        return error
+
+    def _too_large(self, details: KafkaError) -> LockstepError:
+        """What to tell of a batch that a broker has refused for its size. Asks for the limit of the topic."""
+        refused = _REFUSED_BATCH.search(details.str())
+        if refused is None:
+            return LockstepError(f"Kafka refuses a batch for its size: {details.str()}", hint=_NOTHING_SKIPPED)
+        topic = refused["topic"]
+        try:
+            limit = self._cluster.record_limit(topic)
+        except Unavailable as error:
+            return error
+        wanted = self._max_message_bytes
+        if topic in (self._state_topic, self._schema_topic, self._progress_topic):
+            wanted = max(wanted, CONTROL_RECORD_BYTES)
+        is_smaller = limit.size < wanted
+        if is_smaller and self._limits is not None and self._limits.get(topic) != limit:
+            return Unavailable(f"topic {topic} takes smaller records than before, of {limit} at most")
+        deadline = time.monotonic() + _HEAR_S
+        while self._limits and not self._refused.bytes_max and time.monotonic() < deadline:
+            self._producer.poll(0.05)
+        what = f"a record of {self._refused.bytes_max:,} bytes, before compression"
+        if not self._refused.bytes_max:
+            what = "a record" if refused["records"] == "1" else f"a batch of {refused['records']} records"
+        command = set_command(self._servers, topic, limit.setting, wanted)
+        return LockstepError(
+            f"topic {topic} doesn't take {what}: its limit is {limit}, and kafka.topics.max_message_bytes is"
+            f" {self._max_message_bytes:,}",
+            hint=f"{_NOTHING_SKIPPED}. {f'Run {command}' if is_smaller else self._raise_limit(topic)}",
+        )
+
+    def _raise_limit(self, topic: str) -> str:
+        command = set_command(self._servers, topic, "max.message.bytes", "BYTES")
+        return f"Raise kafka.topics.max_message_bytes in lockstep.toml, and give topics that exist the same: {command}"
+
     def _translated(
         self, error: KafkaException, *, doing: str = "produce", topic: str = "", size: int = 0
     ) -> LockstepError:
+        is_own_limit = error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE and bool(topic)
+        error = self._cause(error)
         details: KafkaError = error.args[0]
         if details.code() in _FENCED_CODES:
             # Who has done that is found out at the next start, from the state: see Ownership.
@@ -338,12 +449,13 @@ class TransactionalPublisher:
                 f"Kafka has ended this producer's transaction: another process has taken over, or it was open for more"
                 f" than {TRANSACTION_TIMEOUT_MS // 1000} s"
             )
-        if details.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+        if is_own_limit:
             return LockstepError(
                 f"an event for topic {topic} has {size} bytes, more than max_message_bytes ({self._max_message_bytes})",
-                hint="raise kafka.topics.max_message_bytes in lockstep.toml, the topic's max.message.bytes and the"
-                " broker's limits, then start again: nothing was skipped",
+                hint=f"{_NOTHING_SKIPPED}. {self._raise_limit(topic)}",
             )
+        if details.code() in _TOO_LARGE:
+            return self._too_large(details)
         if details.code() in _OUT_OF_STEP or _DESYNCHRONIZED in details.str():
             # Broker and client disagree on what came last, as after a freeze. A new producer aborts what is open, and
             # its first event is the one after the last commit.
@@ -357,6 +469,9 @@ class TransactionalPublisher:
             return LockstepError(
                 f"Kafka refuses: {doing}: {reason(error)}", hint="check kafka.username and the password"
             )
-        if details.fatal() and not details.retriable():
-            return LockstepError(f"Kafka refuses for good: {doing}: {reason(error)}")
+        if details.code() in _REFUSED_FOR_GOOD or (details.fatal() and not details.retriable()):
+            return LockstepError(
+                f"Kafka refuses for good: {doing}: {reason(error)}",
+                hint=f"{_NOTHING_SKIPPED}. Look for a setting of the topic or of the brokers that was changed",
+            )
         return Unavailable(f"Kafka: {doing}: {reason(error)}")

@@ -22,6 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from cdc.kafka.client import Refusals, Refused, new_client
+from cdc.kafka.record_limits import OF_RECORDS, RecordLimit, record_limit
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_names import (
     DEAD_LETTERS,
@@ -61,7 +62,7 @@ _PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
 _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 """Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
 
-_CONTROL_RECORD_BYTES = 16 * 1024 * 1024
+CONTROL_RECORD_BYTES: Final = 16 * 1024 * 1024
 """The state tells of every table, and a shape of every column. The brokers' own limit is 1 MB."""
 
 VIEW_COMPACTION_LAG_MS = 3600 * 1000
@@ -69,6 +70,8 @@ VIEW_COMPACTION_LAG_MS = 3600 * 1000
 
 MATCH_COMPACTION_LAG_MS = 24 * 3600 * 1000
 """For how long the topic of matches keeps each of them at least: whoever reads it once a day misses none."""
+
+PARTITIONS: Final = "partitions"
 
 COMMIT_MARKER_LOSS = (
     "Kafka 4.1 to 4.4 forget to end a committed transaction in partitions that have no leader at that moment, as all"
@@ -186,6 +189,28 @@ class TopicPlan:
     config: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An existing topic that isn't as planned: it ``has`` this of a setting, or of its PARTITIONS."""
+
+    topic: str
+    setting: str
+    has: str | None
+    planned: str
+
+    @property
+    def smaller_records(self) -> RecordLimit | None:
+        """The limit, where it is that the topic takes smaller records than planned."""
+        if self.setting not in OF_RECORDS or self.has is None or int(self.has) >= int(self.planned):
+            return None
+        return RecordLimit(int(self.has), self.setting)
+
+    def __str__(self) -> str:
+        if self.setting == PARTITIONS:
+            return f"topic {self.topic} has {self.has} partitions, the configuration says {self.planned}"
+        return f"topic {self.topic} has {self.setting}={self.has}, the configuration says {self.planned}"
+
+
 def in_requests(plans: Sequence[TopicPlan]) -> list[list[TopicPlan]]:
     """The plans in order, parted so that brokers take each part at once: a topic costs a record for each of its
     partitions and settings."""
@@ -283,7 +308,7 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
     """The control topics and the dead-letter topic."""
     common = {
         "min.insync.replicas": str(settings.min_insync_replicas),
-        "max.message.bytes": str(max(settings.max_message_bytes, _CONTROL_RECORD_BYTES)),
+        "max.message.bytes": str(max(settings.max_message_bytes, CONTROL_RECORD_BYTES)),
     }
     compacted = common | {
         "cleanup.policy": "compact",
@@ -400,24 +425,27 @@ class TopicAdmin:
         existing = self.partition_counts([plan.name for plan in plans], must_see=True)
         return [plan for plan in plans if plan.name not in existing]
 
-    def differences(self, plans: Sequence[TopicPlan]) -> list[str]:
-        """How existing topics differ from the plans, one sentence each. Replication is left to the brokers' owner."""
+    def differences(self, plans: Sequence[TopicPlan]) -> list[Difference]:
+        """How existing topics differ from the plans. Replication is left to the brokers' owner."""
         existing = self.partition_counts([plan.name for plan in plans])
         existing_plans = [plan for plan in plans if plan.name in existing]
-        sentences = [
-            f"topic {plan.name} has {existing[plan.name]} partitions, the configuration says {plan.partitions}"
+        differences = [
+            Difference(plan.name, PARTITIONS, str(existing[plan.name]), str(plan.partitions))
             for plan in existing_plans
             if existing[plan.name] != plan.partitions
         ]
         configs = self.configs([plan.name for plan in existing_plans])
         for plan in existing_plans:
-            actual = configs[plan.name]
-            sentences += [
-                f"topic {plan.name} has {name}={actual.get(name)}, the configuration says {value}"
-                for name, value in plan.config.items()
+            actual, planned = configs[plan.name], dict(plan.config)
+            limit, wanted = record_limit(actual), record_limit(planned)
+            if limit.size < wanted.size:
+                planned.setdefault(limit.setting, str(wanted.size))
+            differences += [
+                Difference(plan.name, name, actual.get(name), value)
+                for name, value in planned.items()
                 if actual.get(name) != value
             ]
-        return sentences
+        return differences
 
     def loses_commit_markers(self) -> bool:
         """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
@@ -448,6 +476,10 @@ class TopicAdmin:
             for resource, future in futures.items():
                 configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
         return configs
+
+    def record_limit(self, topic: str) -> RecordLimit:
+        """How large a record the topic takes. Raises Unavailable, also where we may not ask."""
+        return record_limit(self.configs([topic])[topic])
 
     def own_config(self, topic: str, names: Collection[str]) -> dict[str, str | None]:
         """What was set of these settings for this topic alone; None where it has the brokers'."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import (
     TopicAdmin,
     control_topic_plans,
@@ -24,11 +25,12 @@ _RIGHTS: Final = ("Describe", "Read", "Write", "DescribeConfigs")
 """What capture needs on the topic of each table."""
 
 
-def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> None:
+def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dict[str, RecordLimit]:
     """Create the control topics and those of messages and tables; an existing topic is left as it is.
 
-    Raises LockstepError for a topic with another cleanup policy, and for a table's on which a right lacks, and
-    Unavailable when the brokers don't answer.
+    Returns the topics that take smaller records than the settings say, and tells of them. Raises LockstepError for a
+    topic with another cleanup policy, and for a table's on which a right lacks, and Unavailable when the brokers don't
+    answer.
     """
     admin = TopicAdmin(pipeline.kafka.client())
     _require_rights(pipeline, admin)
@@ -46,11 +48,21 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> Non
         more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
         say(f"creating topics: {', '.join(plan.name for plan in missing[:_NAMED_MAX])}{more}")
         admin.create(missing)
-    wrong = [sentence for sentence in admin.differences(plans) if "cleanup.policy" in sentence]
+    differences = admin.differences(plans)
+    wrong = [str(difference) for difference in differences if difference.setting == "cleanup.policy"]
     if wrong:
         raise LockstepError(
             "\n".join(wrong), hint="a topic of a table must be compacted; was it made by something else?"
         )
+    limits = {difference.topic: limit for difference in differences if (limit := difference.smaller_records)}
+    for topic, limit in list(limits.items())[:_NAMED_MAX]:
+        say(
+            f"warning: topic {topic} takes records of {limit} at most, less than kafka.topics.max_message_bytes says:"
+            " `lockstep doctor` has the command that changes it"
+        )
+    if len(limits) > _NAMED_MAX:
+        say(f"warning: {len(limits) - _NAMED_MAX} more topics take smaller records than that")
+    return limits
 
 
 def _require_rights(pipeline: Pipeline, admin: TopicAdmin) -> None:
@@ -149,12 +161,11 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
             table_topic_plan(topic, pipeline.kafka.topics, append_only=name in append_only)
             for topic, name in unknown.items()
         ]
-        wrong = [sentence for sentence in admin.differences(plans) if "cleanup.policy" in sentence]
+        wrong = {each.topic: each for each in admin.differences(plans) if each.setting == "cleanup.policy"}
         holding = _that_hold_events(pipeline, list(unknown))
         for topic, name in unknown.items():
-            others = [sentence for sentence in wrong if sentence.startswith(f"topic {topic} ")]
-            if others:
-                reasons[name] = f"{others[0]}\ndelete the topic, if nobody else needs it"
+            if topic in wrong:
+                reasons[name] = f"{wrong[topic]}\ndelete the topic, if nobody else needs it"
             elif topic in holding:
                 reasons[name] = (
                     f"slot {pipeline.slot} has published nothing to topic {topic}, but it holds events already\n"

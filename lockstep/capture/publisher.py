@@ -1,8 +1,9 @@
 """The publisher of a pipeline's capture: whoever starts one fences all that were started before."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan
 from cdc.pipeline import Pipeline
 
@@ -12,6 +13,7 @@ def capture_publisher(
     *,
     while_waiting: Callable[[], None] = lambda: None,
     new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
+    limits: Mapping[str, RecordLimit] | None = None,
 ) -> TransactionalPublisher:
     """Not started yet. The arguments are the publisher's own. Raises as ``TransactionalPublisher``."""
     return TransactionalPublisher(
@@ -23,4 +25,5 @@ def capture_publisher(
         while_waiting=while_waiting,
         new_topic=new_topic,
         progress_every_s=pipeline.progress_every_s,
+        limits=limits,
     )

@@ -8,7 +8,7 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from cdc.capture.loop import Pause
 from cdc.capture.ownership import Ownership
 from cdc.kafka.control_topics import read_state, read_tables
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
 from cdc.model.errors import Fenced, LockstepError, NotInParts, Unavailable
@@ -176,6 +177,7 @@ class _Session:
         self._wrap_stream = wrap_stream
         self._closing = contextlib.ExitStack()
         self._keep_alive = KeepAlive()
+        self._limits: Mapping[str, RecordLimit] = {}
         self._said_idle: set[str] = set()
         self._said_left: set[TableName] = set()
 
@@ -197,7 +199,8 @@ class _Session:
         identity = self._identify()
         if pipeline.source.has_patterns:
             self._select_tables(sql, recorded_state(pipeline))
-        create_missing_topics(self._pipeline, self._observer.say)  # what is wrong is told before anybody is fenced
+        # What is wrong is told before anybody is fenced.
+        self._limits = create_missing_topics(self._pipeline, self._observer.say)
         publisher = self._publisher()
         state = self._take_over(sql, publisher)
         pipeline = self._pipeline
@@ -261,7 +264,9 @@ class _Session:
             self._closing.close()
 
     def _publisher(self) -> TransactionalPublisher:
-        publisher = capture_publisher(self._pipeline, while_waiting=self._keep_alive, new_topic=self._new_topic_plan)
+        publisher = capture_publisher(
+            self._pipeline, while_waiting=self._keep_alive, new_topic=self._new_topic_plan, limits=self._limits
+        )
         self._closing.callback(publisher.close)
         return publisher
 
@@ -336,6 +341,7 @@ class _Session:
             copied=self._observer.copied,
             stopping=self._stopping_after_look,
             pausing=lambda: self._is_to_pause(sql),
+            limits=self._limits,
             create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
         )
         return snapshot.take(publisher, state, identity)

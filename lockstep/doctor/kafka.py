@@ -4,12 +4,21 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cdc.kafka.control_topics import StoredRecord, read_compacted_topics, record_at
 from cdc.kafka.newest_records import NewestRecord, newest_records
+from cdc.kafka.record_limits import RecordLimit, set_command
 from cdc.kafka.settings import OAUTHBEARER, TopicSettings
-from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS, TopicAdmin, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import (
+    COMMIT_MARKER_LOSS,
+    PARTITIONS,
+    Difference,
+    TopicAdmin,
+    control_topic_plans,
+    message_topic_plans,
+    table_topic_plan,
+)
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.model.tag import Tag
-from cdc.postgres.preflight.finding import Finding, Severity, error
+from cdc.postgres.preflight.finding import Finding, Severity, error, warning
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 from cdc.protocol.envelope import TAG_HEADER, parse_value
@@ -40,6 +49,7 @@ def check_kafka(config: Config) -> list[Finding]:
     append_only = config.source.append_only
     plans = [
         *control_topic_plans(config.pipeline.name, config.kafka.topics),
+        *(message_topic_plans(config.pipeline.name, config.kafka.topics) if config.source.messages else []),
         *(
             table_topic_plan(topic, config.kafka.topics, append_only=name in append_only)
             for name, topic in config.topics().items()
@@ -53,12 +63,15 @@ def check_kafka(config: Config) -> list[Finding]:
     if missing:
         findings.append(Finding(Severity.OK, "topics", f"{len(missing)} will be created by capture"))
     for difference in cluster.differences(plans):
-        fatal = "cleanup.policy" in difference or " partitions, " in difference
+        if limit := difference.smaller_records:
+            findings.append(_smaller_records(config, difference, limit))
+            continue
+        fatal = difference.setting in ("cleanup.policy", PARTITIONS)
         findings.append(
             Finding(
                 Severity.ERROR if fatal else Severity.WARNING,
                 "topics",
-                difference,
+                str(difference),
                 "events are keyed and compacted; other settings lose or move keys"
                 if fatal
                 else "Lockstep never changes a topic that exists",
@@ -78,6 +91,16 @@ def check_kafka(config: Config) -> list[Finding]:
         *foreign_record_findings([record for record in newest if record.topic in topics]),
         *foreign_control_record_findings(name, read_compacted_topics(client, compacted), newest),
     ]
+
+
+def _smaller_records(config: Config, difference: Difference, limit: RecordLimit) -> Finding:
+    return warning(
+        "topics",
+        f"topic {difference.topic} takes records of {limit} at most, the configuration says"
+        f" {int(difference.planned):,} bytes",
+        "capture stops at the first larger one: it leaves nothing out",
+        set_command(config.kafka.bootstrap_servers, difference.topic, limit.setting, difference.planned),
+    )
 
 
 def _brokers(cluster: TopicAdmin) -> list[Finding]:

@@ -75,7 +75,7 @@ def _topic_findings(config: Config) -> list[Finding]:
     findings += [
         warning(
             _SUBJECT,
-            difference,
+            str(difference),
             "who reads the topic seldom may miss matches that have ended",
             "alter the topic with kafka-configs.sh, or change [kafka.topics]",
         )

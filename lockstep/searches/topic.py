@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 import orjson
 
 from cdc.kafka.publisher import TransactionalPublisher
+from cdc.kafka.record_limits import set_command
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan, partitions_of
 from cdc.kafka.topic_names import MATCHES, control_topic
@@ -164,8 +165,7 @@ def check_topic(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) ->
     if policy != plan.config["cleanup.policy"]:
         raise LockstepError(
             f"topic {plan.name} has cleanup.policy={policy}: what was told of searches would be lost with its age",
-            hint=f"run kafka-configs.sh --bootstrap-server {bootstrap_servers} --alter --entity-type topics"
-            f" --entity-name {plan.name} --add-config cleanup.policy=compact",
+            hint=f"run {set_command(bootstrap_servers, plan.name, 'cleanup.policy', 'compact')}",
         )
     partitions = len(partitions_of([plan.name], cluster.partition_counts([plan.name])))
     if partitions != plan.partitions:

@@ -198,7 +198,7 @@ def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database
     captured = make("public.t")
     ours, theirs = multiprocessing.Pipe()
     run = CopyRun("s", 0, 1, 1, {})
-    job = Job(captured.config.as_pipeline(), run, "00000003-00000001-1", 0, "d", "1", {}, {}, {}, None, 0)
+    job = Job(captured.config.as_pipeline(), run, "00000003-00000001-1", 0, "d", "1", {}, {}, {}, None, 0, {})
     with ours, theirs, pytest.raises(Unavailable, match="can't read the snapshot"):
         _Worker(0, job, theirs).run()
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_names import view_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Severity
 from jobs.generations.asides import load_asides
@@ -179,6 +180,32 @@ def test_a_table_joins_capture_only_once_its_topic_may_be_created(
         until(lambda: TableName("public", "late") in load(captured.path).source.table_names)
         captured.config = load(captured.path)
         captured.assert_equal("public.late", "public.t")
+
+
+def test_a_right_that_is_taken_away_stops_a_capture_that_runs(
+    database: Database, broker: GuardedKafka, tmp_path: Path
+) -> None:
+    user = f"loses-{uuid.uuid4().hex[:10]}"
+    broker.add_user(user)
+    for name, resource, operations in rights("operations.md", "Rights in Kafka", 3):
+        if name in ("capture", "all"):
+            broker.grant(user, resource.replace("<pipeline>.", "t"), operations.split(", "), pipeline="")
+    (tmp_path / "password").write_text(PASSWORD)
+    database.execute("create table t (id int primary key)")
+    captured = Captured(database, broker.address, tmp_path, ["public.t"], sections=f'{_LOGIN}username = "{user}"')
+    with captured:
+        for number, resource in enumerate(
+            (f"topic `{captured.topic('public.t')}`", f"transactional id `{captured.name}.{captured.config.slot}`")
+        ):
+            captured.start()
+            captured.settle()
+            with broker.denied(user, resource, "Write", pipeline=""):
+                database.execute(f"insert into t values ({number})")
+                error = captured.wait_error()
+                assert isinstance(error, LockstepError)
+                assert "Write" in (error.hint or ""), error
+        captured.start()
+        captured.assert_equal()
 
 
 @pytest.mark.busy

@@ -1,11 +1,17 @@
-"""What Kafka's client and brokers do to a batch: its transaction is ended, or an event doesn't fit into the queue."""
+"""What Kafka's client and brokers do to a batch: its transaction is ended, it is refused, or an event is too large."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import STATE, control_topic
+from cdc.model.errors import LockstepError
+from cdc.stream.topics import create_missing_topics
+from lockstep.config import load
+from lockstep.doctor.kafka import check_kafka
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
@@ -52,4 +58,98 @@ def test_many_rows_that_fit_are_no_batch_that_does_not(captured: Captured, datab
     captured.start()
     noise = "(select string_agg(md5(n::text || i), '') from generate_series(1, 200) i)"
     database.execute(f"insert into t select n, {noise} from generate_series(2, 500) n")
+    captured.assert_equal()
+
+
+_NOISE = "(select string_agg(md5(n::text || i), '') from generate_series(1, {parts}) i)"
+"""32 bytes for each part, which are half as many compressed."""
+
+
+def _stopped_with_command(captured: Captured, topic: str, setting: str, value: int) -> str:
+    """The message of the error that has ended capture; its last words are the command that helps."""
+    error = captured.wait_error()
+    assert isinstance(error, LockstepError)
+    assert (error.hint or "").endswith(
+        f"kafka-configs.sh --bootstrap-server {captured.client['bootstrap.servers']} --alter --entity-type topics"
+        f" --entity-name {topic} --add-config {setting}={value}"
+    )
+    return error.message
+
+
+def _set(captured: Captured, topic: str, changes: Mapping[str, str]) -> None:
+    TopicAdmin(captured.client).change_config(topic, changes)
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_at_the_first_larger_one(
+    captured: Captured, database: Database, is_running: bool
+) -> None:
+    """Whatever fits goes on, in smaller batches. What doesn't is told with both sizes, and nothing is left out."""
+    topic = captured.topic("public.t")
+    if is_running:
+        captured.start()
+        captured.settle()
+    else:
+        create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+    _set(captured, topic, {"max.message.bytes": "100000"})
+    if not is_running:
+        captured.start()
+    database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 500) n")
+    captured.assert_equal()
+
+    database.execute(f"insert into t select n, {_NOISE.format(parts=10_000)} from generate_series(501, 501) n")
+    database.execute("insert into t values (502, 'later')")
+    told = _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
+    assert f"topic {topic} doesn't take a record of 320," in told
+    assert "its limit is 100,000 bytes (max.message.bytes), and kafka.topics.max_message_bytes is 16,777,216" in told
+    assert 502 not in {row["id"] for row in captured.rows("public.t").values()}
+
+    captured.start()  # nothing was mended
+    _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
+    (found,) = [finding for finding in check_kafka(load(captured.path)) if "at most" in finding.what]
+    assert found.what == (
+        f"topic {topic} takes records of 100,000 bytes (max.message.bytes) at most, the configuration says 16,777,216"
+        " bytes"
+    )
+    setting, _, value = found.fix.rpartition("--add-config ")[2].partition("=")
+    _set(captured, topic, {setting: value})
+    assert not [finding for finding in check_kafka(load(captured.path)) if "at most" in finding.what]
+    captured.start()
+    captured.assert_equal()
+
+
+def test_workers_copy_to_a_topic_that_takes_smaller_records(captured: Captured, database: Database) -> None:
+    database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 3000) n")
+    small = captured.config.snapshot.model_copy(update={"workers": 2, "range_bytes": 1024 * 1024})
+    captured.config = captured.config.model_copy(update={"snapshot": small})
+    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
+    _set(captured, captured.topic("public.t"), {"max.message.bytes": "20000"})
+    captured.start()
+    assert any("workers copy" in line for line in captured.said)
+    captured.assert_equal()
+
+
+def test_a_state_that_its_topic_does_not_take_stops_capture(captured: Captured, database: Database) -> None:
+    captured.start()
+    captured.settle()
+    topic = control_topic(captured.name, STATE)
+    _set(captured, topic, {"max.message.bytes": "200"})
+    database.execute("insert into t values (2, 'y')")
+    told = _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
+    assert f"topic {topic} doesn't take a record of" in told
+
+
+def test_a_batch_that_brokers_refuse_for_another_setting_stops_capture(captured: Captured, database: Database) -> None:
+    """Here for its time, which a topic can limit. It would be refused as often as it is sent."""
+    captured.start()
+    captured.settle()
+    topic = captured.topic("public.t")
+    _set(captured, topic, {"message.timestamp.before.max.ms": "0"})
+    database.execute("insert into t values (2, 'y')")
+    error = captured.wait_error()
+    assert isinstance(error, LockstepError)
+    assert error.message.startswith("Kafka refuses for good")
+    assert topic in error.message
+    _set(captured, topic, {"message.timestamp.before.max.ms": str(2**63 - 1)})
+    captured.start()
     captured.assert_equal()

@@ -6,7 +6,7 @@ import pytest
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicPlan
+from cdc.kafka.topic_admin import Difference, TopicPlan
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -111,7 +111,7 @@ class _Brokers:
         refused = LockstepError("no right Create", hint="grant it")
         return {plan.name: refused for plan in plans if plan.name in self._refused}
 
-    def differences(self, _: object) -> list[str]:
+    def differences(self, _: object) -> list[Difference]:
         return []
 
 
