@@ -28,6 +28,7 @@ from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_notes import RUN, TAG, note_name
 from jobs.executor.view_shards import of_shard
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
@@ -214,7 +215,7 @@ def _is_of_last_run(view: View, task: Task) -> bool:
     state has never had them, so it wouldn't have them removed.
     """
     with _records_of(task) as records:
-        last = records.load(_note_name(task, "view_run"))
+        last = records.load(_note_name(task, RUN))
     return last is None or view.is_of(last)
 
 
@@ -230,7 +231,7 @@ def _records_of(task: Task) -> Iterator[CoordinationRecords]:
 def _note_name(task: Task, what: str) -> str:
     """The name of a coordination record of this view's generation, or of its shard."""
     shard = None if task.view is None else task.view.shard
-    return f"g{task.generation}.{what}" + ("" if shard is None else f".{shard.number}")
+    return note_name(what, task.generation, None if shard is None else shard.number)
 
 
 def _arrange(
@@ -528,8 +529,9 @@ class _Run:
         self._building.begin(Doing.COMPUTING, self._inbox.rows)
         self._view.compute(self._note_computed)
         seq = self._seq_of_new_state(cut)
-        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
+        # Before the state is whole: who finds no run noted knows that none has ever been.
         self._note_run()
+        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
@@ -673,14 +675,14 @@ class _Run:
 
     @property
     def _note(self) -> str:
-        return _note_name(self._task, "view_tag")
+        return _note_name(self._task, TAG)
 
     # Whose state writes the result is noted there before it writes anything. One that was replaced before it has noted
     # that hides the newer one's note, and mustn't take the state for one that nobody has written after.
 
     def _note_run(self) -> None:
         with _records_of(self._task) as records:
-            records.save(_note_name(self._task, "view_run"), self._task.run)
+            records.save(_note_name(self._task, RUN), self._task.run)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
     @property
