@@ -47,6 +47,9 @@ _FED_ROWS: Final = 5_000
 _RETRY_S: Final = 0.5
 _RETRY_MOST_S: Final = 8.0
 """How long a shard waits before it tries again: at first, and at most. An attempt that lasted longer begins anew."""
+_KEPT_S: Final = 10.0
+"""How long a shard waits until its rejections are kept. After that they come with the batch's result."""
+
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
@@ -261,6 +264,11 @@ class _SinkProgress:
         """The driver is told of these."""
         self._not_stored.append(dict(offsets))
 
+    @property
+    def not_stored(self) -> int:
+        """How many of the times that the driver was told something it hasn't said to be stored."""
+        return len(self._not_stored)
+
     def hear(self, times: int) -> None:
         """So many more of the times that it was told are stored."""
         for _ in range(times):
@@ -331,6 +339,7 @@ class _Run:
         self._inbox: Inbox | None = None
         self._builds = builds
         self._progress = progress
+        self._rejected_before = dict(task.rejected_before)
         self._told: Offsets = {}
         self._told_came = 0
         self._told_s = time.monotonic()
@@ -395,7 +404,7 @@ class _Run:
                     return
 
     def _is_over(self, now_s: float) -> bool:
-        if self._result.rejected or self._result.resolved:
+        if (self._result.rejected or self._result.resolved) and not self._are_kept():
             return True
         self._note_read()
         self._tell(now_s)
@@ -405,6 +414,26 @@ class _Run:
             return True
         self._progress.hear(self._line.take_stored())
         return False
+
+    def _are_kept(self) -> bool:
+        """Have the driver keep the rejections of a shard now, and forget those that are void. Whether it has.
+
+        The result of a batch is looked at when all of its tasks have ended, and one that builds a state ends late.
+        """
+        result = self._result
+        if self._line is None or result.shard is None:
+            return False
+        self._line.tell(Told(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
+        self._progress.tell({})
+        self._line.wait_stored(self._progress.not_stored, _KEPT_S)
+        self._progress.hear(self._line.take_stored())
+        if self._progress.not_stored:
+            return False
+        for row in result.resolved:
+            self._rejected_before.pop(row, None)
+        self._rejected_before |= {(event.position.topic, event.key): event.tag for event in result.rejected}
+        result.rejected, result.resolved = [], []
+        return True
 
     def _note_read(self) -> None:
         if self._inbox is not None and self._building is not None:
@@ -550,7 +579,7 @@ class _Run:
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
         on_topic = () if self._topic is None else self._topic.keys()
         # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
-        rejected = (orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic)
+        rejected = (orjson.loads(key) for topic, key in self._rejected_before if topic == self._input.topic)
         _arrange(self._view, stored, chain(on_topic, rejected))
 
     def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
@@ -584,7 +613,7 @@ class _Run:
             self._view.acknowledge(
                 output, refused=became.refused, void=became.void, held=became.held, reached=self._progress.offsets
             )
-            if became.held:
+            if became.held and not self._are_kept():
                 self._result.has_more = True
                 return
             if self._building is not None:
@@ -613,7 +642,7 @@ class _Run:
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
-        if not (outcome.rejections or self._task.rejected_before or self._result.rejected):
+        if not (outcome.rejections or self._rejected_before or self._result.rejected):
             return _Became()
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
@@ -630,7 +659,7 @@ class _Run:
                 is_held = bool(result.rejected) and size > VALUES_BYTES_MAX
                 (held if is_held else result.rejected).append(event)
                 (became.held if is_held else became.refused).append(orjson.loads(key))
-            elif (topic, key) in self._task.rejected_before:
+            elif (topic, key) in self._rejected_before:
                 result.resolved.append((topic, key))
                 became.void.append(orjson.loads(key))
         check_rejections(self._task.sink, [*result.rejected, *held])
@@ -638,7 +667,7 @@ class _Run:
 
     def _rejected_with(self, key: _Key) -> str:
         """With which tag the driver has kept a rejection of this row; "" where it has none."""
-        return self._task.rejected_before.get((self._input.topic, orjson.dumps(key)), "")
+        return self._rejected_before.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
