@@ -670,7 +670,8 @@ class _Run:
         return self._rejected_before.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
-    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
+    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare. What a newer writer has
+    # noted stays, whenever the one that it has replaced wakes up.
 
     def _seq_of_new_state(self, cut: Cut) -> int:
         with _records_of(self._task) as records:
@@ -681,7 +682,8 @@ class _Run:
     def _note_tag(self, position: ViewPosition) -> None:
         if self._noted != position.tag:
             with _records_of(self._task) as records:
-                records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
+                noted = orjson.dumps([position.epoch, position.lsn, position.seq]).decode()
+                records.save(self._note, noted, fence=self._task.fence)
             self._noted = position.tag
 
     # As of which time the sink has the result is noted beside its rows, before and after they are written.
@@ -699,19 +701,19 @@ class _Run:
     def _note_time(self, time: NotedTime) -> None:
         if self._input.plan.retained and time != self._time_before:
             with _records_of(self._task) as records:
-                records.save(self._time_note, time.to_json())
+                records.save(self._time_note, time.to_json(), fence=self._task.fence)
             self._noted_time = time
 
     @property
     def _note(self) -> str:
         return _note_name(self._task, TAG)
 
-    # Whose state writes the result is noted there before it writes anything. One that was replaced before it has noted
-    # that hides the newer one's note, and mustn't take the state for one that nobody has written after.
+    # Whose state writes the result is noted there before it writes anything. A store that lets a writer note it which
+    # was replaced, and whose successor hasn't noted it yet, says so now: that one mustn't go on with its state.
 
     def _note_run(self) -> None:
         with _records_of(self._task) as records:
-            records.save(_note_name(self._task, RUN), self._task.run)
+            records.save(_note_name(self._task, RUN), self._task.run, fence=self._task.fence)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
     @property
