@@ -370,10 +370,14 @@ class CoordinationRecords(Protocol):
         """A record, or None when there is none of that name."""
         ...
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         """Store a record, or remove it with None.
 
         ``name`` is made of lower-case letters, digits, ``.``, ``_`` and ``-``.
+
+        With a ``fence``, which ``Sink.claim`` has returned, it is of the generation's writer. Once a newer writer has
+        stored it, that one's stays: this raises ``Fenced``. Most destinations do so as soon as another job has claimed
+        the generation. A record that is stored like this is never stored without.
         """
         ...
 

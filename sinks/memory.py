@@ -74,7 +74,10 @@ def open_memory(
     """A store opened for one generation. ``refuse`` returns the reason for an event to be rejected, or None."""
     sink = MemorySink(store, generation, refuse=refuse)
     return OpenedSink(
-        sink, MemoryGenerations(store, generation, sink), MemoryRecords(store), whole=MemorySteps(store, generation)
+        sink,
+        MemoryGenerations(store, generation, sink),
+        MemoryRecords(store, generation),
+        whole=MemorySteps(store, generation),
     )
 
 
@@ -303,15 +306,18 @@ class MemoryGenerations:
 class MemoryRecords:
     """The coordination records of a store."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: MemoryStore, generation: int = 1) -> None:
         self._store = store
+        self._number = generation
 
     def load(self, name: str) -> str | None:
         with self._store.lock:
             return self._store.records.get(name)
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._store.lock:
+            if fence and fence != self._store.generation(self._number).fence:
+                raise Fenced("another job has become the writer of this generation")
             if text is None:
                 self._store.records.pop(name, None)
             else:

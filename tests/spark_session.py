@@ -7,12 +7,15 @@ process.
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 from jobs.spark.session import open_session
+from tests.databases import until
 from tests.job_process import spark_settings
 
 _LIBRARIES = ("opensearchpy", "redis", "psycopg", "sqlalchemy.dialects.postgresql.psycopg")
@@ -46,6 +49,21 @@ def python_workers(driver: int) -> list[psutil.Process]:
     below = [process for process in psutil.Process(driver).children(recursive=True) if _is_daemon(process)]
     daemons = {process.pid for process in below}
     return [process for process in below if process.ppid() in daemons]
+
+
+def worker_with(state: Path) -> psutil.Process:
+    """The worker of this process's Spark that has the state of a view in this directory open, once there is one."""
+
+    def found() -> psutil.Process | None:
+        for worker in python_workers(os.getpid()):
+            with suppress(psutil.Error):
+                if any(opened.path.startswith(f"{state}/") for opened in worker.open_files()):
+                    return worker
+        return None
+
+    worker = until(found)
+    assert isinstance(worker, psutil.Process)
+    return worker
 
 
 def _is_daemon(process: psutil.Process) -> bool:

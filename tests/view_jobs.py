@@ -39,7 +39,7 @@ from tests.job_process import JobProcess, spark_settings
 from tests.spark_here import Job
 from tests.view_queries import column, shape
 from views.retention import whole_minutes
-from views.shard import shards
+from views.shard import Shard, shards
 from views.sql.statement import whole_statement
 from views.state.file import FileState
 from views.view import View, ViewPosition, identity
@@ -253,10 +253,14 @@ class ViewPipeline:
             ),
         )
 
+    def shards(self) -> list[Shard]:
+        """Those of the view."""
+        assert self.sharding is not None
+        return shards(self.sharding, self.view.tasks)
+
     def shard_tasks(self, settings: SinkSettings) -> list[Task]:
         """Those of all shards, of one run."""
-        assert self.sharding is not None
-        task = self.task(settings, shards=tuple(shards(self.sharding, self.view.tasks)))
+        task = self.task(settings, shards=tuple(self.shards()))
         return [
             of_shard(task, {part.at: part.end for part in told_to_shard(number, {})})[0]
             for number in range(self.view.tasks)

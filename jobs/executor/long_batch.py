@@ -23,7 +23,7 @@ from cdc.readiness import wait_ready
 from jobs.executor.deliver import apply_all
 from jobs.executor.log_reader import Range, forget_reader, load_ranges, reader_for
 from jobs.executor.open_sinks import close_sink, freeze_opened
-from jobs.executor.result import Failure, Result, to_arrow
+from jobs.executor.result import Failure, RejectedEvent, Result, to_arrow
 from jobs.executor.task_input import Task
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
@@ -83,7 +83,8 @@ class Told:
     ``has_got_on`` says that something was read or written since then, be it applied already or not: a step may be of
     very much, and nothing of it is told before its end. ``read`` is where reading goes on where that is
     further, as far as it is told. ``failure`` is what keeps a shard from going on. Its task ends with it, or, where a
-    server doesn't answer, tries again after ``retry_after_s``.
+    server doesn't answer, tries again after ``retry_after_s``. ``rejected`` and ``resolved`` are those of a shard, as
+    in Result: it goes on once they are kept.
     """
 
     rows: int = 0
@@ -96,6 +97,8 @@ class Told:
     shard: int | None = None
     read: dict[TopicPartition, int] = field(default_factory=dict)
     failure: Failure | None = None
+    rejected: list[RejectedEvent] = field(default_factory=list)
+    resolved: list[tuple[str, bytes]] = field(default_factory=list)
 
     @property
     def is_at_work(self) -> bool:
@@ -120,6 +123,8 @@ class Told:
             "shard": self.shard,
             "read": _entries(self.read),
             "failure": None if self.failure is None else self.failure.to_json(),
+            "rejected": [event.to_json() for event in self.rejected],
+            "resolved": [[topic, key.decode()] for topic, key in self.resolved],
         }
         return orjson.dumps(facts) + b"\n"
 
@@ -140,6 +145,8 @@ class Told:
         self.shard = facts["shard"]
         if facts["failure"] is not None:
             self.failure = Failure.from_json(facts["failure"])
+        self.rejected += map(RejectedEvent.from_json, facts["rejected"])
+        self.resolved += [(topic, key.encode()) for topic, key in facts["resolved"]]
         return True
 
 
@@ -227,6 +234,17 @@ class DriverLine:
         """How many more of the times that the driver was told something are stored, as heard by ``is_over``."""
         taken, self._newly_stored = self._newly_stored, 0
         return taken
+
+    def wait_stored(self, times: int, seconds: float) -> None:
+        """Wait until so many of the times that the driver was told something are stored, for so long at most.
+
+        A batch that is to end is no reason to wait no longer, and a driver that is gone or hangs is.
+        """
+        end = self._monotonic() + seconds
+        while self._newly_stored < times and self._socket is not None:
+            if not wait_ready(self._socket, max(0.0, min(end - self._monotonic(), SILENT_S))):
+                return
+            self._listen(self._socket)
 
     def tell(self, told: Told) -> None:
         self._send(told.to_json())

@@ -114,6 +114,17 @@ class RejectedEvent:
     reason: str
     is_in_log: bool = False
 
+    def to_json(self) -> list[Any]:
+        at = self.position
+        value = None if self.value is None else self.value.decode()
+        return [at.topic, at.partition, at.offset, self.key.decode(), value, self.tag, self.reason, self.is_in_log]
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> "RejectedEvent":
+        *position, key, value, tag, reason, is_in_log = fields
+        given = None if value is None else value.encode()
+        return cls(Position(*position), key.encode(), given, tag, reason, is_in_log)
+
 
 @dataclass(slots=True)
 class Result:

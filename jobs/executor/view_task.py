@@ -28,6 +28,7 @@ from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
+from jobs.executor.view_notes import RUN, TAG, note_name
 from jobs.executor.view_shards import of_shard
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
 from jobs.offsets import Offsets
@@ -46,6 +47,9 @@ _FED_ROWS: Final = 5_000
 _RETRY_S: Final = 0.5
 _RETRY_MOST_S: Final = 8.0
 """How long a shard waits before it tries again: at first, and at most. An attempt that lasted longer begins anew."""
+_KEPT_S: Final = 10.0
+"""How long a shard waits until its rejections are kept. After that they come with the batch's result."""
+
 _HELD_WINDOWS: Final = 4
 """So many windows of events wait for the end of their transactions at most. Where there are more, a state is built."""
 
@@ -214,7 +218,7 @@ def _is_of_last_run(view: View, task: Task) -> bool:
     state has never had them, so it wouldn't have them removed.
     """
     with _records_of(task) as records:
-        last = records.load(_note_name(task, "view_run"))
+        last = records.load(_note_name(task, RUN))
     return last is None or view.is_of(last)
 
 
@@ -230,7 +234,7 @@ def _records_of(task: Task) -> Iterator[CoordinationRecords]:
 def _note_name(task: Task, what: str) -> str:
     """The name of a coordination record of this view's generation, or of its shard."""
     shard = None if task.view is None else task.view.shard
-    return f"g{task.generation}.{what}" + ("" if shard is None else f".{shard.number}")
+    return note_name(what, task.generation, None if shard is None else shard.number)
 
 
 def _arrange(
@@ -259,6 +263,11 @@ class _SinkProgress:
     def tell(self, offsets: Offsets) -> None:
         """The driver is told of these."""
         self._not_stored.append(dict(offsets))
+
+    @property
+    def not_stored(self) -> int:
+        """How many of the times that the driver was told something it hasn't said to be stored."""
+        return len(self._not_stored)
 
     def hear(self, times: int) -> None:
         """So many more of the times that it was told are stored."""
@@ -330,6 +339,7 @@ class _Run:
         self._inbox: Inbox | None = None
         self._builds = builds
         self._progress = progress
+        self._rejected_before = dict(task.rejected_before)
         self._told: Offsets = {}
         self._told_came = 0
         self._told_s = time.monotonic()
@@ -394,7 +404,7 @@ class _Run:
                     return
 
     def _is_over(self, now_s: float) -> bool:
-        if self._result.rejected or self._result.resolved:
+        if (self._result.rejected or self._result.resolved) and not self._are_kept():
             return True
         self._note_read()
         self._tell(now_s)
@@ -404,6 +414,26 @@ class _Run:
             return True
         self._progress.hear(self._line.take_stored())
         return False
+
+    def _are_kept(self) -> bool:
+        """Have the driver keep the rejections of a shard now, and forget those that are void. Whether it has.
+
+        The result of a batch is looked at when all of its tasks have ended, and one that builds a state ends late.
+        """
+        result = self._result
+        if self._line is None or result.shard is None:
+            return False
+        self._line.tell(Told(rejected=result.rejected, resolved=result.resolved, shard=result.shard))
+        self._progress.tell({})
+        self._line.wait_stored(self._progress.not_stored, _KEPT_S)
+        self._progress.hear(self._line.take_stored())
+        if self._progress.not_stored:
+            return False
+        for row in result.resolved:
+            self._rejected_before.pop(row, None)
+        self._rejected_before |= {(event.position.topic, event.key): event.tag for event in result.rejected}
+        result.rejected, result.resolved = [], []
+        return True
 
     def _note_read(self) -> None:
         if self._inbox is not None and self._building is not None:
@@ -528,8 +558,9 @@ class _Run:
         self._building.begin(Doing.COMPUTING, self._inbox.rows)
         self._view.compute(self._note_computed)
         seq = self._seq_of_new_state(cut)
-        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
+        # Before the state is whole: who finds no run noted knows that none has ever been.
         self._note_run()
+        self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
         self._inbox.close()
         self._inbox = None
@@ -548,7 +579,7 @@ class _Run:
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
         on_topic = () if self._topic is None else self._topic.keys()
         # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
-        rejected = (orjson.loads(key) for topic, key in self._task.rejected_before if topic == self._input.topic)
+        rejected = (orjson.loads(key) for topic, key in self._rejected_before if topic == self._input.topic)
         _arrange(self._view, stored, chain(on_topic, rejected))
 
     def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
@@ -582,7 +613,7 @@ class _Run:
             self._view.acknowledge(
                 output, refused=became.refused, void=became.void, held=became.held, reached=self._progress.offsets
             )
-            if became.held:
+            if became.held and not self._are_kept():
                 self._result.has_more = True
                 return
             if self._building is not None:
@@ -611,7 +642,7 @@ class _Run:
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
-        if not (outcome.rejections or self._task.rejected_before or self._result.rejected):
+        if not (outcome.rejections or self._rejected_before or self._result.rejected):
             return _Became()
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
@@ -628,7 +659,7 @@ class _Run:
                 is_held = bool(result.rejected) and size > VALUES_BYTES_MAX
                 (held if is_held else result.rejected).append(event)
                 (became.held if is_held else became.refused).append(orjson.loads(key))
-            elif (topic, key) in self._task.rejected_before:
+            elif (topic, key) in self._rejected_before:
                 result.resolved.append((topic, key))
                 became.void.append(orjson.loads(key))
         check_rejections(self._task.sink, [*result.rejected, *held])
@@ -636,10 +667,11 @@ class _Run:
 
     def _rejected_with(self, key: _Key) -> str:
         """With which tag the driver has kept a rejection of this row; "" where it has none."""
-        return self._task.rejected_before.get((self._input.topic, orjson.dumps(key)), "")
+        return self._rejected_before.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
-    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare.
+    # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare. What a newer writer has
+    # noted stays, whenever the one that it has replaced wakes up.
 
     def _seq_of_new_state(self, cut: Cut) -> int:
         with _records_of(self._task) as records:
@@ -650,7 +682,8 @@ class _Run:
     def _note_tag(self, position: ViewPosition) -> None:
         if self._noted != position.tag:
             with _records_of(self._task) as records:
-                records.save(self._note, orjson.dumps([position.epoch, position.lsn, position.seq]).decode())
+                noted = orjson.dumps([position.epoch, position.lsn, position.seq]).decode()
+                records.save(self._note, noted, fence=self._task.fence)
             self._noted = position.tag
 
     # As of which time the sink has the result is noted beside its rows, before and after they are written.
@@ -668,19 +701,19 @@ class _Run:
     def _note_time(self, time: NotedTime) -> None:
         if self._input.plan.retained and time != self._time_before:
             with _records_of(self._task) as records:
-                records.save(self._time_note, time.to_json())
+                records.save(self._time_note, time.to_json(), fence=self._task.fence)
             self._noted_time = time
 
     @property
     def _note(self) -> str:
-        return _note_name(self._task, "view_tag")
+        return _note_name(self._task, TAG)
 
-    # Whose state writes the result is noted there before it writes anything. One that was replaced before it has noted
-    # that hides the newer one's note, and mustn't take the state for one that nobody has written after.
+    # Whose state writes the result is noted there before it writes anything. A store that lets a writer note it which
+    # was replaced, and whose successor hasn't noted it yet, says so now: that one mustn't go on with its state.
 
     def _note_run(self) -> None:
         with _records_of(self._task) as records:
-            records.save(_note_name(self._task, "view_run"), self._task.run)
+            records.save(_note_name(self._task, RUN), self._task.run, fence=self._task.fence)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
     @property

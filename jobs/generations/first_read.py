@@ -3,6 +3,9 @@
 A job writes it before its first task. Rows may be there from then on, also when no batch ever comes to its end. Their
 deletes are missed where the topics aren't read again for longer than they keep tombstones. Progress says that something
 was applied, so it can't tell that.
+
+Of a view it is the state that goes on: one that is whole may have rows without their deletes. Before any of its states
+is whole, each job builds it from the log's beginning, and begins the record anew.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,16 +27,20 @@ def load_first_read(records: CoordinationRecords, generation: int) -> Progress |
     return None if text is None else load_progress(text)
 
 
-def dump_first_read(
+def first_read(
     before: Progress | None, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, str], *, now_ms: int
-) -> str:
-    """The text of the record once these partitions are read too. ``before`` is what it says until then. Pure."""
+) -> Progress:
+    """What the record says once these partitions are read too. ``before`` is what it says until then. Pure."""
     known = before or replace(_NOTHING, updated_at_ms=now_ms)
-    read = replace(
+    return replace(
         known,
         next_offsets={**dict.fromkeys(partitions, 0), **known.next_offsets},
         topic_ids={**topic_ids, **known.topic_ids},
     )
+
+
+def dump_first_read(read: Progress) -> str:
+    """The text of the record."""
     return dump_progress(read).decode()
 
 

@@ -30,6 +30,7 @@ from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.executor.result import TablesRefused
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
+from jobs.executor.view_notes import has_had_state
 from jobs.generations.asides import (
     Aside,
     Asides,
@@ -48,7 +49,7 @@ from jobs.generations.asides import (
 )
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
-from jobs.generations.first_read import dump_first_read, first_read_name, load_first_read
+from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
@@ -299,8 +300,7 @@ class SinkJob:
             committed = None if stored is None else read_on_at(stored, reads_from, log.partitions)
             checkpoint = self._checkpoint(start)
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
-        # A view knows with its state where it is.
-        begun = load_first_read(opened.records, plan.generation) if view is None and stored is None else None
+        begun = self._begun(opened, log, now_ms) if stored is None else None
         known = begun if stored is None else stored
         point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
@@ -338,12 +338,12 @@ class SinkJob:
         def begin() -> bool:
             if stored is not None:
                 keeper.begin()
-            elif view is None:
-                # Without anything to read, a step is taken all the same. It writes no row.
-                if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
-                    return False
-                text = dump_first_read(begun, log.partitions, log.topic_ids, now_ms=_now_ms())
-                lease.save_record(first_read_name(plan.generation), text)
+                return True
+            # Without anything to read, a step is taken all the same. It writes no row.
+            if plan.applies_steps and not any(cluster.end_offsets(log.partitions).values()):
+                return False
+            read = first_read(begun, log.partitions, log.topic_ids, now_ms=_now_ms())
+            lease.save_record(first_read_name(plan.generation), dump_first_read(read))
             return True
 
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
@@ -394,6 +394,18 @@ class SinkJob:
         if early.failure is not None:
             raise early.failure
         return early.ending.is_set() and not self._stop.is_set()
+
+    def _begun(self, opened: OpenedSink, log: LogFacts, now_ms: int) -> Progress | None:
+        """What a generation without progress has begun to read. Of a view it is never None.
+
+        One shard of a view may have told how far it is before all have, so its progress begins like this.
+        """
+        plan, view = self._plan, self._plan.settings.view
+        if view is None:
+            return load_first_read(opened.records, plan.generation)
+        has_begun = has_had_state(opened.records, plan.generation, tasks=view.tasks)
+        before = load_first_read(opened.records, plan.generation) if has_begun else None
+        return first_read(before, log.partitions, log.topic_ids, now_ms=now_ms)
 
     def _goes_on(self, log: LogFacts) -> bool:
         """Whether batches may be long ones. Tells why not, once for each reason."""

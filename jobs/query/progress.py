@@ -225,6 +225,11 @@ class ProgressKeeper:
                 self._reached[at] = max(end, self._reached.get(at, 0))
             return progress
 
+    def count_rejected(self, rejected: int) -> None:
+        """So many events were rejected in the middle of a batch. It is stored with what is stored next."""
+        with self._lock:
+            self._rejected += rejected
+
     def learn(self, records: Iterable[ProgressRecord], *, selection: str = "") -> Progress | None:
         """Take new progress records; store and return the progress when the watermark rises, or after a long time.
 

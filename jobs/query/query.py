@@ -3,6 +3,7 @@
 ``jobs.query.threads`` lists the threads beside it.
 """
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -174,6 +175,8 @@ class SinkQuery:
         self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
         self._writers: dict[bool, tuple[frozenset[str], ArrowMap]] = {}
+        self._keeping = threading.Lock()  # rejections also come from the thread that listens to tasks
+        self._rejected_since = 0  # those that it has kept since the last report
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState(plan.news)
         # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
@@ -271,6 +274,10 @@ class SinkQuery:
 
     def _writer(self, topics: Collection[str], *, is_long: bool) -> ArrowMap:
         """What tasks run for a batch with records of these topics."""
+        with self._keeping:
+            return self._written_by(topics, is_long=is_long)
+
+    def _written_by(self, topics: Collection[str], *, is_long: bool) -> ArrowMap:
         if self._task.versions:
             self._writers.clear()  # it says since when versions may have been compacted
         known = self._writers.get(is_long)
@@ -541,7 +548,8 @@ class SinkQuery:
         return is_taken
 
     def _told(self, told: Told) -> bool:
-        """What a long batch has applied, in the thread that listens to it. Rejections come with its result alone.
+        """What a long batch has applied, in the thread that listens to it. Rejections come with its result, but for
+        those of a view's shards.
 
         Returns whether that is stored, and all that was told before.
         """
@@ -557,6 +565,9 @@ class SinkQuery:
             self._keeper.read_to(told.read)
         if told.failure is not None:
             self._hear_failure(told.failure.error())
+        if (told.rejected or told.resolved) and not self._keep_told(told):
+            self._is_told_stored = False
+            return False
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
@@ -572,6 +583,24 @@ class SinkQuery:
             self._state.batch_done.set()
         self._is_told_stored = progress is not None
         return self._is_told_stored
+
+    def _keep_told(self, told: Told) -> bool:
+        """Keep what was rejected in the middle of a batch. Whether that is done: its task goes on then.
+
+        Else it comes again with the batch's result. What doesn't end by itself ends the query.
+        """
+        try:
+            self._keep_rejections(told)
+        except Unavailable as error:
+            if isinstance(error, DataLost):
+                self._state.fail(error)
+            return False
+        except Exception as error:
+            self._state.fail(error)
+            return False
+        self._keeper.count_rejected(len(told.rejected))
+        self._rejected_since += len(told.rejected)
+        return True
 
     def _hear_failure(self, error: LockstepError) -> None:
         """One shard of a view fails. The batch may go on for long: another one is being built.
@@ -602,7 +631,9 @@ class SinkQuery:
         return self._keeper.batch_applied(next_offsets, rejected=rejected, written=written)
 
     def _report_applied(self, part: Result | Told, progress: Progress) -> None:
-        rejected = part.rejected if isinstance(part, Result) else []
+        rejected, self._rejected_since = self._rejected_since, 0
+        if isinstance(part, Result):
+            rejected += len(part.rejected)
         began, self._part_began = self._part_began, time.monotonic()
         self._report(
             StatusReport(
@@ -612,7 +643,7 @@ class SinkQuery:
                 rows=part.rows,
                 applied=part.applied,
                 stale=part.stale,
-                rejected=len(rejected),
+                rejected=rejected,
                 rejected_total=progress.rejected,
                 duration_ms=round((self._part_began - began) * 1000),
                 newest_commit_ms=part.commit_time_ms,
@@ -671,7 +702,7 @@ class SinkQuery:
             if self._gate.wait_closed(retry_in_s):
                 raise _Stopping
 
-    def _keep_rejections(self, result: Result) -> None:
+    def _keep_rejections(self, result: Result | Told) -> None:
         """Write dead letters, remove void ones, and let the next batch know.
 
         Raises LockstepError for too many, and as ``GenerationLease.check``: a newer job may have applied these events
@@ -682,19 +713,20 @@ class SinkQuery:
         self._lease.check()
         tables = None if self._task.reads_whole_transactions else self._task.tables
         check_rejections(self._task.sink, result.rejected, tables)
-        try:
-            self._rejections = self._dead_letters.keep(
-                result.rejected,
-                result.resolved,
-                rejected_at_ms=_now_ms(),
-                max_open=self._plan.settings.max_open_rejections,
-            )
-        except TooManyOpen as error:
-            table = None if tables is None else tables.get(error.topic)
-            if table is None:
-                raise
-            raise TablesRefused({table: error}) from None
-        self._writers.clear()  # they say what was rejected
+        with self._keeping:
+            try:
+                self._rejections = self._dead_letters.keep(
+                    result.rejected,
+                    result.resolved,
+                    rejected_at_ms=_now_ms(),
+                    max_open=self._plan.settings.max_open_rejections,
+                )
+            except TooManyOpen as error:
+                table = None if tables is None else tables.get(error.topic)
+                if table is None:
+                    raise
+                raise TablesRefused({table: error}) from None
+            self._writers.clear()  # they say what was rejected
 
     def _read_progress(self) -> bool:
         """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""

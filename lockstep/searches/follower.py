@@ -501,14 +501,14 @@ class _LiveGeneration:
         self.number = number
         self.progress = progress
         self.position = self.reached
-        bookkeeping = OpenSearchIndexes(name, settings, number)
+        indexes = OpenSearchIndexes(name, settings, number)
         try:
-            records = OpenSearchCoordination(bookkeeping.bookkeeping)
+            records = OpenSearchCoordination(indexes)
             record = load_record(records, number)
             built_with = settings_of_generation(config, name, Generation(number, is_live=True, record=record))
             kept = load_names(records, number)
         finally:
-            bookkeeping.client.close()
+            indexes.client.close()
         assert isinstance(built_with, OpenSearchSettings)
         self._renaming: Renaming = built_with.renaming() if kept is None else kept.renaming
         self.indexes = OpenSearchIndexes(name, built_with, number)

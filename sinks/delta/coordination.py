@@ -2,20 +2,24 @@
 
 from dataclasses import replace
 
-from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping
+from sinks.delta.bookkeeping import CatalogueState
+from sinks.delta.tables import DeltaTables
 
 
 class DeltaCoordination:
     """The coordination records of a Delta sink. Each change is one commit to its bookkeeping table."""
 
-    def __init__(self, bookkeeping: DeltaBookkeeping) -> None:
-        self._bookkeeping = bookkeeping
+    def __init__(self, tables: DeltaTables) -> None:
+        self._tables = tables
+        self._bookkeeping = tables.bookkeeping
 
     def load(self, name: str) -> str | None:
         return self._bookkeeping.read().records.get(name)
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         def save(state: CatalogueState, _live: int | None) -> CatalogueState:
+            if fence and self._tables.build(state).fence != fence:
+                raise self._tables.fenced_off()
             others = {known: content for known, content in state.records.items() if known != name}
             return replace(state, records=others if text is None else {**others, name: text})
 

@@ -39,7 +39,7 @@ def open_delta(name: str, settings: DeltaSettings, generation: int) -> OpenedSin
     return OpenedSink(
         DeltaSink(tables, settings),
         DeltaGenerations(tables, settings),
-        DeltaCoordination(tables.bookkeeping),
+        DeltaCoordination(tables),
     )
 
 

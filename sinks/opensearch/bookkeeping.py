@@ -75,6 +75,16 @@ class Bookkeeping:
         self.check_format()
         self._client.call("PUT", f"/{self._index}_W/_doc/{document}", source, {"require_alias": "true"})
 
+    def save_version(self, document: str, source: Any, version: int) -> bool:
+        """Store a document in this version, unless a greater one is there. Returns whether it was stored.
+
+        The index must be there. Who stores a document like this never stores it without a version.
+        """
+        self.check_format()
+        external = {"require_alias": "true", "version": str(version), "version_type": "external_gte"}
+        path, newer = f"/{self._index}_W/_doc/{document}", ("version_conflict_engine_exception",)
+        return self._client.call("PUT", path, source, external, passing_errors=newer) is not None
+
     def create(self, document: str, source: Any) -> bool:
         """Store a document unless there is one of that id. Returns whether it was stored. The index must be there."""
         self.check_format()

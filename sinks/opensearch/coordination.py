@@ -1,24 +1,29 @@
 """Coordination records as documents of a sink's bookkeeping index."""
 
-from sinks.opensearch.bookkeeping import Bookkeeping
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.replaced_writer import replaced_writer
 
 
 class OpenSearchCoordination:
     """The coordination records of an OpenSearch sink."""
 
-    def __init__(self, bookkeeping: Bookkeeping) -> None:
-        self._bookkeeping = bookkeeping
+    def __init__(self, indexes: OpenSearchIndexes) -> None:
+        self._indexes = indexes
+        self._bookkeeping = indexes.bookkeeping
 
     def load(self, name: str) -> str | None:
         source = self._bookkeeping.load(record_id(name))
         return None if source is None else str(source["text"])
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         if text is None:
             self._bookkeeping.remove(record_id(name))
-        else:
-            self._bookkeeping.create_index()
+            return
+        self._bookkeeping.create_index()
+        if not fence:
             self._bookkeeping.save(record_id(name), {"text": text})
+        elif not self._bookkeeping.save_version(record_id(name), {"text": text}, fence):
+            raise replaced_writer(self._indexes.name, self._indexes.generation)
 
     def create(self, name: str, text: str) -> bool:
         self._bookkeeping.create_index()

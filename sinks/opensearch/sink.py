@@ -34,7 +34,7 @@ def open_opensearch(name: str, settings: OpenSearchSettings, generation: int) ->
     return OpenedSink(
         OpenSearchSink(indexes),
         OpenSearchGenerations(indexes),
-        OpenSearchCoordination(indexes.bookkeeping),
+        OpenSearchCoordination(indexes),
         refreshes=partial(refreshes, indexes),
     )
 

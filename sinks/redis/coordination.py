@@ -1,26 +1,30 @@
 """Coordination records in a hash of a Redis server."""
 
-from sinks.redis.connection import RedisConnection
-from sinks.redis.keys import RedisKeys
+from sinks.redis.scripts import FENCED, SAVE_RECORD
+from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 
 
 class RedisCoordination:
     """The coordination records of a Redis sink."""
 
-    def __init__(self, connection: RedisConnection, keys: RedisKeys) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, tables: RedisTables) -> None:
+        self._tables = tables
+        self._connection = tables.connection
+        self._keys = tables.keys
 
     def load(self, name: str) -> str | None:
         with self._connection.talking() as client:
             text: bytes | None = client.hget(self._keys.records, name)
         return None if text is None else text.decode()
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._connection.talking() as client:
             if text is None:
                 client.hdel(self._keys.records, name)
+            elif fence:
+                if client.eval(SAVE_RECORD, 2, self._keys.fence, self._keys.records, fence, name, text) == FENCED:
+                    raise self._tables.fenced()
             else:
                 pipeline = client.pipeline(transaction=True)
                 pipeline.setnx(self._keys.format, STORED_FORMAT)

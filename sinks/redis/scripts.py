@@ -200,6 +200,12 @@ redis.call('SET', KEYS[1], string.format('%.0f', fence))
 return fence
 """
 
+# KEYS: where the writer's fence is kept; the coordination records. ARGV: the fence of who stores one, name and text.
+SAVE_RECORD: Final = f"""
+if (redis.call('GET', KEYS[1]) or '0') ~= ARGV[1] then return '{FENCED.decode()}' end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+"""
+
 # KEYS: where the newest epoch is kept. ARGV: an epoch.
 KEEP_EPOCH: Final = """
 local known = redis.call('GET', KEYS[1])

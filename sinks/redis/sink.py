@@ -54,7 +54,7 @@ def open_redis(name: str, settings: RedisSettings, generation: int) -> OpenedSin
     return OpenedSink(
         RedisSink(tables),
         RedisGenerations(tables),
-        RedisCoordination(connection, tables.keys),
+        RedisCoordination(tables),
         server=connection.history,
         require_server=connection.require_history,
     )

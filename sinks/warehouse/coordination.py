@@ -21,9 +21,11 @@ class WarehouseCoordination:
             ).scalar()
         return None if content is None else str(content)
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._connection.transaction():
             self._create_tables()
+            if fence:
+                self._bookkeeping.check_fence(fence)
             if text is None:
                 self._connection.execute(
                     "delete from lockstep.coordination_record where view_schema = :view_schema and name = :name",

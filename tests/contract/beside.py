@@ -26,6 +26,6 @@ def records_of(sink: OpenSearchSink | WarehouseSink) -> CoordinationRecords:
     """The coordination records of a sink."""
     match sink:
         case OpenSearchSink():
-            return OpenSearchCoordination(sink._bookkeeping)
+            return OpenSearchCoordination(sink._indexes)
         case WarehouseSink():
             return WarehouseCoordination(sink._connection, sink._bookkeeping)

@@ -58,7 +58,7 @@ class Lake:
         return generations_of(self.sink(generation))
 
     def records(self) -> CoordinationRecords:
-        return DeltaCoordination(self.sink()._bookkeeping)
+        return DeltaCoordination(self.sink()._tables)
 
     def rows(self, path: str = "shop_g1/items") -> list[dict[str, Any]]:
         """Everything that is stored, as any other reader finds it."""

@@ -373,6 +373,24 @@ def test_a_writer_that_was_replaced_is_fenced(destination: Destination, name: st
 
 
 @pytest.mark.writers
+def test_what_a_writer_notes_stays_when_one_that_was_replaced_notes_it_too(destination: Destination, name: str) -> None:
+    if not destination.fences:
+        return
+    zombie, heir = destination.opened(name, 1, ITEMS), destination.opened(name, 1)
+    old_fence = zombie.sink.claim()
+    zombie.records.save("g1.note", "first", fence=old_fence)
+    zombie.records.save("g1.note", "second", fence=old_fence)
+    fence = heir.sink.claim()
+    assert heir.records.load("g1.note") == "second"
+    heir.records.save("g1.note", "of the heir", fence=fence)
+    with pytest.raises(Fenced):
+        zombie.records.save("g1.note", "third", fence=old_fence)
+    assert heir.records.load("g1.note") == zombie.records.load("g1.note") == "of the heir"
+    heir.records.save("g1.note", "newer", fence=fence)
+    assert zombie.records.load("g1.note") == "newer"
+
+
+@pytest.mark.writers
 def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destination, name: str) -> None:
     writer, beside = destination.sink(name, 1, ITEMS), destination.sink(name, 1)
     claimed = writer.claim()

@@ -22,8 +22,9 @@ from jobs.executor.result import VALUES_BYTES_MAX, Result, from_arrow
 from jobs.executor.view_task import deliver_view
 from jobs.generations.view_state import remove_kept
 from tests.databases import until
-from tests.events import Put
+from tests.events import Delete, Put
 from tests.job_process import spark_settings
+from tests.topics import configure
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
 from views.figures import Doing, ViewFigures
 from views.state.file import FileState
@@ -65,6 +66,36 @@ def test_who_applies_once_says_that_no_progress_record_came(
     assert built.poll() == 0
     assert built.wait_for("LacksRecord")["watermark_lsn"] == lsn
     assert pipeline.rows(settings) == pipeline.states[lsn]
+
+
+def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gone(
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    """No progress says that it was away. Its state is whole, and would keep rows whose deletes it never reads."""
+    pipeline = view_pipelines()
+    settings = pipeline.settings("redis", max_value_bytes=200, max_open_rejections=1)
+    topics = [pipeline.log.topic(table) for table in (USERS, TWEETS, FOLLOWS)]
+
+    def keep_tombstones(ms: int) -> None:
+        configure(pipeline.log.kafka.client(), topics, {"delete.retention.ms": str(ms)})
+
+    keep_tombstones(1)
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), progress=False)
+    for _ in range(2):  # there is no state yet that could lack a delete, so nobody has missed one
+        assert "no progress record is newer" in pipeline.apply_once(spark, settings).told()
+    keep_tombstones(86_400_000)
+    tweets = [{"id": number, "user_id": 1, "body": "b" * 300} for number in (1, 2)]
+    pipeline.write(Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}), *(Put(TWEETS, tweet) for tweet in tweets))
+    assert "max_open_rejections allows" in pipeline.apply_once(spark, settings).told()
+    lsn = pipeline.write(Delete(TWEETS, {"id": 1}))
+    keep_tombstones(1)
+    refused = pipeline.apply_once(spark, settings)
+    assert refused.poll() == 1
+    assert "deletes may be missing" in refused.told()
+    assert f"lockstep rebuild {pipeline.sink} --switch" in refused.told()
+    keep_tombstones(86_400_000)
+    assert pipeline.apply_once(spark, settings).poll() == 0
+    assert pipeline.progress(settings).watermark_lsn == lsn
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)

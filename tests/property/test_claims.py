@@ -21,11 +21,11 @@ class _Records(MemoryRecords):
         self.hangs = False
         self.late: list[str | None] = []
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         if self.hangs:
             self.late.append(text)
         else:
-            super().save(name, text)
+            super().save(name, text, fence=fence)
 
 
 class _Job:

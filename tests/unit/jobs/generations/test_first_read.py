@@ -3,8 +3,11 @@
 import pytest
 
 from cdc.model.errors import PositionMismatch
-from jobs.generations.first_read import dump_first_read, first_read_name, load_first_read
+from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
+from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
+from jobs.query.view_shards import ViewShards
+from jobs.query.watermark import Watermark
 from sinks.memory import open_memory
 from tests.generations import prepared_store
 
@@ -16,7 +19,7 @@ def test_what_a_first_batch_may_have_written_is_known_though_nothing_was_applied
     opened = open_memory(prepared_store(1))
     assert load_first_read(opened.records, 1) is None
     partitions = [("t", 0), ("t", 1)]
-    opened.records.save(first_read_name(1), dump_first_read(None, partitions, {"t": "id"}, now_ms=5))
+    opened.records.save(first_read_name(1), dump_first_read(first_read(None, partitions, {"t": "id"}, now_ms=5)))
     begun = load_first_read(opened.records, 1)
     assert begun is not None
     assert (begun.next_offsets, begun.topic_ids, begun.updated_at_ms) == (dict.fromkeys(partitions, 0), {"t": "id"}, 5)
@@ -39,12 +42,41 @@ def test_what_a_first_batch_may_have_written_is_known_though_nothing_was_applied
         resume(topic_id="another")
 
 
+def test_a_view_of_which_only_some_shards_have_told_how_far_they_are_was_away_as_long() -> None:
+    """Their states go on from there. The others' are built from the log's beginning."""
+    opened = open_memory(prepared_store(1))
+    partitions = [("t", 0), ("t", 1)]
+    begun = first_read(None, partitions, {"t": "id"}, now_ms=5)
+    keeper = ProgressKeeper(
+        opened.generations,
+        Watermark(["t"]),
+        stored=begun,
+        topic_ids={"t": "id"},
+        now_ms=lambda: 6,
+        sink="s",
+        check_claim=lambda: None,
+        retention_ms={"t": 24 * _HOUR_MS},
+        partitions=partitions,
+    )
+    shards = ViewShards.of_progress(keeper.shards, count=2, reached={})
+    shards.reach(1, {("t", 0): 7, ("t", 1): 4})
+    shards.store(lambda least, reached: keeper.batch_applied(least, rejected=0, shards=reached))
+    stored = opened.generations.load_progress()
+    assert stored is not None
+    assert (stored.next_offsets, stored.shards) == (dict.fromkeys(partitions, 0), ({}, {("t", 0): 7, ("t", 1): 4}))
+    facts = {"t": TopicFacts("id", 2, 24 * _HOUR_MS)}
+    point = ResumePoint("s", 1, stored, None, "/checkpoint")
+    check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 24 * _HOUR_MS)
+    with pytest.raises(PositionMismatch, match="deletes may be missing"):
+        check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 25 * _HOUR_MS)
+
+
 def test_the_first_time_counts_and_so_does_the_first_topic() -> None:
     opened = open_memory(prepared_store(1))
-    opened.records.save(first_read_name(1), dump_first_read(None, [("t", 0)], {"t": "id"}, now_ms=5))
+    opened.records.save(first_read_name(1), dump_first_read(first_read(None, [("t", 0)], {"t": "id"}, now_ms=5)))
     before = load_first_read(opened.records, 1)
-    text = dump_first_read(before, [("t", 0), ("more", 0)], {"t": "another", "more": "theirs"}, now_ms=9)
-    opened.records.save(first_read_name(1), text)
+    read = first_read(before, [("t", 0), ("more", 0)], {"t": "another", "more": "theirs"}, now_ms=9)
+    opened.records.save(first_read_name(1), dump_first_read(read))
     begun = load_first_read(opened.records, 1)
     assert begun is not None
     assert begun.next_offsets == {("t", 0): 0, ("more", 0): 0}

@@ -65,9 +65,9 @@ class _Interrupted(MemoryRecords):
         super().__init__(store)
         self._writes = writes
 
-    def save(self, name: str, text: str | None) -> None:
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         self._step()
-        super().save(name, text)
+        super().save(name, text, fence=fence)
 
     def create(self, name: str, text: str) -> bool:
         self._step()

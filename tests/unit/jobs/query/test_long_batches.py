@@ -5,12 +5,14 @@ import tempfile
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cdc.model.event import Position
 from jobs.executor.log_reader import _IDLE_WAIT_S, Polled, Range
 from jobs.executor.long_batch import (
     END,
@@ -26,7 +28,7 @@ from jobs.executor.long_batch import (
     is_quiet,
     take_told,
 )
-from jobs.executor.result import Failure, Result
+from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import HEARTBEAT_S, SILENCE_S
 from jobs.query.long_batches import LongBatches, Standstill, TaskSlots
@@ -114,6 +116,32 @@ def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
             return stored == 3
 
         until(are_all_stored)
+
+
+def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_is_to_end() -> None:
+    event = RejectedEvent(Position("v", 0, 0), b'{"id":1}', '{"name":"\u00fc"}'.encode(), "0" * 28, "too large")
+    deleted = replace(event, value=None, is_in_log=True)
+    with listening() as driver, DriverLine(driver.path) as line:
+        driver.gate.close(0)
+        line.tell(Told(rejected=[event, deleted], resolved=[("v", b'{"id":2}')], shard=1))
+        line.wait_stored(1, 300)
+        assert line.take_stored() == 1
+        assert (driver.told.rejected, driver.told.resolved) == ([event, deleted], [("v", b'{"id":2}')])
+        driver.stores = False
+        line.tell(Told(rejected=[event], shard=1))
+        line.wait_stored(1, 0.1)
+        assert line.take_stored() == 0
+    line.wait_stored(1, 300)  # nobody is there any more
+    assert line.take_stored() == 0
+
+
+def test_a_task_that_has_not_listened_for_long_hears_what_was_said_meanwhile() -> None:
+    now = 0.0
+    with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
+        now = 100 * SILENT_S
+        line.tell(Told(shard=1))
+        line.wait_stored(1, 300)
+        assert line.take_stored() == 1
 
 
 def test_somebody_at_the_gate_ends_the_batch() -> None:

@@ -64,7 +64,7 @@ def test_a_task_that_is_behind_and_says_only_that_it_lives_does_not_pass_for_one
         def __init__(self) -> None:
             self._state, self._keeper = QueryState(), cast("Any", Behind())
             self._state.under_way = (1, 0.0)
-            self._is_told_stored, self._shards = True, None
+            self._is_told_stored, self._shards, self._rejected_since = True, None, 0
 
     query = Listening()
     query._told(Told())
@@ -97,7 +97,7 @@ def test_only_the_offsets_of_steps_must_be_with_the_rows(is_consistent: bool) ->
             )
             self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
             self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
-            self._is_told_stored, self._shards = True, None
+            self._is_told_stored, self._shards, self._rejected_since = True, None, 0
 
     reached = {("a", 0): 5}
     assert Listening()._told(Told(next_offsets=reached))
@@ -112,7 +112,7 @@ class Listening(SinkQuery):
         self._task = cast("Any", SimpleNamespace(sink="cache", generation=3, steps=None))
         self._topics = cast("Any", SimpleNamespace(heard_of=lambda _: None))
         self._report, self._batch_id, self._part_began = lambda _: None, 1, 0.0
-        self._is_told_stored = True
+        self._is_told_stored, self._rejected_since = True, 0
 
 
 def test_a_view_gets_on_with_the_last_of_its_shards_and_all_is_stored_at_once() -> None:
@@ -164,6 +164,45 @@ def test_what_one_shard_fails_with_is_known_at_once(error: LockstepError, ends: 
         assert (type(query._state.failure), str(query._state.failure), reports) == (type(error), str(error), [])
     else:
         assert (query._state.failure, reports) == (None, [SinkWaiting("cache", "it is down", 4.0)])
+
+
+@pytest.mark.parametrize("error", [None, Unavailable("no brokers"), DataLost("put back"), LockstepError("too many")])
+def test_what_one_shard_rejects_is_kept_before_it_is_told_to_be(error: LockstepError | None) -> None:
+    """Its batch may go on for an hour: another shard is being built."""
+    event = RejectedEvent(Position("shop.views.v", 0, 0), b'{"id":1}', b"{}", "0" * 28, "too large")
+    kept: list[object] = []
+
+    class Keeping(Listening):
+        def _keep_rejections(self, result: Result | Told) -> None:
+            if error is not None:
+                raise error
+            kept.append((result.rejected, result.resolved))
+
+    opened = open_memory(prepared_store(1))
+    keeper = ProgressKeeper(
+        opened.generations,
+        Watermark(["a"]),
+        stored=None,
+        topic_ids={"a": "id"},
+        now_ms=lambda: 1_000,
+        sink="cache",
+        check_claim=lambda: None,
+        retention_ms={},
+    )
+    reports: list[Any] = []
+    query = Keeping(keeper, ViewShards([{}, {}]))
+    query._report = reports.append
+    assert query._told(Told(rejected=[event], resolved=[("shop.views.v", b'{"id":2}')], shard=1)) is (error is None)
+    if error is not None:
+        ends = not isinstance(error, Unavailable) or isinstance(error, DataLost)
+        assert (query._state.failure, kept) == (error if ends else None, [])
+        return
+    assert kept == [([event], [("shop.views.v", b'{"id":2}')])]
+    for _ in range(2):
+        assert query._told(Told(next_offsets={P0: 5}, shard=1))
+    stored = opened.generations.load_progress()
+    assert stored is not None
+    assert ([report.rejected for report in reports], stored.rejected) == ([1, 0], 1)
 
 
 def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached() -> None:
@@ -280,7 +319,7 @@ def test_a_view_that_refuses_more_rows_than_a_batch_may_stops_whatever_the_parts
         def _deliver(self, *_: object, **__: object) -> Result:
             return left.pop(0)
 
-        def _keep_rejections(self, result: Result) -> None:
+        def _keep_rejections(self, result: Result | Told) -> None:
             kept.append([event.key for event in result.rejected])
 
     frame = cast("Any", SimpleNamespace(sparkSession=None))
@@ -403,7 +442,7 @@ def test_a_job_that_wakes_up_writes_no_dead_letters_where_a_newer_one_runs() -> 
 
     class Hung(SinkQuery):
         def __init__(self) -> None:
-            self._lease, self._rejections, self._writers = lease, {}, {}
+            self._lease, self._rejections, self._writers, self._keeping = lease, {}, {}, threading.Lock()
             self._dead_letters = cast("Any", SimpleNamespace(keep=lambda *_, **__: kept.append(1)))
             self._task = cast("Any", SimpleNamespace(sink="s", reads_whole_transactions=False, tables={}))
             self._plan = cast("Any", SimpleNamespace(settings=SimpleNamespace(max_open_rejections=1)))
@@ -431,6 +470,7 @@ def test_more_open_rejections_than_may_be_are_a_matter_of_the_table_that_most_ar
             self._lease, self._dead_letters = cast("Any", SimpleNamespace(check=lambda: None)), _namespace(keep=keep)
             self._task = _namespace(sink="s", reads_whole_transactions=is_whole, tables=tables)
             self._plan = _namespace(settings=_namespace(max_open_rejections=0))
+            self._keeping = threading.Lock()
 
     result = Result(resolved=cast("Any", [1]))
     with pytest.raises(TablesRefused) as caught:
