@@ -4,6 +4,7 @@ No error holds a header or the address, which may be a secret itself.
 """
 
 import contextlib
+import http
 import http.client
 import io
 import os
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr
 
-from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.secret import read_secret
 from cdc.settings import Settings
 
@@ -29,6 +30,19 @@ _TIMEOUT_S: Final = 10.0
 
 _ANSWER_BYTES_MAX: Final = 64 * 1024
 """An answer's body says nothing to us. It is read so far, and only to use the connection again."""
+
+_PHRASES: Final = {status.value: status.phrase for status in http.HTTPStatus}
+
+_NOT_OF_THE_DOCUMENT: Final = frozenset({401, 402, 403, 404, 405, 407, 408, 410, 421, 423, 425, 426, 429, 451})
+"""Statuses from 400 to 499 that say something of the login, the address or the moment: any document would get them."""
+
+
+class DocumentRefused(LockstepError):
+    """The endpoint refuses this document for what it is, and may take others. ``answer`` is its status in words."""
+
+    def __init__(self, host: str | None, status: int) -> None:
+        super().__init__(f"the webhook at {host} refused it with status {status}")
+        self.answer = f"{status} {_PHRASES.get(status, '')}".rstrip()
 
 
 class WebhookSettings(Settings):
@@ -145,7 +159,11 @@ class Webhook:
         return {header: os.environ[variable] for header, variable in named.items()}
 
     def post(self, document: bytes) -> None:
-        """Return once it is received. Raises Unavailable where it isn't, ConfigurationError for a wrong setting."""
+        """Return once it is received.
+
+        Raises DocumentRefused where the endpoint takes anything but this document, Unavailable where it isn't received
+        for another reason, and ConfigurationError for a wrong setting.
+        """
         parts = urlsplit(self.address().get_secret_value())
         headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self.headers()}
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -156,6 +174,8 @@ class Webhook:
             # The error's own words may hold a header that couldn't be sent.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
+        if 400 <= status < 500 and status not in _NOT_OF_THE_DOCUMENT:
+            raise DocumentRefused(parts.hostname, status)
         if status >= 300:
             raise Unavailable(f"the webhook at {parts.hostname} answered with status {status}")
 

@@ -29,6 +29,7 @@ def subjects_of(config: Config) -> Mapping[str, Sequence[str]]:
     return {
         **dict.fromkeys(OF_CAPTURE, (CAPTURE,)),
         **dict.fromkeys((*OF_LIVE, *OF_GENERATIONS), sinks),
+        "rejections-open": (*sinks, *config.stream_queries),
         **dict.fromkeys(OF_STREAM_QUERIES, tuple(config.stream_queries)),
         **dict.fromkeys(OF_RULES, tuple(config.alerts.rules)),
         "unreachable": (SERVERS,),

@@ -264,6 +264,7 @@ class LagCollector:
                 facts.label: kafka.open_rejections.get((facts.name, facts.generation), 0) for facts in sinks
             },
             unreadable_dead_letters=self._open.unreadable,
+            refused_rows=self._open.of_webhooks,
             paused_copies=_paused_copies(copying),
             first_copy_paused=copying is not None and copying.first_copy_paused,
         )

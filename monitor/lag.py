@@ -228,6 +228,8 @@ class LagReport:
 
     ``verified`` has the last comparison of each live generation with the source, by its label.
 
+    ``refused_rows`` counts the rows that a stream query's webhook refused and that are open, by the query's name.
+
     ``searches`` has what is known of standing searches, by the names of the sinks that have any.
     """
 
@@ -237,6 +239,7 @@ class LagReport:
     rejected: Mapping[str, int]
     open_rejections: Mapping[str, int] = field(default_factory=dict)
     unreadable_dead_letters: int = 0
+    refused_rows: Mapping[str, int] = field(default_factory=dict)
     rebuild_needed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unanswered: Mapping[str, LockstepError] = field(default_factory=dict)
     broken: tuple[str, ...] = ()
@@ -369,6 +372,7 @@ class LagReport:
             "rejected": dict(self.rejected),
             "open_rejections": dict(self.open_rejections),
             "unreadable_dead_letters": self.unreadable_dead_letters,
+            "refused_rows": dict(self.refused_rows),
             "rebuild_needed": {label: list(names) for label, names in self.rebuild_needed.items()},
             "unanswered": {name: error.message for name, error in self.unanswered.items()},
             "silent_servers": {name: error.message for name, error in self.silent_servers.items()},

@@ -1,10 +1,10 @@
-"""Counts the rows with an open rejection, by sink and generation."""
+"""Counts the rows with an open rejection: by sink and generation, and those that webhooks refused by stream query."""
 
 from collections import Counter
 from collections.abc import Mapping
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
+from cdc.kafka.topic_names import DEAD_LETTERS, control_topic, is_stream_result_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.pipeline import Pipeline
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, read_dead_letter
@@ -16,6 +16,7 @@ class OpenRejections:
     def __init__(self, pipeline: Pipeline, cluster: TopicAdmin) -> None:
         self._reader = TopicReader(pipeline.kafka.client())
         self._cluster = cluster
+        self._pipeline = pipeline.name
         self._topic = control_topic(pipeline.name, DEAD_LETTERS)
         self._dead_letters: dict[bytes, DeadLetter | UnreadableDeadLetter] = {}
         self._next = 0
@@ -27,6 +28,19 @@ class OpenRejections:
         # A row may have several dead letters; it counts once.
         rows = {record.row: (record.sink, record.generation) for record in readable}
         return Counter(rows.values())
+
+    @property
+    def of_webhooks(self) -> Mapping[str, int]:
+        """Stream query -> rows that its webhook refused and that are open, as of the last count.
+
+        A row of several builds counts once: it is posted with the same id.
+        """
+        posted = {
+            (record.sink, record.key)
+            for record in self._dead_letters.values()
+            if isinstance(record, DeadLetter) and is_stream_result_topic(self._pipeline, record.position.topic)
+        }
+        return Counter(query for query, _ in posted)
 
     @property
     def unreadable(self) -> int:

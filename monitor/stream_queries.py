@@ -145,6 +145,7 @@ class StreamQueryStatus:
             "side_topic": self.side_topic,
             "posted": self.posted.posted,
             "undelivered": self.posted.waiting,
+            "rejected": self.posted.rejected,
             **figures,
         }
 

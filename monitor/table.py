@@ -101,6 +101,9 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
             yield Remark(sentence, "red", f"{label}: rejections open")
         elif ever:
             yield Remark(f"{label}: no rejection open, {ever:,} ever", "dim")
+    for query, count in lag.refused_rows.items():
+        sentence = f"{query}: {count:,} rows that its webhook refused are open: `lockstep rejections list {query}`"
+        yield Remark(sentence, "red", f"{query}: rejections open")
 
 
 def view_text(told: ToldView) -> str:

@@ -6,14 +6,16 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 
 class Receiver:
     """An HTTP server that keeps what it is sent, and answers with ``status``. Connections stay open, as long as it is.
 
-    ``connections`` counts them. With ``endless`` an answer begins with the status and the first of these, and goes on
-    with the second, again and again.
+    ``connections`` counts them, and ``asked`` the documents that came. With ``endless`` an answer begins with the
+    status and the first of these, and goes on with the second, again and again. ``refuses`` says of a document with
+    which status it is refused, None: not at all.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -21,6 +23,8 @@ class Receiver:
         self.documents: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.status = 204
+        self.refuses: Callable[[dict[str, Any]], int | None] = lambda _: None
+        self.asked = 0
         self.endless: tuple[bytes, bytes] | None = None
         self.connections = 0
         self._open = set[socket.socket]()
@@ -40,11 +44,14 @@ class Receiver:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
-                if receiver.status < 300:
-                    receiver.documents.append(json.loads(body))
+                receiver.asked += 1
+                document = json.loads(body)
+                status = receiver.refuses(document) or receiver.status
+                if status < 300:
+                    receiver.documents.append(document)
                     receiver.headers.append(dict(self.headers))
                     receiver.arrived.set()
-                self.send_response(receiver.status)
+                self.send_response(status)
                 if receiver.endless is not None:
                     self._go_on(*receiver.endless)
                     return

@@ -333,6 +333,12 @@ def control_topic_plans(prefix: str, settings: TopicSettings) -> list[TopicPlan]
     ]
 
 
+def dead_letter_plan(prefix: str, settings: TopicSettings) -> TopicPlan:
+    """The dead-letter topic, for who creates it where no capture has."""
+    name = control_topic(prefix, DEAD_LETTERS)
+    return next(plan for plan in control_topic_plans(prefix, settings) if plan.name == name)
+
+
 class TopicAdmin:
     """An admin client with the few requests that Lockstep makes. Raises as ``new_client``.
 

@@ -7,13 +7,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.model.tag import SNAPSHOT_SEQ
-from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_START, after_of, tag_text
+from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_HEADER, TAG_START, after_of, tag_text
 from cdc.spilling import SpillingMap
 
 _ASK_AGAIN_S = 2.0
@@ -26,12 +26,16 @@ _WAIT_SLICE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record of a topic. ``value`` is None for a tombstone. ``key`` is empty where the record has none: not ours."""
+    """A record of a topic. ``value`` is None for a tombstone. ``key`` is empty where the record has none: not ours.
+
+    ``tag`` is its header, "" without one, and where nobody has asked for it.
+    """
 
     partition: int
     offset: int
     key: bytes
     value: bytes | None
+    tag: str = ""
 
 
 class TopicReader:
@@ -46,8 +50,13 @@ class TopicReader:
         while_waiting: Callable[[], None] = lambda: None,
         *,
         directory: Path | None = None,
+        with_tags: bool = False,
     ) -> None:
-        """``directory`` is for keys that don't fit into memory; without it, they go where temporary files go."""
+        """``directory`` is for keys that don't fit into memory; without it, they go where temporary files go.
+
+        ``with_tags``: records have the tags of their headers.
+        """
+        self._with_tags = with_tags
         self._directory = directory or Path(tempfile.gettempdir())
         self._client = client
         self._cluster = TopicAdmin(client)
@@ -114,7 +123,8 @@ class TopicReader:
                         key, value = message.key(), message.value()
                         assert key is None or isinstance(key, bytes)
                         assert value is None or isinstance(value, bytes)
-                        records.append(Record(at.partition, offset, key or b"", value))
+                        tag = _tag(message) if self._with_tags else ""
+                        records.append(Record(at.partition, offset, key or b"", value, tag))
                 elif error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
                 if offset >= end or (error is None and offset == end - 1):
@@ -175,3 +185,8 @@ class TopicReader:
                     continue
                 row = None if record.value.startswith(DELETE_START) else after_of(record.value)
         return row
+
+
+def _tag(message: Message) -> str:
+    text = dict(message.headers() or []).get(TAG_HEADER)
+    return text.decode(errors="replace") if isinstance(text, bytes) else ""

@@ -422,6 +422,8 @@ class _Run:
         look_at = time.monotonic() + _LOOK_S
         while query.isActive and self._failure is None and not self._stop.wait(_TICK_S):
             self._lease.heartbeat()
+            if self._poster is not None:
+                self._poster.check()
             self._go_live()
             if time.monotonic() >= look_at:
                 if self._has_newer():

@@ -14,8 +14,9 @@ class Posted:
     """How far the rows of one build are posted. Kept with the result.
 
     ``offset`` is the next one of the result's topic, whose id is ``topic_id``; "" before the first row. ``posted``
-    counts receipts. ``waiting`` are rows that weren't taken yet, as of the last look at the topic, and an upper bound.
-    While the receiver takes none, ``reason`` says why, since ``since_ms`` in milliseconds since 1970.
+    counts receipts, and ``rejected`` the rows that were refused for good. ``waiting`` are rows of which nothing has
+    become yet, as of the last look at the topic, and an upper bound. While the receiver takes none, ``reason`` says
+    why, since ``since_ms`` in milliseconds since 1970.
     """
 
     topic_id: str = ""
@@ -24,6 +25,7 @@ class Posted:
     waiting: int = 0
     since_ms: int | None = None
     reason: str = ""
+    rejected: int = 0
 
     def to_json(self) -> dict[str, JsonValue]:
         return {
@@ -33,6 +35,7 @@ class Posted:
             "waiting": self.waiting,
             "since_ms": self.since_ms,
             "reason": self.reason,
+            "rejected": self.rejected,
         }
 
     @classmethod
@@ -57,15 +60,25 @@ def going_on(at: Posted, *, topic_id: str | None, begin: int, end: int) -> tuple
     if topic_id is None:
         if at.topic_id == "":  # a build of before the webhook was set
             return at, ""
-        return Posted(posted=at.posted), "their topic is gone"
+        return _anew(at), "their topic is gone"
     lost = ""
     if at.topic_id not in ("", topic_id):
-        at, lost = Posted(posted=at.posted), "their topic was removed and made anew"
+        at, lost = _anew(at), "their topic was removed and made anew"
     elif at.offset > end:
-        at, lost = Posted(posted=at.posted), "their topic ends before what was posted of it"
+        at, lost = _anew(at), "their topic ends before what was posted of it"
     if at.offset < begin:
         at, lost = replace(at, offset=begin), lost or "the first records of their topic were deleted"
     return replace(at, topic_id=topic_id, waiting=max(0, end - at.offset)), lost
+
+
+def _anew(at: Posted) -> Posted:
+    """From the beginning of another topic; what was counted counts on."""
+    return Posted(posted=at.posted, rejected=at.rejected)
+
+
+def refused_row(answer: str) -> str:
+    """The reason of a rejection, by the status that the webhook has answered with."""
+    return f"{answer}: the webhook refuses the row"
 
 
 def posted_document(*, pipeline: str, query: str, generation: int, key: bytes, row: bytes) -> bytes:

@@ -3,27 +3,33 @@
 The topic holds the rows for as long as the receiver takes none, so however long that is none is lost. How far they are
 posted is kept with the result, about once a second and whenever something is in the way: a job that is killed posts
 those since then again, with the same ids.
+
+A row that the receiver refuses for what it is becomes a rejection, and those behind it go on. It is kept as a dead
+letter before the next one is posted.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import stream_result_topic
-from cdc.kafka.topic_reader import TopicReader
+from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
+from cdc.webhook import DocumentRefused
 from jobs.executor.result import Failure
 from jobs.generations.lease import GenerationLease
-from jobs.generations.record import Phase, Record, record_name
+from jobs.generations.record import Phase, record_name
+from jobs.generations.record import Record as GenerationRecord
 from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.posted import Posted, going_on, kept_back, posted_document
+from jobs.streams.posted import Posted, going_on, kept_back, posted_document, refused_row
 from jobs.streams.records import posted_name
+from jobs.streams.refused_rows import RefusedRows, TooManyRefused, check_refused
 from jobs.streams.settings import row_webhook
 
 logger = logging.getLogger("lockstep.streams")
@@ -33,6 +39,9 @@ _LOOK_S: Final = 2.0
 _TICK_S: Final = 0.2
 _CLOSE_S: Final = 15.0
 """Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
+
+_TRIES: Final = 3
+"""How often a row is posted that the receiver refuses for what it is."""
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
@@ -44,6 +53,8 @@ class _Closed(Exception):
 
 class RowPoster:
     """Posts in a thread of its own, until ``close``. Safe for several threads.
+
+    ``failure`` says why it has ended by itself, None while it hasn't: the receiver refuses too many rows.
 
     ``generations`` says which builds' rows are to be posted, the oldest first; each one's are posted before the next
     one's. It is asked at each look. ``said`` is told why nothing gets through, whenever the reason changes.
@@ -59,6 +70,7 @@ class RowPoster:
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
         assert plan.query.webhook is not None
+        self.failure: TooManyRefused | None = None
         self._plan = plan
         self._lease = lease
         self._generations = generations
@@ -74,8 +86,10 @@ class RowPoster:
         self._at_work: int | None = None
         """The build whose rows are being posted, or were last."""
         self._saved_at = 0.0
+        self._refused = RefusedRows(plan)
+        self._refused_in_a_row = 0
         self._has_posted_more = False
-        """A receipt has come since the last failure."""
+        """A row was taken or refused for good since the last failure."""
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
 
@@ -86,13 +100,22 @@ class RowPoster:
             self._changed.notify_all()
 
     def finish(self, stop: threading.Event, *, while_waiting: Callable[[], None]) -> None:
-        """Return once all rows that are there are posted, or ``stop`` is set. Raises what ``while_waiting`` does."""
+        """Return once all rows that are there are posted, or ``stop`` is set.
+
+        Raises what ``while_waiting`` does, and as ``check``.
+        """
         with self._changed:
             self._ends_when_done = self._is_woken = True
             self._changed.notify_all()
         while self._thread.is_alive() and not stop.is_set():
             self._thread.join(_TICK_S)
             while_waiting()
+        self.check()
+
+    def check(self) -> None:
+        """Raise TooManyRefused where it has ended by that."""
+        if self.failure is not None:
+            raise self.failure
 
     def close(self) -> None:
         """Post no more. What isn't posted by then is posted by the next job."""
@@ -124,7 +147,7 @@ class RowPoster:
     def _is_given_up(self, generation: int) -> bool:
         """Whether a build is on its way out: nobody waits for its rows, and its topic goes."""
         record = self._lease.record(record_name(generation))
-        return record is not None and Record.from_json(record).phase is Phase.RETIRED
+        return record is not None and GenerationRecord.from_json(record).phase is Phase.RETIRED
 
     def _work(self) -> None:
         tries, reason = 0, ""
@@ -134,6 +157,10 @@ class RowPoster:
                     self._await_rows()
                 self._post_all()
             except (_Closed, Fenced):  # by whom it is fenced posts the rest
+                return
+            except TooManyRefused as error:
+                self._keep_reason(error.message)
+                self.failure = error
                 return
             except Exception as error:
                 # A bug, too: nobody starts this thread again, and rows must not be passed over.
@@ -200,18 +227,24 @@ class RowPoster:
             return
         end = at.offset + at.waiting
         try:
-            with closing(TopicReader(self._plan.kafka.client()).records(topic, {0: at.offset})) as records:
+            reader = TopicReader(self._plan.kafka.client(), with_tags=True)
+            with closing(reader.records(topic, {0: at.offset})) as records:
                 for record in records:
                     self._check_going_on()
-                    if record.value is not None:
-                        self._webhook.post(self._document(generation, record.key, record.value))
+                    is_taken = self._is_taken(topic, generation, record)
                     self._has_posted_more = True
                     offset = record.offset + 1
                     at = replace(
-                        at, offset=offset, posted=at.posted + 1, waiting=max(0, end - offset), since_ms=None, reason=""
+                        at,
+                        offset=offset,
+                        posted=at.posted + is_taken,
+                        waiting=max(0, end - offset),
+                        since_ms=None,
+                        reason="",
+                        rejected=at.rejected + (not is_taken),
                     )
                     self._known[generation] = at
-                    if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+                    if not is_taken or time.monotonic() - self._saved_at > _SAVE_EVERY_S:
                         self._save(name, at)
             at = replace(at, offset=max(at.offset, end), waiting=0, since_ms=None, reason="")
             self._known[generation] = at
@@ -220,6 +253,50 @@ class RowPoster:
             with suppress(LockstepError):  # the next process posts again what isn't noted
                 self._save(name, at)
             raise
+
+    def _is_taken(self, topic: str, generation: int, record: Record) -> bool:
+        """Whether the receiver has the row, or the row is kept as a rejection.
+
+        Raises what the webhook raises but DocumentRefused, and as ``RefusedRows.keep``.
+        """
+        if record.value is None:
+            return True
+        document = self._document(generation, record.key, record.value)
+        refused = self._refusal(document)
+        if refused is None:
+            self._refused_in_a_row = 0
+            self._refused.close(record.key)
+            return True
+        reason = refused_row(refused.answer)
+        check_refused(self._plan.name, self._refused_in_a_row, reason)
+        self._check_going_on()
+        at_ms = time.time_ns() // 1_000_000
+        self._refused.keep(record, topic=topic, generation=generation, reason=reason, at_ms=at_ms)
+        self._refused_in_a_row += 1
+        subject: Mapping[str, str | int] = {
+            "stream_query": self._plan.name,
+            "generation": generation,
+            "offset": record.offset,
+        }
+        step = f"`lockstep rejections list {self._plan.name}` shows it"
+        logger.warning(LogMessage("row is rejected", subject, f"{reason}; {step}"))
+        return False
+
+    def _refusal(self, document: bytes) -> DocumentRefused | None:
+        """Why the receiver refuses a document each time, None where it has it. Raises _Closed too."""
+        tries = 0
+        while True:
+            try:
+                self._webhook.post(document)
+            except DocumentRefused as refused:
+                tries += 1
+                if tries >= _TRIES:
+                    return refused
+            else:
+                return None
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closing, self._wait_first_s * tries)
+            self._check_going_on()
 
     def _check_going_on(self) -> None:
         """Raise _Closed where it is to end, and what the lease raises."""

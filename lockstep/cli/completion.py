@@ -29,6 +29,11 @@ def stream_query_names(context: typer.Context, incomplete: str) -> list[str]:
     return _beginning(queries if isinstance(queries, dict) else (), incomplete)
 
 
+def rejecting_names(context: typer.Context, incomplete: str) -> list[str]:
+    """The sinks and the stream queries of the configuration whose names begin so."""
+    return sink_names(context, incomplete) + stream_query_names(context, incomplete)
+
+
 def table_names(context: typer.Context, incomplete: str) -> list[str]:
     """The captured tables whose names begin so, of those that the file names."""
     from cdc.model.table_pattern import is_pattern

@@ -1,4 +1,7 @@
-"""Commands of rejections, the events that a sink refused for good: ``list``, ``show``, ``retry`` and ``discard``."""
+"""Commands of rejections: ``list``, ``show``, ``retry`` and ``discard``.
+
+They are events that a sink refused for good, and rows that a stream query's webhook did.
+"""
 
 import json
 import sys
@@ -8,9 +11,15 @@ from typing import Annotated
 import typer
 
 from cdc.model.visible import visible_lines
-from lockstep.cli.completion import sink_names, table_names
-from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, SinkArgument, print_json
+from lockstep.cli.completion import rejecting_names, table_names
+from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print_json
 
+NameArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="SINK", help="A sink or a stream query of the configuration.", autocompletion=rejecting_names
+    ),
+]
 TableOption = Annotated[
     list[str] | None,
     typer.Option("--table", help="Only of this table, schema.table; may be repeated.", autocompletion=table_names),
@@ -30,7 +39,8 @@ AllOption = Annotated[bool, typer.Option("--all", help="All of the sink, or of t
 
 def list_open(
     sink: Annotated[
-        str | None, typer.Argument(metavar="[SINK]", help="Only of this sink.", autocompletion=sink_names)
+        str | None,
+        typer.Argument(metavar="[SINK]", help="Only of this sink or stream query.", autocompletion=rejecting_names),
     ] = None,
     config: ConfigOption = DEFAULT_CONFIG,
     table: TableOption = None,
@@ -59,14 +69,15 @@ def list_open(
         out.print(rejections_table(chosen, book.tables, time.time_ns() // 1_000_000))
     else:
         # One that was taken out of the configuration may have some all the same.
-        is_known = sink is None or sink in loaded.sinks
-        say("no rejections" if is_known else f"no rejections of {sink}, which is no sink of this configuration")
+        is_known = sink is None or sink in loaded.stores
+        what = f"no rejections of {sink}, which is no sink and no stream query of this configuration"
+        say("no rejections" if is_known else what)
     if unreadable:
         say(unreadable_text(unreadable))
 
 
 def show(
-    sink: SinkArgument,
+    sink: NameArgument,
     row: Annotated[
         str,
         typer.Argument(metavar="KEY|POSITION", help="The row's key as in `list`, or its value, or partition:offset."),
@@ -103,20 +114,21 @@ def show(
 
 
 def retry(
-    sink: SinkArgument,
+    sink: NameArgument,
     config: ConfigOption = DEFAULT_CONFIG,
     key: KeyOption = None,
     reason: ReasonOption = None,
     everything: AllOption = False,
     table: TableOption = None,
     generation: Annotated[
-        int | None, typer.Option("--generation", min=1, help="Of this one; default the live one.")
+        int | None,
+        typer.Option("--generation", min=1, help="Of this one; default the live one, of a stream query all."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply rejected events again. Safe while the job runs.
+    """Apply rejected events again, or post a stream query's rows again. Safe while the job runs.
 
-    They keep their tags, so no row gets older. Closes those that the sink takes, and says why it refuses the others.
+    Events keep their tags, so no row gets older. Closes those that are taken, and says why the others are refused.
     Exit code 1 when any is left.
     """
     from lockstep.config import load
@@ -140,7 +152,7 @@ def retry(
 
 
 def discard(
-    sink: SinkArgument,
+    sink: NameArgument,
     config: ConfigOption = DEFAULT_CONFIG,
     key: KeyOption = None,
     reason: ReasonOption = None,

@@ -279,6 +279,9 @@ def _problems(lag: Known, capture: CaptureState, sinks: Sequence[SinkState], tro
         if count:
             step = f"`lockstep rejections list {label.split()[0]}` shows them"
             yield Problem(where=label, state="rejected", reason=f"open rejections: {count}", next_step=step)
+    for query, count in lag.get("refused_rows", {}).items():
+        step = f"`lockstep rejections list {query}` shows them"
+        yield Problem(where=query, state="rejected", reason=f"rows that its webhook refused: {count}", next_step=step)
     if lag.get("first_copy_paused"):
         why = "the first copy is paused, and the stream begins after it"
         yield Problem(where="first copy", state="paused", reason=why, next_step="`lockstep snapshot resume`")

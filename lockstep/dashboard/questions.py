@@ -111,6 +111,10 @@ class Questions:
             raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")
         return name
 
+    def rejecting(self, name: str) -> str:
+        """The name of a sink, or of a stream query, whose webhook may refuse rows. Raises as ``sink``."""
+        return name if name in self._config.stream_queries else self.sink(name)
+
     def sinks_of(self, table: TableName) -> list[str]:
         """The sinks that have a captured table. Raises ConfigurationError where none has."""
         config = self._tables.config()

@@ -606,13 +606,13 @@ def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
     @app.post("/api/actions/retry")
     def retry(body: model.OfRejections, request: Request) -> model.Done:
         """Apply rejected events again."""
-        questions.check_reason(questions.sink(body.sink), body.reason)
+        questions.check_reason(questions.rejecting(body.sink), body.reason)
         return done(request, actions.of_rejections("retry", body.sink, body.reason))
 
     @app.post("/api/actions/discard")
     def discard(body: model.OfRejections, request: Request) -> model.Done:
         """Close rejections without applying them."""
-        questions.check_reason(questions.sink(body.sink), body.reason)
+        questions.check_reason(questions.rejecting(body.sink), body.reason)
         return done(request, actions.of_rejections("discard", body.sink, body.reason))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Final
 
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
 from cdc.model.errors import LockstepError
 from cdc.postgres.preflight.finding import Finding, Severity, error, ok
 from cdc.webhook import Webhook, WebhookSettings
@@ -58,7 +58,11 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
     finally:
         opened.sink.close()
     plans = {topic.name: topic for number in numbers if (topic := plan.result_topic(number)) is not None}
-    return findings + written_topics(cluster, subject, plans, named=plans)
+    findings += written_topics(cluster, subject, plans, named=plans)
+    if plan.query.webhook is not None:  # rows that it refuses are kept
+        letters = dead_letter_plan(config.pipeline.name, config.kafka.topics)
+        findings += written_topics(cluster, subject, {letters.name: letters}, named=(), rights=_SIDE_RIGHTS)
+    return findings
 
 
 def row_webhook_findings(query: str, settings: WebhookSettings) -> list[Finding]:

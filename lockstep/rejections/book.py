@@ -28,11 +28,10 @@ class RejectionBook:
     ) -> tuple[list[DeadLetter], list[UnreadableDeadLetter]]:
         """The rejections that are meant, oldest first, and all dead letters of the sink that can't be read.
 
-        Those that name no sink are among the second. Raises ConfigurationError, Unavailable.
+        Those that name no sink are among the second. ``sink`` may be a stream query, whose webhook has refused rows.
+        Raises ConfigurationError, Unavailable.
         """
         selection.check()
-        if sink in self._config.stream_queries:  # any other name may be that of a sink that was taken out
-            raise self._config.not_found("sink", sink)
         readable, unreadable = self.topic.read()
         chosen = [
             dead_letter
@@ -48,7 +47,7 @@ class RejectionBook:
             raise no_such_rejection(sink)
         if len(chosen) > 1:
             raise LockstepError(
-                f"sink {sink!r} has {len(chosen)} open rejections of that key or position: "
+                f"{sink!r} has {len(chosen)} open rejections of that key or position: "
                 + ", ".join(
                     f"generation {each.generation} {table_text(each, self.tables)}:{position_text(each)}"
                     for each in chosen
@@ -81,6 +80,6 @@ def captured_tables(config: Config) -> Tables:
 def no_such_rejection(sink: str) -> LockstepError:
     """The error for a key or position that names no open rejection."""
     return LockstepError(
-        f"sink {sink!r} has no open rejection of that key or position",
+        f"{sink!r} has no open rejection of that key or position",
         hint=f"`lockstep rejections list {sink}` shows those there are; one is closed by a newer version of its row",
     )

@@ -36,7 +36,12 @@ def discard(
         what += f" ({in_words(dead_letter.reason for dead_letter in chosen)})"
     if removed:
         what += f" and {counted(len(removed), 'record')} that can't be read"
-    if not agreed(f"discard {what}? Their rows stay as they are in the sink until they are written again"):
+    means = (
+        "Its webhook never gets these rows, unless a newer build of the result has them"
+        if sink in config.stream_queries
+        else "Their rows stay as they are in the sink until they are written again"
+    )
+    if not agreed(f"discard {what}? {means}"):
         say("nothing was discarded")
         return EXIT_FAILED
     book.close(chosen, removed)

@@ -19,15 +19,19 @@ from rich.text import Text
 
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import Fenced, LockstepError
+from cdc.kafka.topic_names import is_stream_result_topic
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from cdc.model.table import TableName
 from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
+from cdc.webhook import DocumentRefused
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.spark.computed_columns import opened_row_computer
+from jobs.streams.posted import posted_document, refused_row
+from jobs.streams.settings import row_webhook
 from lockstep.apply import with_java
 from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
@@ -60,14 +64,14 @@ _LOOK_S: Final = 0.5
 
 @dataclass(slots=True)
 class Retried:
-    """What became of the rejections that were retried.
+    """What became of the rejections that were retried. ``generation`` is None where they are of several ones.
 
     ``taken`` counts those that the sink has now or had already, in this version or a newer one. ``void`` counts those
     whose event means nothing to the table as it is now, ``gone`` those that were closed meanwhile. ``refused`` have
     the reason for which they stay open.
     """
 
-    generation: int
+    generation: int | None
     taken: int = 0
     void: int = 0
     gone: int = 0
@@ -110,10 +114,13 @@ def retried_table(retried: Retried, tables: Tables) -> Table:
 def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str], None]) -> Retried:
     """Apply the rejections that are meant, of the live generation where none is named. Raises LockstepError.
 
-    ``say`` hears of rejections of other generations, which are left alone.
+    Those of a stream query are posted to its webhook, of all builds where none is named. ``say`` hears of rejections of
+    other generations, which are left alone.
     """
-    settings_of(config, name)
     book = RejectionBook(config)
+    if name in config.stream_queries:
+        return _posted(config, name, book, selection)
+    settings_of(config, name)
     chosen, _ = book.read(name, selection)
     if selection.keys and not chosen:
         raise no_such_rejection(name)
@@ -143,9 +150,48 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
         with ExitStack() as closing:
             closing.callback(opened.sink.close)
             tables = {book.tables.get(dead_letter.position.topic) for dead_letter in mine}
-            _Attempt(config, name, settings, opened, book, retried, _evaluation(config, settings, tables, closing)).run(
-                mine
+            evaluate = _evaluation(config, settings, tables, closing)
+            _Attempt(config, name, settings, opened, book, retried, generation.number, evaluate).run(mine)
+    return retried
+
+
+def _posted(config: Config, name: str, book: RejectionBook, selection: Selection) -> Retried:
+    """Post the rows that are meant to the query's webhook, in the order in which they were refused.
+
+    One is closed once it is received, so an interrupted retry can be run again.
+    """
+    settings = config.stream_queries[name].webhook
+    chosen, _ = book.read(name, selection)
+    if selection.keys and not chosen:
+        raise no_such_rejection(name)
+    if settings is None:
+        raise ConfigurationError(
+            f"stream query {name} has no webhook to post its rows to",
+            hint=f"set stream_queries.{name}.webhook, or `lockstep rejections discard {name}` gives them up",
+        )
+    retried, seen = Retried(selection.generation), 0
+    with row_webhook(name, settings) as webhook:
+        for dead_letter, row in book.topic.values(chosen):
+            seen += 1
+            if row is None or not is_stream_result_topic(config.pipeline.name, dead_letter.position.topic):
+                # A sink may have had this name before.
+                retried.refused.append(replace(dead_letter, reason="it is no row of a stream query; discard it"))
+                continue
+            document = posted_document(
+                pipeline=config.pipeline.name,
+                query=name,
+                generation=dead_letter.generation,
+                key=dead_letter.key,
+                row=row,
             )
+            try:
+                webhook.post(document)
+            except DocumentRefused as refused:
+                retried.refused.append(replace(dead_letter, reason=refused_row(refused.answer)))
+                continue
+            book.close([dead_letter])
+            retried.taken += 1
+    retried.gone = len(chosen) - seen
     return retried
 
 
@@ -173,6 +219,7 @@ class _Attempt:
         opened: OpenedSink,
         book: RejectionBook,
         retried: Retried,
+        number: int,
         evaluate: Evaluate,
     ) -> None:
         self._config = config
@@ -182,7 +229,7 @@ class _Attempt:
         self._retried = retried
         self._evaluate = evaluate
         self._settings = settings
-        self._number = retried.generation
+        self._number = number
         self._tables = set(config.sink_tables(settings)) if settings.view is None else {settings.view.table}
 
     def run(self, dead_letters: Sequence[DeadLetter]) -> None:

@@ -439,6 +439,14 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 f"{label} refused {count:,} rows, which it lacks",
                 "`lockstep rejections list` says why, and `lockstep rejections retry` tries again",
             )
+    for query, count in report.refused_rows.items():
+        yield Condition(
+            "rejections-open",
+            query,
+            Severity.WARNING,
+            f"the webhook of stream query {query} refused {count:,} rows, which it lacks",
+            f"`lockstep rejections list {query}` says why, and `lockstep rejections retry {query}` posts them again",
+        )
     for label, names in report.rebuild_needed.items():
         yield Condition(
             "rebuild-needed",

@@ -13,6 +13,7 @@ from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
+from cdc.webhook import DocumentRefused
 from monitor.alerts.book import Message
 from monitor.alerts.channels import Channel
 
@@ -29,7 +30,9 @@ _QUEUE_MAX: Final = 1000
 class Outbox:
     """Delivers messages in order, per channel, again and again until the channel takes them.
 
-    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through.
+    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through. One that a
+    webhook refuses for what it is, so often, is dropped once another one behind it is taken: as long as none is, it
+    isn't known that the message is to blame.
     """
 
     def __init__(
@@ -89,15 +92,30 @@ class Outbox:
     def _work(self, name: str, channel: Channel) -> None:
         queue = self._queues[name]
         tries = 0
+        refused: list[Message] = []
+        to_blame: list[Message] = []
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: queue or self._is_closed)
                 if self._is_closed:
                     return
-                message = queue[0]
+                message = next(each for each in queue if not _is_among(each, refused))
+                is_last = queue[-1] is message
             tries += 1
             try:
                 channel.send(message)
+            except DocumentRefused as refusal:
+                if not _is_among(message, to_blame):
+                    self._say_once(name, f"{refusal.message}; it goes on trying", tries)
+                    if tries < _BUG_TRIES or is_last:
+                        # With none behind it, it begins again with the first: one that comes meanwhile may be taken.
+                        refused = [] if is_last else refused
+                        self._pause(tries)
+                    else:
+                        refused.append(message)
+                        tries = 0
+                    continue
+                logger.error(_dropped(name, message, "the webhook refuses it, and has taken one behind it"))  # noqa: TRY400
             except (LockstepError, OSError) as error:
                 reason = error.message if isinstance(error, LockstepError) else type(error).__name__
                 self._say_once(name, f"{reason}; it goes on trying", tries)
@@ -108,12 +126,15 @@ class Outbox:
                 if tries < _BUG_TRIES:
                     self._pause(tries)
                     continue
-                subject = {"channel": name, "name": message.condition.name, "subject": message.condition.subject}
-                logger.exception(LogMessage("alert is dropped", subject, f"it failed {tries} times"))
+                logger.exception(_dropped(name, message, f"it failed {tries} times"))
+            else:
+                to_blame, refused = [*to_blame, *refused], []
             tries = 0
+            to_blame = [each for each in to_blame if each is not message]
             with self._changed:
-                if queue and queue[0] is message:
-                    queue.popleft()
+                left = [each for each in queue if each is not message]
+                queue.clear()
+                queue.extend(left)
             self._delivered()
 
     def _say_once(self, name: str, why: str, tries: int) -> None:
@@ -125,3 +146,13 @@ class Outbox:
         with self._changed:
             while not self._is_closed and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
+
+
+def _is_among(message: Message, messages: Sequence[Message]) -> bool:
+    """Whether it is one of these itself. Another one may say the same."""
+    return any(each is message for each in messages)
+
+
+def _dropped(channel: str, message: Message, why: str) -> LogMessage:
+    subject = {"channel": channel, "name": message.condition.name, "subject": message.condition.subject}
+    return LogMessage("alert is dropped", subject, why)

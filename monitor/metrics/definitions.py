@@ -119,6 +119,7 @@ _ALL: Final = (
     _dashboard("stream_query_job", "", "1 for its job's state, 0 for others; unknown stands alone.", _QUERY),
     _dashboard("stream_query_in_hand_events", "1", "Records it has read without a result yet.", _QUERY[:2]),
     _dashboard("stream_query_undelivered_rows", "1", "Rows that the webhook hasn't taken yet.", _SINK),
+    _dashboard("stream_query_open_rejections", "1", "Rows that the webhook refused and that are open.", ("sink",)),
     _dashboard("sink_answers", "", "1 where the sink could be asked, else 0.", ("sink",)),
     _dashboard("standing_searches", "1", "Standing searches of the sink.", ("sink",)),
     _dashboard("searches_matching_documents", "1", "Documents that match, those of each search.", ("sink",)),

@@ -56,6 +56,8 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
         gauges.set("lockstep_slot_full_seconds", None if minutes is None else minutes * 60)
         gauges.set("lockstep_wal_bytes_per_second", report.wal_rate)
     if is_whole:
+        for name, count in report.refused_rows.items():
+            gauges.set("lockstep_stream_query_open_rejections", count, name)
         gauges.set("lockstep_paused_copies", len(report.paused_copies) + report.first_copy_paused)
         gauges.set("lockstep_broken", float(bool(report.broken)))
     gauges.set("lockstep_look_timestamp_seconds", now_s)

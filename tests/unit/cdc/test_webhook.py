@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import ConfigurationError, Unavailable
-from cdc.webhook import Webhook, WebhookSettings
+from cdc.webhook import DocumentRefused, Webhook, WebhookSettings
 from tests.receivers import Receiver
 
 VARIABLE = "LOCKSTEP_TEST_WEBHOOK_URL"
@@ -79,7 +79,7 @@ def test_a_slow_answer_takes_no_time_from_the_next_one(receiver: Receiver, monke
     assert (len(receiver.documents), receiver.connections) == (2, 1)
 
 
-@pytest.mark.parametrize("status", [301, 400, 503])
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 410, 429, 500, 503])
 def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: Receiver, status: int) -> None:
     receiver.status = status
     with (
@@ -87,6 +87,21 @@ def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: 
         pytest.raises(Unavailable, match=f"the webhook at 127.0.0.1 answered with status {status}"),
     ):
         sender.post(b"{}")
+
+
+@pytest.mark.parametrize(("status", "answer"), [(400, "400 Bad Request"), (413, "413 "), (422, "422 "), (499, "499")])
+def test_a_document_may_be_refused_for_what_it_is_and_the_next_one_taken(
+    receiver: Receiver, status: int, answer: str
+) -> None:
+    receiver.refuses = lambda document: status if document else None
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender:
+        with pytest.raises(DocumentRefused) as refused:
+            sender.post(b'{"secret": 1}')
+        sender.post(b"{}")
+    assert refused.value.answer.startswith(answer)
+    assert "secret" not in refused.value.message
+    assert not isinstance(refused.value, Unavailable), "another try doesn't help"
+    assert receiver.connections == 1
 
 
 def test_an_address_from_a_file_that_changes_is_gone_to_at_once(receiver: Receiver, tmp_path: Path) -> None:

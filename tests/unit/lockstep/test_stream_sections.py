@@ -13,7 +13,6 @@ from jobs.generations.status import JobState, JobStatus
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from lockstep.generations import settings_of
-from lockstep.rejections.book import RejectionBook
 from lockstep.stream_queries import stream_queries_table, stream_query_plan
 from lockstep.stream_sections import with_stream_queries
 from lockstep.views.kept import view_now
@@ -161,7 +160,6 @@ def test_a_query_may_be_a_pattern(tmp_path: Path) -> None:
         ),
         (lambda config: settings_of(config, "recent"), "recent is a stream query", "lockstep streams rebuild recent"),
         (lambda config: view_now(config, "recent"), "recent is a stream query and no view", "lockstep apply recent"),
-        (lambda config: RejectionBook(config).read("recent"), "recent is a stream query and no sink", "streams list"),
         (lambda config: config.chosen_to_apply(["searches"]), "searches is a stream and no sink", "lockstep doctor"),
         (lambda config: stream_query_plan(config, "cache"), "cache is a sink and no stream query", "rebuild cache"),
         (lambda config: stream_query_plan(config, "totals"), "totals is a view and no stream query", "rebuild totals"),

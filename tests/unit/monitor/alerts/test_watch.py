@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.webhook import WebhookSettings
+from cdc.webhook import DocumentRefused, WebhookSettings
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.channels import Command, Mail, WebhookChannel
 from monitor.alerts.conditions import Condition, Severity
@@ -331,6 +331,54 @@ def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some
     said = [record.getMessage() for record in caplog.records]
     assert [text.partition(" channel=")[0] for text in said] == ["alert isn't delivered", "alert is dropped"]
     assert "name=lag" in said[1]
+
+
+class _Refusing:
+    """A webhook that refuses what it is told to. ``sent`` has every try."""
+
+    def __init__(self, *refused: str) -> None:
+        self.refused = set(refused)
+        self.sent: list[str] = []
+        self.told: list[str] = []
+
+    def send(self, message: Message) -> None:
+        name = message.condition.name
+        self.sent.append(name)
+        if name in self.refused:
+            raise DocumentRefused("hook", 413)
+        self.told.append(name)
+
+
+def _messages(*names: str) -> list[Message]:
+    return [replace(_MESSAGE, condition=replace(_MESSAGE.condition, name=name)) for name in names]
+
+
+def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    channel = _Refusing("gap", "lag")
+    outbox = Outbox({"hook": channel}, delivered=lambda: None, wait_first_s=0.001)
+    try:
+        outbox.add({"hook": _messages("gap", "lag", "stalled", "disk-filling")})
+        until(lambda: outbox.queues() == {"hook": []})
+    finally:
+        outbox.close()
+    assert channel.told == ["stalled", "disk-filling"]
+    dropped = [text for record in caplog.records if "alert is dropped" in (text := record.getMessage())]
+    assert ["name=gap" in dropped[0], "name=lag" in dropped[1], len(dropped)] == [True, True, 2]
+
+
+def test_a_webhook_that_refuses_all_messages_loses_none_of_them() -> None:
+    """As while it is being mended: it isn't known then that a message is to blame."""
+    names = ("gap", "lag", "stalled")
+    channel = _Refusing(*names)
+    outbox = Outbox({"hook": channel}, delivered=lambda: None, wait_first_s=0.001)
+    try:
+        outbox.add({"hook": _messages(*names)})
+        until(lambda: len(channel.sent) > 40)
+        channel.refused = set()
+        until(lambda: outbox.queues() == {"hook": []})
+    finally:
+        outbox.close()
+    assert sorted(channel.told) == sorted(names)
 
 
 # -- channels

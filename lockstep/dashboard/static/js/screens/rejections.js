@@ -1,4 +1,4 @@
-// Events that a sink refused, by reason.
+// Events that a sink refused, and rows that the webhook of a stream query refused, by reason.
 
 import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
@@ -24,7 +24,7 @@ export default {
   title: () => "Rejections",
   load: { path: () => "api/rejections", every: 5000 },
   render({ document, error }) {
-    const intro = title("Rejections", "Events that a sink refused for good. Nothing was skipped: each is kept until you decide.");
+    const intro = title("Rejections", "Events that a sink, or a stream query's webhook, refused for good. Nothing was skipped: each is kept until you decide.");
     if (!document) return [intro, panel(null, error ?? waiting("the rejections"))];
     if (!document.reasons.length) return [intro, panel(null, h("p", { class: "empty" }, "No sink has refused anything."))];
     return [
