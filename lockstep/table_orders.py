@@ -134,4 +134,4 @@ def _wait_until_obeyed(
         aside = asides.get(table)
         text = f"{table} is applied like all others" if aside is None else aside.sentence(name, str(table))
         say(f"{label}: {text}")
-    return not any(table in asides and asides[table].state is AsideState.FAILED for table in tables)
+    return not any(table in asides and asides[table].has_failed for table in tables)

@@ -264,7 +264,11 @@ class Stalls:
             self._still(stage, look, lacks=False)
             self._seen[stage.name].has_ended = True
             return _ended(stage, job)
-        held = [] if job is None else [(table, aside) for table, aside in job.by_need if aside.holds_watermark]
+        held = (
+            []
+            if job is None
+            else [(table, aside) for table, aside in job.by_need if aside.holds_watermark or aside.has_failed]
+        )
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
         if sink.is_view and silent_s < STALLED_S and (building := _building(sink)) is not None:

@@ -9,7 +9,6 @@ from rich.text import Text
 
 from cdc.model.lsn import format_lsn
 from cdc.stream.slot_guard import WARN_MINUTES
-from jobs.generations.asides import AsideState
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, Stage, StageState
 from monitor.steps import rebuild_step
@@ -77,7 +76,7 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
     for sink in (stage.sink for stage in lag.stages if stage.sink is not None):
         for table, aside in [] if sink.job is None else sink.job.by_need:
             sentence = f"{sink.label}: {aside.sentence(sink.name, str(table))}"
-            yield Remark(sentence, "red" if aside.state is AsideState.FAILED else "yellow", sentence)
+            yield Remark(sentence, "red" if aside.has_failed else "yellow", sentence)
     for label, names in lag.rebuild_needed.items():
         yield Remark(
             f"{label}: rebuild needed, it was built with other {', '.join(names)}: {rebuild_step(label)}",

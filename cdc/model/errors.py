@@ -9,6 +9,7 @@
      +- PositionMismatch          slot, publication or topics don't fit the recorded state; something was skipped
      +- StoreRefuses              a destination takes nothing at all, as when its disk is full
      +- PerhapsStoreRefuses       it takes this not, for want of rights or memory; perhaps it takes nothing at all
+     +- NeedsRebuild              what a destination holds of a table doesn't fit it any more; it is built again
      +- UnsupportedChange         the database did something this version can't publish exactly; it stops instead
      +- Fenced                    another process has taken over; this one must not write any more
          +- Overtaken             another process has done more of the same work; the newer of the two may go on
@@ -81,6 +82,12 @@ class StoreRefuses(LockstepError):
 
 class PerhapsStoreRefuses(LockstepError):
     """A destination lacks rights or memory for what it was given. Where that is so of all tables, none is to blame."""
+
+
+class NeedsRebuild(LockstepError):
+    """What a destination holds of a table doesn't fit the table any more, or the settings. To try again is no use: it
+    has to be built again, or what was changed is put back.
+    """
 
 
 class UnsupportedChange(LockstepError):

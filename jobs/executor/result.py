@@ -11,6 +11,7 @@ from cdc.model.errors import (
     DataLost,
     Fenced,
     LockstepError,
+    NeedsRebuild,
     Overtaken,
     PositionMismatch,
     Unavailable,
@@ -94,7 +95,7 @@ class Failure:
         for unavailable in (Unavailable, DataLost):
             if self.kind == unavailable.__name__:
                 return unavailable(self.message, hint=self.hint, retry_after_s=self.retry_after_s)
-        for cls in (Fenced, Overtaken, PositionMismatch, UnsupportedChange, ShapesOutdated):
+        for cls in (Fenced, Overtaken, PositionMismatch, NeedsRebuild, UnsupportedChange, ShapesOutdated):
             if self.kind == cls.__name__:
                 return cls(self.message, hint=self.hint)
         return LockstepError(self.message, hint=self.hint)

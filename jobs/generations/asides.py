@@ -6,7 +6,11 @@ Two coordination records, each with one writer, so that nobody overwrites what a
     What somebody has asked of a table. Commands write it. Each order has a number, greater than that of the one before.
 ``g<n>.asides``
     What the job has made of it, and the tables that it couldn't apply. The job writes it. An entry names the order that
-    it knows, so a table that has failed is tried again by a newer order alone.
+    it knows, so a newer order has a table that has failed tried again at once.
+
+A table that has failed is tried again by itself as well, after pauses that grow from a minute to half an hour
+(``pause_s``). It counts as failed until some of it is applied. Where it may lack deletes, or the sink has to be built
+again, only an order has it tried again.
 
 A table that is set aside isn't read. Its position stays in the start position (``jobs.query.start_position``), and the
 watermark stays where it was. A table that was taken out holds nothing up: nobody is told that the sink has it. When it
@@ -17,13 +21,17 @@ failed, and the watermark stays from then on, as it does for all that have.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, NeedsRebuild, PositionMismatch
 from cdc.model.table import TableName
+from cdc.model.times import time_text
 from sinks.contract import CoordinationRecords
+
+_PAUSE_FIRST_S: Final = 60
+_PAUSE_MAX_S: Final = 30 * 60
 
 
 class Wish(StrEnum):
@@ -46,12 +54,13 @@ class Order:
 class AsideState(StrEnum):
     """``PAUSED`` and ``OUT``: as somebody has asked. ``FAILED``: it couldn't be applied, and its neighbours go on.
 
-    ``RESUMING``: it is read again, and lacks what came meanwhile. ``UNCAPTURED``: the sink names it, and capture hasn't
-    taken it in yet, or not any more.
+    ``RETRYING``: it has failed, and is read again to see whether it still does. ``RESUMING``: it is read again, and
+    lacks what came meanwhile. ``UNCAPTURED``: the sink names it, and capture hasn't taken it in yet, or not any more.
     """
 
     PAUSED = "paused"
     FAILED = "failed"
+    RETRYING = "retrying"
     OUT = "out"
     RESUMING = "resuming"
     UNCAPTURED = "uncaptured"
@@ -64,6 +73,9 @@ class Aside:
     ``reason`` and ``hint`` are those of the error of one that has failed. ``awaited``: the watermark has waited for it.
     It has not for one that was taken out, until that one has caught up. ``begun``: of one that is resumed, the job has
     found since that order that it may go on, and reads it.
+
+    ``tries`` counts how often one that has failed was tried again by itself, and in vain. ``retry_at_ms`` is when it is
+    tried again, by the job's clock in milliseconds since 1970; None where only an order does that.
     """
 
     state: AsideState
@@ -73,10 +85,23 @@ class Aside:
     hint: str | None = None
     awaited: bool = True
     begun: bool = False
+    tries: int = 0
+    retry_at_ms: int | None = None
 
     @property
     def is_read(self) -> bool:
-        return self.state is AsideState.RESUMING
+        return self.state in (AsideState.RESUMING, AsideState.RETRYING)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it couldn't be applied, and nothing of it was since."""
+        return self.state in (AsideState.FAILED, AsideState.RETRYING)
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether it is to be tried again now. A clock that was put back doesn't make it wait for longer."""
+        if self.state is not AsideState.FAILED or self.retry_at_ms is None:
+            return False
+        return not 0 < self.retry_at_ms - now_ms <= pause_s(self.tries) * 1000
 
     @property
     def holds_watermark(self) -> bool:
@@ -87,7 +112,19 @@ class Aside:
         return self.state is AsideState.FAILED or (self.awaited and not self.is_read)
 
     def to_json(self) -> dict[str, Any]:
-        return {"state": self.state.value, "since_ms": self.since_ms, "reason": self.reason, "hint": self.hint}
+        return {
+            "state": self.state.value,
+            "since_ms": self.since_ms,
+            "reason": self.reason,
+            "hint": self.hint,
+            "tries": self.tries,
+            "retry_at_ms": self.retry_at_ms,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Aside":
+        """What ``to_json`` says of it."""
+        return cls(AsideState(fields["state"]), **{name: value for name, value in fields.items() if name != "state"})
 
     def why(self, table: str) -> str:
         """Why readers of the sink find old rows of this table, or will."""
@@ -96,6 +133,8 @@ class Aside:
                 return f"{table} is paused, and the watermark waits for it"
             case AsideState.FAILED:
                 return f"{table} is set aside, since it can't be applied: {self.reason}"
+            case AsideState.RETRYING:
+                return f"{table} is tried again, since it couldn't be applied: {self.reason}"
             case AsideState.OUT:
                 return f"{table} was taken out: its rows stay as they were"
             case AsideState.RESUMING:
@@ -110,7 +149,10 @@ class Aside:
             case AsideState.PAUSED:
                 return f"{resume} lets it go on"
             case AsideState.FAILED:
-                return resume if self.hint is None else f"{self.hint}; then {resume}"
+                step = resume if self.hint is None else f"{self.hint}; then {resume}"
+                return step if self.retry_at_ms is None else f"{step}, or wait: {self._when()}"
+            case AsideState.RETRYING:
+                return self.hint
             case AsideState.OUT:
                 return f"{resume} takes it in again"
             case AsideState.RESUMING:
@@ -118,10 +160,20 @@ class Aside:
             case AsideState.UNCAPTURED:
                 return "`lockstep doctor` says what it waits for; once it is captured, the sink takes it up by itself"
 
+    def _when(self) -> str:
+        """When it is tried again by itself, of one that is."""
+        before = "" if not self.tries else f", after {self.tries} {'try' if self.tries == 1 else 'tries'} in vain"
+        return f"it is tried again by itself at {time_text(self.retry_at_ms)}{before}"
+
     def sentence(self, sink: str, table: str) -> str:
         """Both of them."""
         step = self.next_step(sink, table)
         return self.why(table) if step is None else f"{self.why(table)}; {step}"
+
+
+def pause_s(tries: int) -> int:
+    """For how long a table that has failed isn't tried again, after so many tries in vain, in seconds. Pure."""
+    return int(min(_PAUSE_FIRST_S << min(tries, 10), _PAUSE_MAX_S))
 
 
 def is_done(order: Order, aside: Aside | None) -> bool:
@@ -194,7 +246,7 @@ def dump_asides(asides: Asides) -> str | None:
     entries = [
         [
             *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
-            *(aside.reason, aside.hint, aside.awaited, aside.begun),
+            *(aside.reason, aside.hint, aside.awaited, aside.begun, aside.tries, aside.retry_at_ms),
         ]
         for table, aside in sorted(asides.items())
     ]
@@ -236,6 +288,8 @@ def _uncaptured(order: Order, aside: Aside | None, now_ms: int) -> Aside:
 def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> Aside | None:
     if aside is not None and aside.state is AsideState.UNCAPTURED:
         aside = None  # it has joined
+    if aside is not None and order.number <= aside.order and aside.is_due(now_ms):
+        return replace(aside, state=AsideState.RETRYING, begun=False)
     if aside is not None and order.number < aside.order:
         return aside  # the order that it was set aside by was overwritten: who gave that gives it again
     match order.wish:
@@ -250,7 +304,7 @@ def _next(order: Order, aside: Aside | None, now_ms: int, *, has_left: bool) -> 
             if aside is None:
                 # One that had left the captured tables is resumed. All of one that joins is new.
                 return Aside(AsideState.RESUMING, now_ms, order.number, awaited=False) if has_left else None
-            if order.number <= aside.order and aside.state in (AsideState.FAILED, AsideState.RESUMING):
+            if order.number <= aside.order and (aside.has_failed or aside.is_read):
                 return aside
             return Aside(AsideState.RESUMING, aside.since_ms, order.number, awaited=aside.awaited)
 
@@ -269,6 +323,8 @@ def failed(asides: Asides, errors: Mapping[TableName, LockstepError], orders: Or
 
 
 def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: int) -> Aside:
+    tries = before.tries + 1 if before is not None and before.state is AsideState.RETRYING else 0
+    ends_by_itself = not isinstance(error, (PositionMismatch, NeedsRebuild))
     return Aside(
         AsideState.FAILED,
         now_ms if before is None else before.since_ms,
@@ -276,7 +332,19 @@ def _failed(before: Aside | None, error: LockstepError, order: Order, now_ms: in
         error.message,
         error.hint,
         awaited=before is None or before.awaited,
+        tries=tries,
+        retry_at_ms=now_ms + pause_s(tries) * 1000 if ends_by_itself else None,
     )
+
+
+def taken_again(asides: Asides, tables: Collection[TableName]) -> dict[TableName, Aside]:
+    """The same where some of each of these tables was applied: those that were tried again are resumed. Pure."""
+    return {
+        table: replace(aside, state=AsideState.RESUMING, reason=None, hint=None, tries=0, retry_at_ms=None)
+        if aside.state is AsideState.RETRYING and table in tables
+        else aside
+        for table, aside in asides.items()
+    }
 
 
 def read_tables(tables: Iterable[TableName], asides: Asides) -> list[TableName]:

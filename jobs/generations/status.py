@@ -17,7 +17,7 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.model.times import time_text
-from jobs.generations.asides import Aside, AsideState, load_asides
+from jobs.generations.asides import Aside, load_asides
 from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords
@@ -65,7 +65,7 @@ class JobStatus:
 
     @property
     def has_failed_tables(self) -> bool:
-        return any(aside.state is AsideState.FAILED for aside in self.asides.values())
+        return any(aside.has_failed for aside in self.asides.values())
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,7 +83,7 @@ class JobStatus:
     @property
     def by_need(self) -> list[tuple[TableName, Aside]]:
         """The tables that are set aside, those that need somebody first."""
-        return sorted(self.asides.items(), key=lambda item: (item[1].state is not AsideState.FAILED, item[0]))
+        return sorted(self.asides.items(), key=lambda item: (not item[1].has_failed, item[0]))
 
     def sentence(self, label: str) -> str | None:
         """What to tell of the generation's job; None where one runs."""

@@ -1,9 +1,11 @@
 """Spark's checkpoint of a query: where a batch ends, and what is committed. Read through Hadoop's file systems."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
@@ -60,7 +62,7 @@ def parse_planned(text: str, *, sources: int) -> PlannedBatch:
 
 
 class Checkpoint:
-    """The checkpoint directory of one query. Reads only; Spark writes it."""
+    """The checkpoint directory of one query. Spark writes it."""
 
     def __init__(self, spark: SparkSession, location: str) -> None:
         self.location = location
@@ -103,6 +105,11 @@ class Checkpoint:
         """
         batch_id = self.newest_planned()
         return None if batch_id is None else frozenset(topic for topic, _ in self.end_offsets(batch_id))
+
+    def remove(self) -> None:
+        """Delete the directory, where that can be. No query may have it: one would read the log from its start."""
+        with suppress(Py4JError):
+            self._files.delete(self._path_of(self.location), True)
 
     def _newest(self, kind: str) -> int | None:
         """The newest batch of which there is a file of this kind."""

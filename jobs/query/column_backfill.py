@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import NeedsRebuild
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
@@ -144,7 +144,7 @@ def _check_columns(table: Table, held_table: HeldTable, records: Sequence[Schema
             )
             is_copied = is_copied or (is_there and bool(record.change.rewritten))
         if not is_copied:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is"
                 " another one than before, and rows that were applied earlier have the values of the old one",
                 hint="build it again from the log: lockstep rebuild, with --switch",

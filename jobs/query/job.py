@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -34,7 +34,6 @@ from jobs.executor.view_notes import has_had_state
 from jobs.generations.asides import (
     Aside,
     Asides,
-    AsideState,
     Order,
     Orders,
     asides_name,
@@ -46,6 +45,7 @@ from jobs.generations.asides import (
     orders_name,
     parse_orders,
     read_tables,
+    taken_again,
 )
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
@@ -110,6 +110,13 @@ class _SetAside(Exception):
     """Tables can't be applied: the next query goes on without them."""
 
 
+@dataclass(slots=True)
+class _Noted:
+    """The tables that a query has set aside, as the thread beside it has noted them last."""
+
+    asides: Asides
+
+
 class _Unreadable(LockstepError):
     """The job may not read what it can't go on without."""
 
@@ -138,6 +145,7 @@ class SinkJob:
         self._obeyed: Orders = {}  # those that the newest query began with
         self._refused: TablesRefused | None = None  # tables that the destination has refused in the last query
         self._checked_again: Asides | None = None  # for which a query has ended, and may have for one of them
+        self._left_checkpoints: list[Checkpoint] = []  # of queries that no start position leads to any more
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
@@ -217,7 +225,7 @@ class SinkJob:
 
     def _check_all_applied(self) -> None:
         """Raise LockstepError where a job that was to apply all there is has left out tables that can't be applied."""
-        failed = {table: each for table, each in sorted(self._asides.items()) if each.state is AsideState.FAILED}
+        failed = {table: each for table, each in sorted(self._asides.items()) if each.has_failed}
         if not self._plan.once or self._stop.is_set() or not failed:
             return
         steps = [each.next_step(self._plan.name, str(table)) for table, each in failed.items()]
@@ -334,6 +342,9 @@ class SinkJob:
             server=opened.server(),
         )
         self._begin_asides(lease)
+        # A table that is tried again and again in vain would leave two each time.
+        while self._left_checkpoints:
+            self._left_checkpoints.pop().remove()
 
         def begin() -> bool:
             if stored is not None:
@@ -349,7 +360,7 @@ class SinkJob:
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
-        has_orders = partial(self._has_orders, lease, orders, self._asides, keeper)
+        has_orders = partial(self._has_orders, lease, orders, _Noted(self._asides), keeper)
         news = threading.Event()
         with ended_early(
             plan, cluster, log.tables, topics, retention, uncopied=log.uncopied, news=news, has_orders=has_orders
@@ -538,7 +549,7 @@ class SinkJob:
             while not plan.once and not self._stop.wait(_ORDERS_LOOK_S):
                 try:
                     lease.check()
-                    if self._orders(lease) != orders:
+                    if self._orders(lease) != orders or self._is_any_due(self._asides):
                         return True
                     if watch is None:
                         continue
@@ -577,22 +588,30 @@ class SinkJob:
         start, nothing = StartPosition(), LogFacts({}, [], {}, {})
         return _keeper(self._plan, opened, nothing, stored, start, check_claim=lease.check)
 
-    def _has_orders(self, lease: GenerationLease, orders: Orders, asides: Asides, keeper: ProgressKeeper) -> bool:
-        """Whether somebody has given another order than these. Notes tables that have caught up.
+    def _has_orders(self, lease: GenerationLease, orders: Orders, noted: _Noted, keeper: ProgressKeeper) -> bool:
+        """Whether somebody has given another order than these, or a table that has failed is to be tried again.
 
-        For a thread that may go on for a while after its query: ``asides`` are those of that query.
+        Notes tables that have caught up, and those that are applied after they had failed.
+
+        For a thread that may go on for a while after its query, whose ``noted`` is of no use then.
         """
-        if self._orders(lease) != orders:
+        asides = noted.asides
+        if self._orders(lease) != orders or self._is_any_due(asides):
             return True
-        left = {table: aside for table, aside in asides.items() if aside.state is not AsideState.RESUMING}
         if keeper.resuming or not keeper.has_caught_up:
-            return False
+            left = taken_again(asides, [table for table in asides if self._topic(table) in keeper.advanced])
+        else:
+            left = {table: aside for table, aside in asides.items() if not aside.is_read}
         with self._asides_lock:
             if self._asides is asides and left != asides:
                 self._save_asides(lease, left)
-                self._asides = left
+                self._asides = noted.asides = left
                 self._tell_asides()
         return False
+
+    def _is_any_due(self, asides: Asides) -> bool:
+        now_ms = _now_ms()
+        return any(aside.is_due(now_ms) for aside in asides.values())
 
     def _asides_by_topic(self) -> dict[str, Aside]:
         return {self._topic(table): aside for table, aside in self._asides.items()}
@@ -601,14 +620,16 @@ class SinkJob:
         plan, asides = self._plan, self._asides
         sentences = tuple(aside.sentence(plan.name, str(table)) for table, aside in sorted(asides.items()))
         if sentences != self._told:
-            has_failed = any(aside.state is AsideState.FAILED for aside in asides.values())
+            has_failed = any(aside.has_failed for aside in asides.values())
             self._report(TablesSetAside(plan.name, plan.generation, sentences, has_failed))
         self._told = sentences
 
     def _set_aside(self, lease: GenerationLease, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
         """Go on without these tables. Raises _SetAside, and as ``GenerationLease.save_record``."""
         with self._asides_lock:
-            self._save_asides(lease, failed(self._asides, errors, orders, now_ms=_now_ms()))
+            asides = failed(self._asides, errors, orders, now_ms=_now_ms())
+            self._save_asides(lease, asides)
+            self._asides = asides
         raise _SetAside
 
     def _set_refused_aside(self, opened: OpenedSink, lease: GenerationLease) -> None:
@@ -651,6 +672,7 @@ class SinkJob:
                 overwrite_equal_tags=start.overwrite_equal_tags,
                 topics=frozenset(log.topics),
             )
+            self._left_checkpoints.append(checkpoint)
             checkpoint = self._checkpoint(start)
             committed = checkpoint.committed()
         return _of_partitions(start, log), checkpoint, committed

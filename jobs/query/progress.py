@@ -78,6 +78,7 @@ class ProgressKeeper:
         self._skipped: Offsets = dict(skipped or {})
         self._left_at_ms = dict(left_at_ms or {})
         self._new = frozenset[str]()
+        self._advanced = frozenset[str]()
         self._reached: Offsets = {}
         self._written: dict[TopicPartition, int] = {}
         self._shards: Sequence[Mapping[TopicPartition, int]] = () if stored is None else stored.shards
@@ -149,6 +150,12 @@ class ProgressKeeper:
             return self._resuming
 
     @property
+    def advanced(self) -> frozenset[str]:
+        """The topics of which a batch has applied something since this was made."""
+        with self._lock:
+            return self._advanced
+
+    @property
     def complete_at_ms(self) -> int:
         """The time as of which the whole log had been applied, in milliseconds since 1970."""
         with self._lock:
@@ -207,6 +214,7 @@ class ProgressKeeper:
             # A log that is read again from its start takes nothing back.
             if any(self._skipped.get(at, self._applied.get(at, 0)) < end for at, end in ends.items()):
                 self._rejected += rejected
+                self._advanced |= {at[0] for at, end in ends.items() if self._applied.get(at, 0) < end}
                 for at, end in ends.items():
                     # Behind a gap nothing counts as complete, so the watermark stays where it is.
                     reached = self._skipped if at in self._skipped else self._applied

@@ -11,7 +11,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
-from jobs.generations.asides import Aside, AsideState
+from jobs.generations.asides import Aside
 from lockstep.dashboard.model import (
     BuildState,
     CaptureState,
@@ -49,7 +49,7 @@ from monitor.verification import VerifyOutcome
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
 
-STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "failed", "unanswered"})
+STANDS_STILL: Final = frozenset({"stopped", "stalled", "silent", "absent", "failed", "retrying", "unanswered"})
 """States of what doesn't go on, and nobody has wanted it so."""
 
 _NOT_WELL: Final = STANDS_STILL | {"paused"}
@@ -240,14 +240,13 @@ def _failed_tables(lag: Known) -> Iterator[tuple[str, list[Problem]]]:
         problems = [
             Problem(
                 where=f"{table} in {stage['stage'].removeprefix(APPLIED)}",
-                state=AsideState.FAILED.value,
+                state=aside.state.value,
                 since_ms=known["since_ms"],
                 reason=aside.why(table),
                 next_step=aside.next_step(stage["sink"], table),
             )
             for table, known in job.get("tables", {}).items()
-            if known["state"] == AsideState.FAILED
-            and (aside := Aside(AsideState.FAILED, known["since_ms"], reason=known["reason"], hint=known["hint"]))
+            if (aside := Aside.from_json(known)).has_failed
         ]
         if problems:
             yield stage["stage"].removeprefix(APPLIED), problems

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.times import time_text
-from jobs.generations.asides import AsideState
 from jobs.generations.status import JobState
 from monitor.alerts.settings import AlertSettings
 from monitor.lag import READ, RECEIVED, LagReport, StageState
@@ -418,7 +417,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             )
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
         asides = [] if sink.job is None else sink.job.by_need
-        failed = [(table, aside) for table, aside in asides if aside.state is AsideState.FAILED]
+        failed = [(table, aside) for table, aside in asides if aside.has_failed]
         if failed:
             table, aside = failed[0]
             others = f", and {len(failed) - 1} more" if failed[1:] else ""

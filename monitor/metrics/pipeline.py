@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Final
 
-from jobs.generations.asides import AsideState
 from monitor.lag import LagReport, Stage, StageState
 from monitor.metrics.definitions import Part
 from monitor.metrics.meters import Gauges
@@ -36,7 +35,7 @@ def gauges_of(report: LagReport, *, now_s: float) -> Gauges:
             if sink.label in report.open_rejections:
                 gauges.set("lockstep_open_rejections", report.open_rejections[sink.label], sink.name, generation)
             if sink.job is not None:
-                failed = sum(aside.state is AsideState.FAILED for aside in sink.job.asides.values())
+                failed = sum(aside.has_failed for aside in sink.job.asides.values())
                 gauges.set("lockstep_failed_tables", failed, sink.name, generation)
             if sink.name not in report.unanswered:
                 is_needed = float(sink.label in report.rebuild_needed)

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import NeedsRebuild
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table
 from sinks.columns.shape import Shape, unknown_column
@@ -140,7 +140,7 @@ class Rows:
             try:
                 arrays[name], beside = self._forms[name].write([value])
             except Unfit as unfit:
-                raise LockstepError(
+                raise NeedsRebuild(
                     f"column {name!r} of table {self.shape.table.name} can't get its default in this sink: {unfit.why}",
                     hint="rebuild it from the log: lockstep rebuild, with --switch",
                 ) from None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, NeedsRebuild
 from cdc.model.table import Column, Table
 
 
@@ -145,7 +145,7 @@ def _typed(column: Column) -> str:
 
 
 def _incompatible_change(table: Table, why: str) -> LockstepError:
-    return LockstepError(
+    return NeedsRebuild(
         f"table {table.name} no longer fits what this generation was built for: {why}",
         hint="rebuild it from the log: lockstep rebuild, with --switch",
     )

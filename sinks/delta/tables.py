@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, NeedsRebuild
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unprepared
@@ -123,7 +123,7 @@ class DeltaTables:
         opened = self.open(table.name)
         opened.refresh()
         if opened.has_synced_at != self._settings.synced_at:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"table {table.name} {'has' if opened.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in"
                 f" generation {self.generation}, and synced_at of this sink says something else",
                 hint="rebuild it from the log: lockstep rebuild, with --switch",
@@ -133,7 +133,7 @@ class DeltaTables:
         for column in table.columns:
             kind = form_of(column, is_key=column.name in table.key).type
             if column.name in known.schema.names and known.schema.field(column.name).type != kind:
-                raise LockstepError(
+                raise NeedsRebuild(
                     f"table {table.name} no longer fits what this generation was built for: column {column.name!r} is "
                     f"{column.type_name} now, which its {known.schema.field(column.name).type} can't hold",
                     hint="rebuild it from the log: lockstep rebuild, with --switch",

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, LockstepError, NeedsRebuild
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unprepared
 from sinks.opensearch.bookkeeping import Bookkeeping
@@ -243,7 +243,7 @@ class OpenSearchIndexes:
     def _evolved(self, index: str, held: HeldIndex, table: Table) -> HeldIndex:
         """The index with all fields of the table. Raises LockstepError when it holds another table, or shape."""
         if held.shape.table.name != table.name:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"index {index!r} holds table {held.shape.table.name}, not {table.name}",
                 hint="names of this sink were changed: rebuild it from the log: lockstep rebuild",
             )

@@ -14,7 +14,7 @@ all of these.
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import NeedsRebuild
 from cdc.model.tag import TRANSACTION_LENGTH, VERSION_SEQ_MAX, transaction_prefix
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
 
@@ -53,7 +53,7 @@ def condition_for(
     if held > tag or (held == tag and not or_equal):
         return None
     if document["_version"] + 1 >= first_version + VERSIONS_OF_TRANSACTION:
-        raise LockstepError(
+        raise NeedsRebuild(
             "one transaction has changed a row more often than an OpenSearch version can tell apart",
             hint="build the index again from the log: lockstep rebuild, with --switch",
         )

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from cdc.model.append_only import is_append_only
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, NeedsRebuild
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.shape import Shape
@@ -52,19 +52,19 @@ class WarehouseTables:
         if held is None:
             return HeldTable(Shape.of(table), name, has_history, self._settings.synced_at)
         if held.name != name:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"table {table.name} has the name {held.name!r} in generation {self.generation}, and names says "
                 f"{name!r}",
                 hint="rebuild it from the log: lockstep rebuild, with --switch",
             )
         if held.has_history and not has_history:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"generation {self.generation} has a history of table {table.name}, which history of this sink "
                 "doesn't name",
                 hint="rebuild it from the log, without the history: lockstep rebuild, with --switch",
             )
         if held.has_synced_at != self._settings.synced_at:
-            raise LockstepError(
+            raise NeedsRebuild(
                 f"table {table.name} {'has' if held.has_synced_at else 'lacks'} the column {SYNCED_COLUMN} in "
                 f"generation {self.generation}, and synced_at of this sink says something else",
                 hint="rebuild it from the log: lockstep rebuild, with --switch",

@@ -137,6 +137,53 @@ def test_figures_that_get_no_newer_are_said_to_be_old(browser: Browser, api: Fak
         expect(shown.page.locator("#connection")).to_have_text("live")
 
 
+@pytest.mark.parametrize("address", ["#/key/%", "#/constructor", "#/__proto__/x", "#/sink", "#/sink/", "#/nothing"])
+def test_an_address_that_somebody_has_mistyped_shows_a_screen(browser: Browser, api: FakeApi, address: str) -> None:
+    with opened(browser, f"{api.address}#/tail") as shown:
+        page = shown.page
+        page.evaluate("address => { location.hash = address }", address)
+        expect(page.locator("main h1")).to_have_text("Follow a key" if "key" in address else "Pipeline")
+        assert shown.complaints == []
+
+
+def test_the_same_key_is_looked_for_again(browser: Browser, api: FakeApi) -> None:
+    with opened(browser, f"{api.address}#/key") as shown:
+        page = shown.page
+        page.get_by_label("Table").fill(" public.customer ")
+        page.get_by_label("Key").fill("42")
+        for _ in range(2):
+            with page.expect_request(lambda request: "api/key" in request.url) as asked:
+                page.get_by_role("button", name="Follow").click()
+            assert "table=public.customer&key=42" in asked.value.url
+            expect(page.locator(".verdict")).to_be_visible()
+
+
+def test_what_could_not_be_shown_is_asked_for_again_once_the_server_is_back(browser: Browser, api: FakeApi) -> None:
+    with opened(browser, api.address) as shown:
+        page = shown.page
+        page.route("**/api/key*", lambda route: route.abort())
+        page.evaluate("() => { location.hash = '#/key/public.customer/42' }")
+        expect(page.locator("main [role=alert]")).to_contain_text("doesn't answer")
+        api.lose()
+        expect(page.locator("#connection")).to_have_text("not connected")
+        page.unroute("**/api/key*")
+        api.find()
+        expect(page.locator(".verdict")).to_be_visible(timeout=60_000)
+
+
+def test_a_question_is_gone_with_the_screen_that_asked_it(browser: Browser, api: FakeApi) -> None:
+    """Somebody goes back by the browser's own button."""
+    with opened(browser, f"{api.address}#/tables") as shown:
+        page = shown.page
+        page.evaluate("() => { location.hash = '#/sink/search' }")
+        page.get_by_role("button", name="Rebuild").click()
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.go_back()
+        expect(page.locator("main h1")).to_have_text("Tables")
+        expect(page.get_by_role("dialog")).to_be_hidden()
+        assert api.actions == []
+
+
 def test_an_action_is_done_only_after_it_was_confirmed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/sink/search") as shown:
         page = shown.page

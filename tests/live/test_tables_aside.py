@@ -1,8 +1,10 @@
 """Single tables of a sink are paused, resumed, taken out, or fail, while the others go on."""
 
+import random
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import orjson
 import psycopg
 import pytest
+from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
@@ -17,13 +20,14 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
-from jobs.generations.asides import Aside, AsideState, Wish, give_order, load_asides
+from jobs.generations.asides import Aside, AsideState, Wish, asides_name, dump_asides, give_order, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
 from lockstep.generations import check_nothing_aside, switch_to
 from sinks.contract import OpenedSink, Progress
-from sinks.registry import open_sink
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.registry import SinkSettings, open_sink
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
@@ -48,7 +52,7 @@ class Pipeline:
         self.directory = directory
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, ITEMS])
         self.sink = f"{self.name}w"
-        self.settings = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
+        self.settings: SinkSettings = WarehouseSettings.model_validate({"url": endpoints.warehouse_url})
 
     def write(self, *changes: Put | Delete) -> int:
         return self.log.commit(changes, commit_time_ms=time.time_ns() // 1_000_000)
@@ -95,6 +99,30 @@ class Pipeline:
             return load_asides(opened.records, 1).get(of.name)
         finally:
             opened.sink.close()
+
+    def tries(self, of: Table) -> int:
+        """How often it was tried again, and in vain."""
+        aside = self.aside(of)
+        return 0 if aside is None else aside.tries
+
+    def is_tried(self, of: Table, tries: int) -> bool:
+        """Whether it is tried again now, or was after so many ``tries``."""
+        aside = self.aside(of)
+        return aside is None or aside.state is not AsideState.FAILED or aside.tries > tries
+
+    def make_due(self, of: Table) -> None:
+        """The time has come to try it again. No job runs."""
+        opened = self.opened()
+        try:
+            asides = load_asides(opened.records, 1)
+            opened.records.save(
+                asides_name(1), dump_asides({**asides, of.name: replace(asides[of.name], retry_at_ms=0)})
+            )
+        finally:
+            opened.sink.close()
+
+    def checkpoints(self) -> list[Path]:
+        return list((self.directory / "checkpoints" / self.name / self.sink).iterdir())
 
     def wait_aside(self, of: Table, state: AsideState | None) -> Aside | None:
         def is_so() -> bool:
@@ -389,6 +417,145 @@ def test_a_table_that_a_trigger_refuses_in_a_batch_is_set_aside_and_comes_back_w
         assert job.stop() == 0
 
 
+def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jobs.generations.asides._PAUSE_FIRST_S", 1)
+
+
+def test_a_table_that_failed_is_tried_again_by_itself_and_comes_back_whole(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbour goes on meanwhile, the watermark waits, and tries in vain leave nothing behind."""
+    _try_again_soon(monkeypatch)
+    held = pipeline.both(1, "first")
+    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(held)
+        schema = _refuse_items(warehouse, pipeline)
+        for key in (2, 3):
+            pipeline.both(key, "meanwhile")
+        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.write(Delete(ITEMS, {"id": 1}), Delete(ITEMS, {"id": 3}))
+        for tries in (1, 2, 3):
+            pipeline.write(Put(ORDERS, {"id": 10 + tries, "note": "a neighbour"}))
+            until(lambda tries=tries: pipeline.tries(ITEMS) >= tries)
+        pipeline.wait_rows(ORDERS, {1: "first"} | dict.fromkeys((2, 3), "meanwhile") | _NEIGHBOURS)
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert "P0001" in (failed.reason or "")
+        assert "it is tried again by itself at" in (failed.next_step(pipeline.sink, str(ITEMS.name)) or "")
+        assert pipeline.status().has_failed_tables
+        assert (pipeline.rows(ITEMS), pipeline.progress().watermark_lsn) == ({1: "first"}, held)
+        assert len(pipeline.checkpoints()) <= 2
+        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+        pipeline.wait_rows(ITEMS, {2: "meanwhile"})
+        pipeline.wait_aside(ITEMS, None)
+        newest = pipeline.both(4, "newest")
+        pipeline.wait_watermark(newest)
+        assert pipeline.rows(ITEMS) == {2: "meanwhile", 4: "newest"}
+        assert job.stop() == 0
+        told = [str(report) for report in job.reports if report["report"] == "TablesSetAside"]
+        assert any("after 2 tries in vain" in sentences for sentences in told)
+    assert pipeline.progress().left_at_ms == {}
+
+
+_NEIGHBOURS = dict.fromkeys((11, 12, 13), "a neighbour")
+
+
+def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
+) -> None:
+    seed = time.time_ns()
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    lsn = pipeline.both(1, "first")
+    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        with pipeline.process() as process:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(lsn)
+            schema = _refuse_items(warehouse, pipeline)
+            pipeline.both(2, "while it is refused")
+            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            process.kill()
+        expected = {1: "first", 2: "while it is refused"}
+        for cut in range(3):
+            key = 10 + cut
+            pipeline.both(key, "while it is tried")
+            pipeline.write(Put(ITEMS, {"id": 5, "note": "of short life"}), Delete(ITEMS, {"id": 1}))
+            pipeline.write(Delete(ITEMS, {"id": 5}))
+            expected[key] = "while it is tried"
+            tries = pipeline.tries(ITEMS)
+            pipeline.make_due(ITEMS)
+            with pipeline.process() as process:
+                until(lambda tries=tries: pipeline.is_tried(ITEMS, tries))
+                time.sleep(chance.random() * 2)
+                if cut == 2:
+                    warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+                process.kill()
+            assert cut == 2 or pipeline.progress().watermark_lsn == lsn
+        if pipeline.aside(ITEMS) is not None:
+            pipeline.make_due(ITEMS)
+    with pipeline.job(spark) as job:
+        of_items = {key: note for key, note in expected.items() if key != 1}
+        pipeline.wait_rows(ITEMS, of_items)
+        pipeline.wait_rows(ORDERS, expected)
+        pipeline.wait_aside(ITEMS, None)
+        newest = pipeline.both(20, "newest")
+        pipeline.wait_watermark(newest)
+        assert pipeline.rows(ITEMS) == of_items | {20: "newest"}
+        assert job.stop() == 0
+
+
+def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _try_again_soon(monkeypatch)
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(lsn)
+        schema = _refuse_items(warehouse, pipeline)
+        pipeline.both(2, "second")
+        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.write(Delete(ITEMS, {"id": 1}))
+        configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
+        pipeline.wait_refused(ITEMS, "deletes may be missing")
+        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert failed.retry_at_ms is None
+        pipeline.write(Put(ORDERS, {"id": 3, "note": "third"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second", 3: "third"})
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
+def test_an_index_that_was_read_only_comes_back_by_itself(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As OpenSearch makes it of itself when a disk is full, and takes it back when there is room."""
+    _try_again_soon(monkeypatch)
+    pipeline = Pipeline(endpoints, tmp_path)
+    pipeline.settings = OpenSearchSettings(urls=[endpoints.opensearch_url])
+    client = OpenSearch(endpoints.opensearch_url)
+    try:
+        pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            (index,) = [name for name in client.indices.get(index="*") if pipeline.sink in name and "items" in name]
+            block = "index.blocks.read_only_allow_delete"
+            client.indices.put_settings(index=index, body={block: True})
+            pipeline.both(2, "second")
+            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+            client.indices.put_settings(index=index, body={block: None})
+            pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
+            pipeline.wait_aside(ITEMS, None)
+            assert job.stop() == 0
+    finally:
+        client.close()
+        pipeline.log.close()
+
+
 def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -401,6 +568,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
         assert failed is not None
         assert failed.reason
+        assert failed.retry_at_ms is None, "to try again is no use"
         pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert pipeline.progress().watermark_lsn == lsn

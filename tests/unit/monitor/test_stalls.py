@@ -371,10 +371,10 @@ def test_it_hangs_exactly_where_it_lacked_something_all_the_time_and_stood_still
         assert (lag.stages[1].state is StageState.STALLED) == (still_s >= STALLED_S)
 
 
-@pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED])
+@pytest.mark.parametrize("state", [AsideState.PAUSED, AsideState.FAILED, AsideState.RETRYING])
 def test_a_sink_with_a_table_that_is_set_aside_is_paused_however_much_comes(state: AsideState) -> None:
     """The rows that come are those of the table."""
-    asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room")}
+    asides = {TableName("public", "t"): Aside(state, 60_000, reason="no room", hint="lockstep resume")}
     job = JobStatus(JobState.RUNNING, last_sign_ms=NOW_MS, asides=asides)
     watching = Watching()
     for rows in range(1, 20):

@@ -75,6 +75,7 @@ export function confirmAction({ title, text, label, path, body, isDangerous = fa
   }
 
   draw();
+  addEventListener("hashchange", () => dialog.close(), { once: true }); // it is about what another screen shows
   dialog.showModal();
   dialog.querySelector("button").focus();
 }

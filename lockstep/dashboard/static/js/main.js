@@ -34,9 +34,23 @@ let timer = null;
 
 /* Routes */
 
+/** A part of the address. Somebody may have typed it: what isn't encoded as it should be is taken as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
+function screenOf(name, parameters) {
+  const screen = Object.hasOwn(SCREENS, name) ? SCREENS[name] : pipeline;
+  return screen.isOfOne && !parameters[0] ? pipeline : screen;
+}
+
 function route() {
-  const [name, ...parameters] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-  const screen = SCREENS[name] ?? pipeline;
+  const [name, ...parameters] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  const screen = screenOf(name, parameters);
   const address = `${name}/${parameters.join("/")}`;
   if (address === shown.address) return;
   const isFirst = shown.screen === null;
@@ -208,5 +222,6 @@ follow("api/events", {
   onConnection(ms) {
     lostMs = ms;
     drawConnection();
+    if (ms === null && failure !== null) load(); // it may have failed for that
   },
 });

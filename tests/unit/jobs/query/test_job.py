@@ -25,11 +25,11 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.consistency import Consistency, save_consistency
 from jobs.executor.result import TablesRefused
-from jobs.generations.asides import Aside, AsideState, Order, Wish, load_asides
+from jobs.generations.asides import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob, _as_of_start, _keeper, _left, _reads_others, _SetAside
+from jobs.query.job import SinkJob, _as_of_start, _keeper, _left, _Noted, _reads_others, _SetAside
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
 from jobs.query.resume_check import ResumePoint, TopicFacts
@@ -136,7 +136,8 @@ def _refusing(refused: list[TableName], store: MemoryStore) -> tuple[SinkJob, Op
     job = _Job(LockstepError("never"))
     settings = RedisSettings(type="redis", url=SecretStr("redis://cache"))
     job._plan = replace(job._plan, settings=settings, tables=[_A, _B])
-    job._refused = TablesRefused({name: LockstepError(f"no room in {name}", hint="make some") for name in refused})
+    errors = {name: LockstepError(f"no room in {name}", hint="make some") for name in refused}
+    job._refused = TablesRefused(errors) if errors else None
     opened = open_memory(store)
     lease = GenerationLease(opened, 1)
     lease.claim(opened.sink.claim)
@@ -154,6 +155,51 @@ def test_a_table_that_the_destination_refuses_is_set_aside_with_its_reason() -> 
     assert (aside.state, aside.reason, aside.hint) == (AsideState.FAILED, "no room in public.b", "make some")
     assert aside.order == 3, "an order that came meanwhile is a newer one, and has it tried again"
     job._set_refused_aside(opened, lease)
+
+
+def _tried(store: MemoryStore, aside: Aside) -> tuple[SinkJob, Callable[..., bool]]:
+    """A job with a query for which it has set table b aside, and what looks beside it."""
+    job, opened, lease = _refusing([], store)
+    job._asides = {_B: aside}
+    opened.records.save(asides_name(1), dump_asides(job._asides))
+    noted = _Noted(job._asides)
+
+    def looks(*, advanced: Sequence[str] = (), has_caught_up: bool = False) -> bool:
+        resuming = frozenset() if has_caught_up else frozenset({"p.public.b"})
+        keeper = SimpleNamespace(resuming=resuming, has_caught_up=has_caught_up, advanced=frozenset(advanced))
+        return job._has_orders(lease, {}, noted, cast("Any", keeper))
+
+    return job, looks
+
+
+def test_a_query_ends_when_a_table_that_has_failed_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000_000]
+    monkeypatch.setattr("jobs.query.job._now_ms", lambda: clock[0])
+    _, looks = _tried(prepared_store(1), Aside(AsideState.FAILED, 5, retry_at_ms=clock[0] + 60_000))
+    assert not looks()
+    clock[0] += 60_000
+    assert looks()
+
+
+def test_a_table_that_is_tried_again_is_resumed_by_its_first_batch_and_then_has_caught_up() -> None:
+    store = prepared_store(1)
+    job, looks = _tried(store, Aside(AsideState.RETRYING, 5, reason="no room", tries=2, begun=True))
+    records = MemoryRecords(store)
+    looks(advanced=["p.public.a"])
+    assert load_asides(records, 1)[_B].state is AsideState.RETRYING
+    looks(advanced=["p.public.a", "p.public.b"])
+    assert load_asides(records, 1) == job._asides == {_B: Aside(AsideState.RESUMING, 5, begun=True)}
+    looks(advanced=["p.public.b"], has_caught_up=True)
+    assert load_asides(records, 1) == job._asides == {}
+
+
+def test_what_looks_beside_a_query_that_has_ended_changes_nothing_any_more() -> None:
+    store = prepared_store(1)
+    job, looks = _tried(store, Aside(AsideState.RETRYING, 5, reason="no room"))
+    job._asides = {_B: Aside(AsideState.FAILED, 5, reason="no room", tries=1)}
+    MemoryRecords(store).save(asides_name(1), dump_asides(job._asides))
+    looks(advanced=["p.public.b"], has_caught_up=True)
+    assert load_asides(MemoryRecords(store), 1)[_B].state is AsideState.FAILED
 
 
 @pytest.mark.parametrize(("refused", "has_progress"), [([_A, _B], True), ([_B], False)])

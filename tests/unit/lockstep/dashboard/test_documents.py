@@ -167,6 +167,16 @@ def test_a_table_that_a_sink_cannot_take_is_a_problem_and_the_pipeline_isnt_read
     assert problem.reason.endswith("it can't be applied: no room")
     assert problem.next_step == "make some; then `lockstep resume search public.t`"
     assert not health_of(state, 2_000).ready
+    failed = asides[TableName("public", "t")]
+    by_itself = {TableName("public", "t"): replace(failed, tries=2, retry_at_ms=0)}
+    (problem,) = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=by_itself)))).problems
+    assert (problem.next_step or "").endswith(
+        "it is tried again by itself at 1970-01-01 00:00:00 UTC, after 2 tries in vain"
+    )
+    trial = {TableName("public", "t"): replace(failed, state=AsideState.RETRYING)}
+    tried = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=trial))))
+    assert [problem.state for problem in tried.problems] == ["retrying"]
+    assert not health_of(tried, 2_000).ready, "nothing of it was applied since"
     paused = {TableName("public", "t"): Aside(AsideState.PAUSED, 1_234)}
     wanted = state_of(looked(source(), sink(job=JobStatus(JobState.RUNNING, asides=paused))))
     assert [(problem.where, problem.state) for problem in wanted.problems] == [("search", "paused")]

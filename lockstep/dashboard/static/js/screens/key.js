@@ -8,7 +8,7 @@ function rowOf(row) {
   return row ? h("pre", { class: "row", tabindex: "0" }, JSON.stringify(row, null, 2)) : h("p", { class: "quiet" }, "no row");
 }
 
-function form(name, key, error) {
+function form(name, key, reload) {
   return h(
     "form",
     {
@@ -16,13 +16,14 @@ function form(name, key, error) {
       onsubmit: (event) => {
         event.preventDefault();
         const data = new FormData(event.target);
-        location.hash = `#/key/${encodeURIComponent(data.get("table"))}/${encodeURIComponent(data.get("key"))}`;
+        const asked = `#/key/${encodeURIComponent(data.get("table").trim())}/${encodeURIComponent(data.get("key"))}`;
+        if (asked === location.hash) reload();
+        else location.hash = asked;
       },
     },
     h("label", { class: "wide" }, "Table", h("input", { name: "table", value: name, required: true, placeholder: "public.customer" })),
     h("label", { class: "wide" }, "Key", h("input", { name: "key", value: key, required: true, placeholder: '42 or {"id":42}' })),
     h("button", { type: "submit", class: "primary" }, "Follow"),
-    error,
   );
 }
 
@@ -47,7 +48,7 @@ export default {
   render({ document, error, parameters: [name, key], reload }) {
     return [
       title("Follow a key", "The row at the source, its events on the topic, and what each sink holds."),
-      panel(null, form(name, key, null)),
+      panel(null, form(name, key, reload)),
       key && !document && panel(null, error ?? waiting("the row")),
       document &&
         h(

@@ -79,6 +79,7 @@ function beside({ read, visible, events_behind: applied }) {
 export default {
   name: "Sinks",
   title: ([name]) => name ?? "Sinks",
+  isOfOne: true,
   load: { path: ([name]) => (name ? `api/sinks/${encodeURIComponent(name)}` : null), every: 5000 },
   render({ state, document, error, parameters: [name] }) {
     const own = state.sinks.filter((one) => one.name === name);

@@ -58,6 +58,7 @@ function form(redraw) {
       onsubmit: (event) => {
         event.preventDefault();
         chosen = Object.fromEntries(new FormData(event.target));
+        chosen.table = chosen.table.trim();
         start(redraw);
       },
     },
