@@ -43,7 +43,8 @@ _IDLE_AFTER_S: Final = 1.0
 _GATHER_S: Final = 0.002
 """What comes so soon after a record belongs to the same transactions, mostly."""
 
-_MESSAGES_AT_ONCE: Final = 10_000
+_MESSAGES_AT_ONCE: Final = 3_000
+"""They are objects until they are Arrow. 3,000 stay in the processor's cache: of 10,000 each takes a quarter longer."""
 _READ_AHEAD_KB: Final = 16 * 1024
 """Of all partitions of a task together; beside it, a task holds as much in what it has just taken."""
 

@@ -1,8 +1,9 @@
-"""What a Python worker says when Spark goes away under it."""
+"""What a Python worker has of its daemon, and what it says when Spark goes away under it."""
 
 import subprocess
 import sys
 
+from jobs.spark import worker_daemon
 from jobs.spark.shipped_code import ROOT
 
 _HUNG_UP = """
@@ -31,3 +32,20 @@ def test_a_worker_whose_spark_has_hung_up_ends_without_a_word() -> None:
         [sys.executable, "-c", _HUNG_UP], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+_LOOKS = """
+import gc
+from pyspark import daemon
+from jobs.spark import worker_daemon
+
+daemon.manager = lambda: print(gc.get_threshold()[0], gc.get_freeze_count() > 0)
+worker_daemon.main()
+"""
+
+
+def test_workers_do_not_look_for_garbage_among_the_records_that_they_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOKS], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stderr, done.stdout) == ("", f"{worker_daemon.GARBAGE_AT} True\n")
