@@ -22,8 +22,14 @@ from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.dsn import parse_dsn
-from cdc.postgres.replication import APPLICATION as CAPTURE_APPLICATION
-from cdc.postgres.slot import CaptureSession, emit_heartbeat, find_capture, system_identifier
+from cdc.postgres.slot import (
+    CAPTURE_SESSIONS,
+    SLOT_SESSIONS,
+    CaptureSession,
+    emit_heartbeat,
+    find_capture,
+    system_identifier,
+)
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.consistency import KnownConsistency, known_consistency
@@ -575,13 +581,11 @@ class LagCollector:
             " pg_wal_lsn_diff(pg_current_wal_insert_lsn(), s.restart_lsn)::bigint,"
             " case when s.slot_name is not null then coalesce(s.wal_status, 'reserved') end, s.safe_wal_size,"
             " case when a.state = 'active' then coalesce(a.wait_event, '') else 'idle' end, r.reply_time::text,"
-            f" {_blocker_of('client backend')}, {_blocker_of('walsender')}"
+            f" {_blocker_of(CAPTURE_SESSIONS)}, {_blocker_of(SLOT_SESSIONS)}"
             " from (select 1) one left join pg_replication_slots s on s.slot_name = %s"
             " left join pg_stat_replication r on r.pid = s.active_pid"
             " left join pg_stat_activity a on a.pid = s.active_pid",
-            CAPTURE_APPLICATION,
-            CAPTURE_APPLICATION,
-            self._pipeline.slot,
+            *(3 * [self._pipeline.slot]),
         )
         wal_end, active, received, retained, wal_status, safe_wal_size, walsender, told_at, *blockers = row
         blocked_by, slot_waits_for = (blocker and f"pid {blocker}" for blocker in blockers)
@@ -838,13 +842,12 @@ def _records_behind(
     return sum(max(0, end - next_offsets.get(at, 0)) for at, end in ends.items() if at[0] in topics)
 
 
-def _blocker_of(backend_type: str) -> str:
-    """SQL: who holds what capture waits for, in a session of this type. A slot that is made waits in a walsender."""
+def _blocker_of(sessions: str) -> str:
+    """SQL: who holds what one of these sessions waits for. They are given as the SQL of their processes."""
     return (
         "(select b.pid || ' (' || coalesce(b.application_name, '') || ')' from pg_stat_activity c"
         " cross join lateral unnest(pg_blocking_pids(c.pid)) as by (pid) join pg_stat_activity b on b.pid = by.pid"
-        " where c.application_name = %s and c.datname = current_database() and c.wait_event_type = 'Lock'"
-        f" and c.backend_type = '{backend_type}' limit 1)"
+        f" where c.pid in ({sessions}) and c.wait_event_type = 'Lock' limit 1)"
     )
 
 

@@ -19,8 +19,30 @@ HEARTBEAT_PREFIX = "lockstep.heartbeat"
 
 _NAME_MAX: Final = 63
 
-_ADVISORY_CLASS: Final = 1280527188
+_AT_WORK: Final = 1280527188
 """The first number of our advisory locks: "LSCT" in ASCII, so that others' don't meet them."""
+
+_STANDING_BY: Final = _AT_WORK + 1
+"""The same of captures that wait for their turn."""
+
+_SESSIONS: Final = """
+select l.pid from pg_locks l
+where l.locktype = 'advisory' and l.granted and l.classid = {kind}
+  and l.objid::int8 = hashtext(%s)::int8 & 4294967295 and l.objsubid = 2
+  and l.database = (select oid from pg_database where datname = current_database())
+"""
+
+CAPTURE_SESSIONS: Final = _SESSIONS.format(kind=_AT_WORK)
+"""SQL: the processes of the sessions of captures that are at work. Its parameter is their slot."""
+
+_TEMPORARY_END: Final = 9
+
+SLOT_SESSIONS: Final = f"""
+select s.active_pid from pg_replication_slots s, (select %s::text as name) own
+where s.slot_name = own.name
+   or s.temporary and left(s.slot_name, -{_TEMPORARY_END}) = left(own.name, {_NAME_MAX - _TEMPORARY_END})
+"""
+"""SQL: the walsenders that read or make a slot, which is the parameter, or one of its ``temporary_slot_name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +85,7 @@ def system_identifier(connection: psycopg.Connection[Any]) -> str | None:
 
 def temporary_slot_name(slot: str) -> str:
     """A new name each time: the server may still be busy with ending the last one."""
-    return f"{slot[: _NAME_MAX - 9]}_{uuid.uuid4().hex[:8]}"
+    return f"{slot[: _NAME_MAX - _TEMPORARY_END]}_{uuid.uuid4().hex[: _TEMPORARY_END - 1]}"
 
 
 def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
@@ -72,7 +94,18 @@ def drop_slot(connection: psycopg.Connection[Any], name: str) -> None:
 
 def announce_capture(connection: psycopg.Connection[Any], slot: str) -> None:
     """Let others see, for as long as this connection lives, that a capture of this slot is at work."""
-    connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_ADVISORY_CLASS, slot))
+    connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_AT_WORK, slot))
+
+
+def announce_standby(connection: psycopg.Connection[Any], slot: str) -> None:
+    """Let others see, for as long as this connection lives, that a capture of this slot waits for its turn."""
+    connection.execute("select pg_advisory_lock_shared(%s, hashtext(%s))", (_STANDING_BY, slot))
+
+
+def has_standby(connection: psycopg.Connection[Any], slot: str) -> bool:
+    """Whether a capture of this slot waits for its turn."""
+    row = connection.execute(f"select exists ({_SESSIONS.format(kind=_STANDING_BY)})", (slot,)).fetchone()
+    return row is not None and bool(row[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +122,8 @@ def find_capture(connection: psycopg.Connection[Any], slot: str) -> CaptureSessi
     row = connection.execute(
         "select count(*), min(case when a.state = 'active' then 0"
         " else extract(epoch from clock_timestamp() - a.state_change) end)::float8"
-        " from pg_locks l left join pg_stat_activity a on a.pid = l.pid"
-        " where l.locktype = 'advisory' and l.granted and l.classid = %s"
-        " and l.objid::int8 = hashtext(%s)::int8 & 4294967295 and l.objsubid = 2"
-        " and l.database = (select oid from pg_database where datname = current_database())",
-        (_ADVISORY_CLASS, slot),
+        f" from ({CAPTURE_SESSIONS}) l left join pg_stat_activity a on a.pid = l.pid",
+        (slot,),
     ).fetchone()
     return CaptureSession(row[1]) if row is not None and row[0] else None
 

@@ -15,7 +15,7 @@ from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.replication import APPLICATION
-from cdc.postgres.slot import is_captured, system_identifier
+from cdc.postgres.slot import announce_standby, is_captured, system_identifier
 from cdc.protocol.control_records import CaptureState
 
 PATIENCE_S: Final = 2.0
@@ -51,6 +51,7 @@ def wait_for_turn(pipeline: Pipeline, *, stopping: Callable[[], bool], say: Call
                 if connection is None:
                     connection = connect(pipeline.source, application=f"{APPLICATION} standby")
                     closing.callback(connection.close)
+                    announce_standby(connection, pipeline.slot)
                 is_free = not is_captured(connection, pipeline.slot)
                 has_said_silent = False
             except (Unavailable, psycopg.Error) as raised:

@@ -18,7 +18,7 @@ from cdc.model.log_message import LogMessage
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connect
 from cdc.postgres.dsn import parse_dsn
-from cdc.postgres.replication import APPLICATION
+from cdc.postgres.slot import has_standby
 from monitor.alerts.certificates import file_expires_ms, server_expires_ms
 from monitor.alerts.conditions import Facts
 from sinks.access import Tls
@@ -127,17 +127,12 @@ def disks_of(directories: Collection[Path]) -> dict[str, tuple[int, int] | None]
 
 
 def has_capture_standby(pipeline: Pipeline) -> bool | None:
-    """Whether a capture waits beside another one; None where the source doesn't say."""
+    """Whether a capture of the pipeline waits for its turn; None where the source doesn't say."""
     try:
         with connect(pipeline.source, application="lockstep alerts") as connection:
-            row = connection.execute(
-                "select exists (select from pg_stat_activity where application_name = %s"
-                " and datname = current_database())",
-                (f"{APPLICATION} standby",),
-            ).fetchone()
+            return has_standby(connection, pipeline.slot)
     except (LockstepError, psycopg.Error):
         return None
-    return None if row is None else bool(row[0])
 
 
 def expiries(certificates: Mapping[str, Expiry]) -> dict[str, int | None]:

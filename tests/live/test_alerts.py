@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, tmp_
         until(lambda: ("cleared", "capture-stopped") in _told(tmp_path), seconds=_PATIENCE_S)
     finally:
         watch.terminate()
-        assert watch.wait(30) == 0
+        assert watch.wait(300) == 0
     assert _told(tmp_path) == [("opened", "capture-stopped"), ("cleared", "capture-stopped")]
     assert "alert opened name=capture-stopped subject=capture" in watch.told()
     assert _SECRET not in watch.told() + (tmp_path / "told").read_text()
@@ -65,6 +66,7 @@ def test_a_standby_is_found_where_it_waits(captured: Captured) -> None:
     waiting.start()
     try:
         until(lambda: has_capture_standby(pipeline))
+        assert has_capture_standby(replace(pipeline, name="another")) is False, "it waits for another slot"
     finally:
         stop.set()
         waiting.join()

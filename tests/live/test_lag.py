@@ -1,13 +1,16 @@
 """How far a capture that has nothing to do is said to be behind, on real servers."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from cdc.model.lsn import Lsn
-from cdc.postgres.slot import wal_end
+from cdc.postgres.replication import APPLICATION, ReplicationConnection
+from cdc.postgres.slot import announce_capture, temporary_slot_name, wal_end
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage
 from stack.stack import Endpoints
@@ -55,6 +58,42 @@ def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -
         assert stopped.lsn is not None
         assert stopped.lsn < written, "of a capture that is gone counts what it has published"
         assert stopped.seconds_behind != 0
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_who_is_in_the_way_of_this_capture_is_named_and_of_no_other(captured: Captured, *, is_ours: bool) -> None:
+    """Several pipelines may capture one database."""
+    captured.start().settle()
+    captured.stop()
+    database, slot = captured.database, captured.config.slot
+    whose = slot if is_ours else "another_pipelines"
+
+    def wait_for_lock() -> None:
+        with psycopg.connect(database.dsn, application_name=APPLICATION, autocommit=True) as waiting:
+            announce_capture(waiting, whose)
+            waiting.execute("alter table others set (fillfactor = 90)")
+
+    def make_slot() -> None:
+        with ReplicationConnection(database.source()) as waiting:
+            waiting.create_slot(temporary_slot_name(whose), temporary=True)
+
+    threads = [threading.Thread(target=wait_for_lock), threading.Thread(target=make_slot)]
+    with psycopg.connect(database.dsn) as holder, LagCollector(captured.config.as_pipeline(), {}) as collector:
+        pid = holder.info.backend_pid
+        holder.execute("insert into others values (1)")
+        for thread in threads:
+            thread.start()
+        waiting = (
+            "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        )
+        until(lambda: database.value(waiting) == len(threads))
+        collector.collect()
+        source = collector._source(None, None, None)
+        holder.commit()
+    for thread in threads:
+        thread.join()
+    named = [text and text.split(" (")[0] for text in (source.blocked_by, source.slot_waits_for)]
+    assert named == 2 * [f"pid {pid}" if is_ours else None]
 
 
 class _Falling:
