@@ -488,6 +488,8 @@ def tables_of(
     partitions: dict[TableName, int] = {}
     for schema, table, persistence, is_partition, root in rows:
         name = TableName(schema, table)
+        if name not in shapes or (is_partition and root is None):
+            continue  # it was dropped meanwhile
         if is_partition:
             partitions[TableName(*root)] = partitions.get(TableName(*root), 0) + 1
         elif persistence == "u":

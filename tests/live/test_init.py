@@ -2,13 +2,15 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.model.table import TableName
+from cdc.model.table import Table, TableName
+from cdc.postgres.catalogue import load_tables
 from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.preflight.finding import Severity
 from lockstep.config import load
@@ -42,6 +44,27 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     assert "public.fast (unlogged" in text
     assert "# not captured: 1 partition of public.parted, whose rows come with it" in text
     assert "seen" not in text
+
+
+def test_tables_that_are_dropped_meanwhile_are_passed_over(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(
+        "create table stays (id int primary key)",
+        "create table goes (id int primary key)",
+        "create table parted (id int primary key) partition by range (id)",
+        "create table part partition of parted default",
+    )
+
+    def dropped_before(*arguments: Any) -> dict[TableName, Table]:
+        database.execute("drop table goes, parted")
+        return load_tables(*arguments)
+
+    monkeypatch.setattr("lockstep.init.load_tables", dropped_before)
+    path = tmp_path / "lockstep.toml"
+    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
+    assert load(path).source.table_names == (TableName("public", "stays"),)
+    assert "parted" not in path.read_text()
 
 
 def test_no_name_of_a_table_writes_configuration(database: Database, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -11,9 +12,10 @@ import pytest
 from cdc.model.table import TableName
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.slot import Slot, find_slot
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 from migrations import source as migrations
-from tests.databases import PUBLICATION, Database
+from tests.databases import PUBLICATION, Database, until
 
 pytestmark = pytest.mark.live
 
@@ -793,6 +795,23 @@ def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
     name = database.slot_name()
     database.value("select pg_create_logical_replication_slot(%s, 'test_decoding')::text", name)
     assert whats(wrong(database, slot=name)) == ["uses the plugin test_decoding"]
+
+
+def test_a_reader_that_has_left_meanwhile_is_no_other_client(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(*GOOD)
+    name, _ = database.create_slot()
+    with closing(psycopg.connect(database.dsn)) as left:
+        pid = left.info.backend_pid
+    until(lambda: database.value("select count(*) from pg_stat_activity where pid = %s", pid) == 0)
+
+    def found_before(*arguments: Any) -> Slot | None:
+        slot = find_slot(*arguments)
+        return slot and replace(slot, active_pid=pid)
+
+    monkeypatch.setattr("cdc.postgres.preflight.slots.find_slot", found_before)
+    assert wrong(database, slot=name) == []
 
 
 def test_a_slot_of_ours_is_fine(database: Database) -> None:

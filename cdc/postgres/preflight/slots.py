@@ -36,11 +36,7 @@ def _usable(connection: psycopg.Connection[Any], slot: Slot) -> Finding:
             "changes are missing, so the stream can't go on",
             _RECOVER,
         )
-    if slot.active_pid is not None:
-        row = connection.execute(
-            "select coalesce(application_name, '') from pg_stat_activity where pid = %s", (slot.active_pid,)
-        ).fetchone()
-        reader = row[0] if row else ""
+    if slot.active_pid is not None and (reader := _reader(connection, slot.active_pid)) is not None:
         if reader != APPLICATION:
             return error(
                 subject,
@@ -57,6 +53,14 @@ def _usable(connection: psycopg.Connection[Any], slot: Slot) -> Finding:
             "start capture now, or: alter system set max_slot_wal_keep_size = -1; select pg_reload_conf();",
         )
     return ok(subject, "exists")
+
+
+def _reader(connection: psycopg.Connection[Any], pid: int) -> str | None:
+    """The name of the application that reads a slot; None where it has left by now."""
+    row = connection.execute(
+        "select coalesce(application_name, '') from pg_stat_activity where pid = %s", (pid,)
+    ).fetchone()
+    return row[0] if row else None
 
 
 def _why_lost(connection: psycopg.Connection[Any], name: str) -> str:
