@@ -41,14 +41,19 @@ def _nothing_is_left_in_spark() -> Iterator[None]:
     for session in _shared:
         assert [query.name for query in session.streams.active] == []
         for worker in python_workers(os.getpid()):
-            worker.kill()
+            with suppress(psutil.NoSuchProcess):  # it was idle for long, and has ended
+                worker.kill()
 
 
 def python_workers(driver: int) -> list[psutil.Process]:
     """The processes in which Spark's tasks apply rows, of the Spark that this process has started."""
-    below = [process for process in psutil.Process(driver).children(recursive=True) if _is_daemon(process)]
-    daemons = {process.pid for process in below}
-    return [process for process in below if process.ppid() in daemons]
+    parents: dict[psutil.Process, int] = {}
+    for process in psutil.Process(driver).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if _is_daemon(process):
+                parents[process] = process.ppid()
+    daemons = {process.pid for process in parents}
+    return [process for process, parent in parents.items() if parent in daemons]
 
 
 def worker_with(state: Path) -> psutil.Process:

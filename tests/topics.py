@@ -1,7 +1,8 @@
 """What a read-committed consumer sees of topics, and topics that are compacted at once."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -32,8 +33,19 @@ def remove_left(bootstrap: str | None) -> None:
         cluster.remove([topic for topic in cluster.all_partition_counts() if topic.startswith(prefixes)])
 
 
-def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> dict[tuple[str, int], list[Event]]:
-    """Every record of the topics up to where they end now: partition -> its events in order."""
+def event_of(message: Message) -> Event:
+    """A record as capture makes it; a tombstone has its tag beside it."""
+    tag = dict(message.headers() or []).get(TAG_HEADER)
+    return (message.topic(), message.key(), message.value(), tag)
+
+
+def read_committed(
+    client: Mapping[str, str | int], topics: Collection[str], *, of: Callable[[Message], Any] = event_of
+) -> dict[tuple[str, int], list[Any]]:
+    """Every record of the topics up to where they end now: partition -> its events in order.
+
+    ``of``: what else is made of a record.
+    """
     counts = TopicAdmin(dict(client)).partition_counts(topics)
     partitions = [(topic, partition) for topic in topics for partition in range(counts[topic])]
     ends = TopicAdmin(dict(client)).end_offsets(partitions)
@@ -47,7 +59,7 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             "fetch.wait.max.ms": 20,
         }
     )
-    events: dict[tuple[str, int], list[Event]] = {at: [] for at in partitions}
+    events: dict[tuple[str, int], list[Any]] = {at: [] for at in partitions}
     try:
         consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
         deadline = time.monotonic() + _PATIENCE_S
@@ -59,16 +71,10 @@ def read_committed(client: Mapping[str, str | int], topics: Collection[str]) -> 
             first = consumer.poll(0.05)
             for message in [] if first is None else [first, *consumer.consume(1000, 0)]:
                 assert message.error() is None, message.error()
-                events[message.topic(), message.partition()].append(event_of(message))
+                events[message.topic(), message.partition()].append(of(message))
     finally:
         consumer.close()
     return events
-
-
-def event_of(message: Message) -> Event:
-    """A record as capture makes it; a tombstone has its tag beside it."""
-    tag = dict(message.headers() or []).get(TAG_HEADER)
-    return (message.topic(), message.key(), message.value(), tag)
 
 
 def configure(client: Mapping[str, str | int], topics: Collection[str], settings: Mapping[str, str]) -> None:

@@ -1,5 +1,6 @@
 """The demo as people run it: one command, from nothing to a comparison of every row, with nothing left behind."""
 
+import contextlib
 import json
 import os
 import re
@@ -28,7 +29,8 @@ def directory() -> Iterator[Path]:
     with temporary_directory() as path:
         yield path
         for process in processes_of(path):  # of a test that failed
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def processes_of(directory: Path) -> list[psutil.Process]:
@@ -37,9 +39,10 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             known = str(directory) in " ".join([*process.cmdline(), process.cwd()])
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        if known and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+        if known and process.pid != os.getpid() and not is_zombie:
             processes.append(process)
     return processes
 

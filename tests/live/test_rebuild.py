@@ -205,7 +205,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     assert _generations(config, sink)[-1] == (live + 1, False, "building")
     with _lock_of_a_rebuild(config, sink) as holder:  # the server learns late that whoever held it has gone
         goes_on = pipeline.rebuild(pipeline.spark, sink, path=path)
-        waiting = "select count(*) from pg_locks where locktype = 'advisory' and not granted"
+        waiting = "select count(*) from pg_locks where pg_backend_pid() = any(pg_blocking_pids(pid))"
         wait_until(lambda: holder.execute(waiting).fetchone()[0], what="the rebuild waits for its lock")  # type: ignore[index]
     assert goes_on.finish().report.is_equal
     assert f"going on with generation {live + 1}" in goes_on.said

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from psycopg.conninfo import make_conninfo
 
 from cdc.kafka.publisher import TransactionalPublisher
@@ -23,6 +23,7 @@ from snapshot.chunk_reader import ChunkReader, KeyOrder
 from stack.stack import Endpoints
 from tests.captured import Captured, Published
 from tests.databases import Database, until
+from tests.topics import read_committed
 
 pytestmark = pytest.mark.live
 
@@ -168,16 +169,13 @@ def test_a_request_for_a_whole_table_isnt_answered_by_its_new_partitions(
 
 def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     """The tags of a key's tombstones, from their headers."""
-    topic = captured.topic("public.t")
-    ends = TopicAdmin(captured.client).end_offsets([(topic, partition) for partition in range(3)])
-    consumer = Consumer({**captured.client, "group.id": "test", "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition(topic, partition, 0) for _, partition in ends])
-    tags = []
-    while (message := consumer.poll(3)) is not None:
-        if message.value() is None and orjson.loads(message.key() or b"") == key:
-            tags.append(dict(message.headers() or [])["tag"].decode())  # type: ignore[union-attr]
-    consumer.close()
-    return tags
+    read = read_committed(captured.client, [captured.topic("public.t")])
+    return [
+        tag.decode()
+        for events in read.values()
+        for _, its_key, value, tag in events
+        if value is None and orjson.loads(its_key) == key
+    ]
 
 
 def test_repairs_keep_their_place_under_traffic(database: Database, repairs: Repairing) -> None:

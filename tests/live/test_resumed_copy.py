@@ -343,8 +343,11 @@ def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Databa
         made: list[Any] = []
         creating = threading.Thread(target=lambda: made.append(holder.create_slot(name, temporary=True)))
         creating.start()
-        waiting = "select count(*) from pg_locks where not granted and locktype = 'transactionid'"
-        until(lambda: database.value(waiting) > 0)
+        waiting = (
+            "select count(*) from pg_locks join pg_replication_slots on pid = active_pid"
+            " where slot_name = %s and not granted and locktype = 'transactionid'"
+        )
+        until(lambda: database.value(waiting, name) > 0)
         waited_for.execute("insert into t values (3)")
         blocking.commit()
         pid = waited_for.info.backend_pid
@@ -355,7 +358,7 @@ def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Databa
                 late.execute("insert into t values (5)")
             database.execute("insert into t values (6)")  # so the snapshot ends behind the ones before
             waited_for.commit()
-            creating.join(30)
+            creating.join(300)
             reader = opened.enter_context(SnapshotReader(database.source(), made[0].snapshot_name))
             first = reader.snapshot()
             assert len(first.split(":")[2].split(",")) >= 2
@@ -374,7 +377,7 @@ def test_ranges_whose_topic_is_gone_are_copied_again(database: Database, make: A
     _interrupt(captured, 3)
     topic = captured.config.as_pipeline().topics()[T]
     admin = AdminClient(dict(captured.client))  # it must live until the answer is there
-    admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+    admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
     until(lambda: topic not in TopicAdmin(captured.client).partition_counts([topic]))
     captured.start()
     assert _points(captured).keys() == set(range(1, ROWS + 1))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.kafka.topic_admin import TopicAdmin
@@ -14,6 +13,7 @@ from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 from tests.dying_publisher import Killed, dying
+from tests.topics import read_committed
 
 pytestmark = pytest.mark.live
 
@@ -90,17 +90,8 @@ def test_a_message_that_ends_where_a_transaction_commits_takes_no_row_with_it(
 
 
 def _records(captured: Captured, topic: str) -> list[tuple[bytes, bytes | None, dict[str, bytes]]]:
-    cluster = TopicAdmin(captured.client)
-    ends = cluster.end_offsets([(topic, p) for p in range(cluster.partition_counts([topic])[topic])])
-    consumer = Consumer(
-        {**captured.client, "group.id": "test", "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-    )
-    consumer.assign([TopicPartition(topic, p, 0) for _, p in ends])
-    records = []
-    while (message := consumer.poll(3)) is not None:
-        records.append((message.key(), message.value(), dict(message.headers() or [])))
-    consumer.close()
-    return records  # type: ignore[return-value]
+    read = read_committed(captured.client, [topic], of=lambda one: (one.key(), one.value(), dict(one.headers() or [])))
+    return [record for records in read.values() for record in records]
 
 
 def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
@@ -190,7 +181,7 @@ def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_b
         captured.settle()
         topic, cluster = captured.topic("public.t"), TopicAdmin(captured.client)
         admin = AdminClient(dict(captured.client))
-        admin.delete_topics([topic], operation_timeout=30)[topic].result(30)
+        admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
         until(lambda: topic not in cluster.partition_counts([topic]))
         database.execute(
             "begin; insert into outbox values (1, 'order', '7', 'Created', '{}'); insert into t values (2); commit"
