@@ -22,7 +22,7 @@ def take_arguments(
     start: int,
     stop: int,
     *,
-    key_start: bytes,
+    key_starts: list[bytes],
     prefix: bytes,
     bytes_max: int,
     names: list[bytes],

@@ -15,7 +15,7 @@ from libc.math cimport isfinite
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdio cimport snprintf
 from libc.stdlib cimport free, realloc
-from libc.string cimport memcmp, memcpy, strlen, strncmp
+from libc.string cimport memchr, memcmp, memcpy, strlen, strncmp
 
 cdef extern from "Python.h":
     double PyOS_string_to_double(const char* text, char** end, void* overflow) except? -1.0
@@ -28,6 +28,7 @@ cdef enum:
     _VALUE_MAX = 32  # the most bytes of COPY's text for a number, or for a column that is missing
     _DIGITS_SURE = 18  # so many surely fit 64 bits
     _ID_MAX = 512  # the most bytes of a document's id that isn't hashed
+    _KEY_COLUMNS_MAX = 16
 
 ctypedef const char* Text
 ctypedef char* Output
@@ -253,58 +254,87 @@ cdef struct Part:
     Text at
     Py_ssize_t size
 
-cdef bint find_key(object key, bytes start, Part* value) except -1:
-    """Where the value of a key of one column is, as text; ``start`` is what comes before it. False for what Python has
-    to look at."""
-    cdef Py_ssize_t size
-    cdef Text at, end
-    cdef unsigned char bits = 0
-    if not PyBytes_CheckExact(key) or PyBytes_GET_SIZE(key) < len(start) + 2:
-        return False
-    at, size = PyBytes_AS_STRING(key) + len(start), PyBytes_GET_SIZE(key) - len(start)
-    if memcmp(at - len(start), PyBytes_AS_STRING(start), len(start)) != 0:
-        return False
+cdef Text find_value(Text at, Part* value, unsigned char* bits) noexcept:
+    """Where a key's value is that begins here, as text; returns what is behind it, NULL for what Python has to look at.
+
+    ``bits`` gets those of the text's bytes.
+    """
+    cdef Text end
     if at[0] == b'"':
         end = value.at = at + 1
         while is_plain[<unsigned char> end[0]]:
-            bits |= <unsigned char> end[0]
+            bits[0] |= <unsigned char> end[0]
             end += 1
         value.size = end - value.at
-        if end[0] != b'"' or end[1] != b"}" or end + 2 != at + size:
-            return False
-        return bits < 0x80 or is_utf8(value.at, value.size)
+        return end + 1 if end[0] == b'"' else NULL
     value.at = at
     at += at[0] == b"-"
     end = digits_end(at)
     value.size = end - value.at
     if end == at or end - at > _DIGITS_SURE or (at[0] == b"0" and value.size > 1):
+        return NULL
+    return end
+
+cdef bint find_key(object key, list starts, Part* values) except -1:
+    """Where the values of a key are, as text; ``starts`` have what comes before each. False for what Python has to
+    look at."""
+    cdef Py_ssize_t column, size
+    cdef Text at, end
+    cdef unsigned char bits = 0
+    if not PyBytes_CheckExact(key):
         return False
-    return end[0] == b"}" and value.size + 1 == size
+    at = PyBytes_AS_STRING(key)
+    end = at + PyBytes_GET_SIZE(key)
+    for column in range(len(starts)):
+        start = <bytes> starts[column]
+        size = PyBytes_GET_SIZE(start)
+        if end - at <= size or memcmp(at, PyBytes_AS_STRING(start), size) != 0:
+            return False
+        at = find_value(at + size, &values[column], &bits)
+        if at == NULL:
+            return False
+    if at[0] != b"}" or at + 1 != end:
+        return False
+    return bits < 0x80 or is_utf8(PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key))
+
+cdef bint is_one_part(Part* value) noexcept:
+    """Whether a value is a part of a name as it is: colons are between these."""
+    return memchr(value.at, b":", value.size) == NULL and memchr(value.at, b"%", value.size) == NULL
 
 def take_arguments(
     list keys not None, list tags not None, list rows not None, Py_ssize_t start, Py_ssize_t stop, *,
-    bytes key_start not None, bytes prefix not None, Py_ssize_t bytes_max, list names not None, list values not None,
+    list key_starts not None, bytes prefix not None, Py_ssize_t bytes_max, list names not None, list values not None,
 ):
     """Append the names of rows, and their tags with the JSON behind them, as Redis' script takes both.
 
-    Returns the index of the first row that Python has to look at, that is beyond ``bytes_max``, or ``stop``; and the
-    bytes of the rows' JSON.
+    ``key_starts`` have what comes before each column's value in the JSON of a key. Returns the index of the first row
+    that Python has to look at, that is beyond ``bytes_max``, or ``stop``; and the bytes of the rows' JSON.
     """
-    cdef Py_ssize_t index = start, size = 0, row_size, tag_size
+    cdef Py_ssize_t index = start, size = 0, row_size, tag_size, name_size, column, columns = len(key_starts)
     cdef Text tag
-    cdef Part key
+    cdef Part[_KEY_COLUMNS_MAX] key
     cdef Output to
+    if not 0 < columns <= _KEY_COLUMNS_MAX:
+        return start, 0
     while index < stop:
         row = rows[index]
         if row is not None and not PyBytes_CheckExact(row):
             break
         row_size = 0 if row is None else PyBytes_GET_SIZE(row)
-        if size + row_size > bytes_max or not find_key(keys[index], key_start, &key):
+        if size + row_size > bytes_max or not find_key(keys[index], key_starts, key):
             break
+        name_size = len(prefix) + columns - 1
+        for column in range(columns):
+            if columns > 1 and not is_one_part(&key[column]):
+                return index, size
+            name_size += key[column].size
         tag = PyUnicode_AsUTF8AndSize(tags[index], &tag_size)
-        name = PyBytes_FromStringAndSize(NULL, len(prefix) + key.size)
+        name = PyBytes_FromStringAndSize(NULL, name_size)
         to = put(PyBytes_AS_STRING(name), PyBytes_AS_STRING(prefix), len(prefix))
-        put(to, key.at, key.size)
+        for column in range(columns):
+            if column:
+                to = put(to, b":", 1)
+            to = put(to, key[column].at, key[column].size)
         value = PyBytes_FromStringAndSize(NULL, tag_size + row_size)
         to = put(PyBytes_AS_STRING(value), tag, tag_size)
         if row is not None:
@@ -327,6 +357,7 @@ def take_documents(
     """
     cdef Py_ssize_t index = start, total = 0, size, tag_size, known_size
     cdef Text tag, known = PyUnicode_AsUTF8AndSize(transaction, &known_size)
+    cdef list key_starts = [key_start]
     cdef Part key
     cdef Output to
     cdef char[24] version
@@ -336,7 +367,7 @@ def take_documents(
         tag = PyUnicode_AsUTF8AndSize(tags[index], &tag_size)
         if tag_size != known_size + 8 or memcmp(tag, known, known_size) != 0 or not PyBytes_CheckExact(row) or not row:
             break
-        if not find_key(keys[index], key_start, &key) or not 0 < key.size <= _ID_MAX:
+        if not find_key(keys[index], key_starts, &key) or not 0 < key.size <= _ID_MAX:
             break
         seq = hex_number(tag + known_size)
         if seq < 0 or strncmp(key.at, b"sha256:", 7) == 0:

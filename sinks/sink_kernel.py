@@ -51,6 +51,7 @@ _ROWS: Final = (
 )
 _TAGS: Final = ["0" * 28, "0123456789abcdef" + "9" * 12]
 _KEYS: Final = [b'{"id":42}', b'{"id":"a\xc3\xbc"}']
+_KEYS_OF_TWO: Final = [b'{"id":42,"no":-7}', b'{"id":"a\xc3\xbc","no":0}']
 
 
 def agrees(module: ModuleType) -> bool:
@@ -67,35 +68,41 @@ def agrees(module: ModuleType) -> bool:
         held = parse_object(row)
         lines += copy_line((*map(held.get, _COLUMNS), tag, "f"))
     deletion = copy_line((42, *[None] * (len(_COLUMNS) - 1), _TAGS[0], "x"))
-    names, values = [b"p:42", "p:aü".encode()], [_TAGS[0].encode() + _ROWS[0], _TAGS[1].encode()]
     of_module: Any = module
     try:
         rows: list[bytes | None] = []
         kernel = _lines_of(of_module, _COLUMNS)
-        found: tuple[list[bytes], list[bytes]] = ([], [])
         return (
             of_module.take_rows(events, 0, source, rows) == len(events)
             and rows == taken
             and kernel.lines(_KEYS, _TAGS, list(_ROWS), ["f", "f"], 0, 2) == (lines.encode(), 2)
             and kernel.lines(_KEYS, _TAGS, [None, None], ["x", "x"], 0, 1) == (deletion.encode(), 1)
-            and of_module.take_arguments(
-                _KEYS,
-                _TAGS,
-                [_ROWS[0], None],
-                0,
-                2,
-                key_start=b'{"id":',
-                prefix=b"p:",
-                bytes_max=1 << 20,
-                names=found[0],
-                values=found[1],
-            )
-            == (2, len(_ROWS[0]))
-            and found == (names, values)
+            and _names(of_module, _KEYS, [b'{"id":']) == [b"p:42", "p:aü".encode()]
+            and _names(of_module, _KEYS_OF_TWO, [b'{"id":', b',"no":']) == [b"p:42:-7", "p:aü:0".encode()]
             and _documents(of_module) == [_document(index) for index in range(2)]
         )
     except (AttributeError, TypeError, ValueError):
         return False  # an older one's functions
+
+
+def _names(module: Any, keys: Sequence[bytes], key_starts: Sequence[bytes]) -> list[bytes]:
+    """The names of two rows, one of them deleted; none where what is made besides isn't what Python makes."""
+    names: list[bytes] = []
+    values: list[bytes] = []
+    taken = module.take_arguments(
+        list(keys),
+        _TAGS,
+        [_ROWS[0], None],
+        0,
+        2,
+        key_starts=list(key_starts),
+        prefix=b"p:",
+        bytes_max=1 << 20,
+        names=names,
+        values=values,
+    )
+    is_same = taken == (2, len(_ROWS[0])) and values == [_TAGS[0].encode() + _ROWS[0], _TAGS[1].encode()]
+    return names if is_same else []
 
 
 def _documents(module: Any) -> list[bytes]:

@@ -110,9 +110,12 @@ class Calls:
         prefix = self._keys.rows + begin
         arguments_of = None if layout.is_plain else arguments_for(layout)
         take: Any = None  # ordinary rows, compiled
-        if arguments_of is None and key_of is key_text and len(key_columns) == 1:
+        if arguments_of is None and key_of is key_text:
             take = getattr(chosen_sink_kernel().module, "take_arguments", None)
-        key_start, prefix_bytes = b"{%b:" % b"".join(map(orjson.dumps, key_columns)), prefix.encode()
+        key_starts = [
+            b"%b%b:" % (b"," if place else b"{", orjson.dumps(name)) for place, name in enumerate(key_columns)
+        ]
+        prefix_bytes = prefix.encode()
         value_bytes_max = self._settings.max_value_bytes
         keys, tags = events.keys, events.tags
         rows = events.rows if self._keeps_rows else [None] * len(keys)
@@ -128,7 +131,7 @@ class Calls:
                     rows,
                     index,
                     min(index + _CALL_ROWS - len(names), len(keys)),
-                    key_start=key_start,
+                    key_starts=key_starts,
                     prefix=prefix_bytes,
                     bytes_max=min(_CALL_BYTES - size, value_bytes_max),
                     names=names,

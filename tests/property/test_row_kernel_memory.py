@@ -135,7 +135,10 @@ taken = 0
 for number in range(int(sys.argv[3]) // 16):
     names = [orjson.dumps("c%d" % place) for place in range(dice.choice([1, 2, 3, 8, 40]))]
     kernel = module.LineKernel(names)
-    keys = [damaged(dice.choice([b"{%b:%d}" % (names[0], dice.randrange(99)), made(names[:1])])) for _ in range(16)]
+    columns = names[: dice.choice([1, 1, 2, 3, 20])]
+    key_starts = [(b"," if place else b"{") + name + b":" for place, name in enumerate(columns)]
+    sound = b"".join(start + b"%d" % dice.randrange(99) for start in key_starts) + b"}"
+    keys = [damaged(dice.choice([sound, made(columns)])) for _ in range(16)]
     rows = [None if dice.randrange(9) == 0 else damaged(made(names)) for _ in range(16)]
     tags = ["0" * dice.choice([28, 28, 28, 0, 500]) for _ in range(16)]
     ends = [dice.choice(["f", "", "x" * 900]) for _ in range(16)]
@@ -147,7 +150,7 @@ for number in range(int(sys.argv[3]) // 16):
     start = 0
     while start < 16:
         end, _ = module.take_arguments(
-            keys, tags, rows, start, 16, key_start=b"{" + names[0] + b":", prefix=b"p" * dice.randrange(9),
+            keys, tags, rows, start, 16, key_starts=key_starts, prefix=b"p" * dice.randrange(9),
             bytes_max=dice.choice([0, 99, 1 << 20]), names=[], values=[],
         )
         taken += end - start

@@ -1,5 +1,6 @@
 """sinks.sink_kernel: which code writes rows, why, and what the compiled one leaves to Python."""
 
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -99,13 +100,18 @@ def test_rows_are_taken_from_events_up_to_one_that_python_has_to_look_at(other: 
     assert (taken, rows) == (2, [b'{"a":"{"}', b"{}"])
 
 
-def arguments(*keys: bytes, rows: list[bytes | None] | None = None, bytes_max: int = 100) -> Any:
+ONE, TWO = (b'{"id":',), (b'{"id":', b',"no":')
+
+
+def arguments(
+    *keys: bytes, rows: list[bytes | None] | None = None, bytes_max: int = 100, starts: Sequence[bytes] = ONE
+) -> Any:
     names: list[bytes] = []
     values: list[bytes] = []
     rows = rows or [b"{}"] * len(keys)
     end, size = compiled_sink_kernel().take_arguments(
         list(keys), [TAG] * len(keys), rows, 0, len(keys),
-        key_start=b'{"id":', prefix=b"p:", bytes_max=bytes_max, names=names, values=values,
+        key_starts=list(starts), prefix=b"p:", bytes_max=bytes_max, names=names, values=values,
     )  # fmt: skip
     return end, size, names, values
 
@@ -123,6 +129,27 @@ def test_a_row_is_its_name_and_its_tag_with_the_json() -> None:
 )  # fmt: skip
 def test_a_key_that_python_has_to_look_at_ends_a_run(other: bytes) -> None:
     assert arguments(b'{"id":1}', other, b'{"id":1}')[:3] == (1, 2, [b"p:1"])
+
+
+def test_values_of_a_key_of_several_columns_have_colons_between_them() -> None:
+    made = arguments(b'{"id":7,"no":"a b"}', b'{"id":"","no":-1}', starts=TWO)
+    assert made[:3] == (2, 4, [b"p:7:a b", b"p::-1"])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [b'{"id":2}', b'{"id":2,"no":', b'{"id":2,"no":3', b'{"id":2,"no":3,"z":4}', b'{"id":2 ,"no":3}',
+     b'{"no":3,"id":2}', b'{"id":"a:b","no":3}', b'{"id":2,"no":"5%"}', b'{"id":2,"no":null}',
+     b'{"id":"\xff","no":3}', b'{"id":2,"no":01}'],
+)  # fmt: skip
+def test_a_key_of_several_columns_that_python_has_to_look_at_ends_a_run(other: bytes) -> None:
+    assert arguments(b'{"id":1,"no":1}', other, b'{"id":3,"no":1}', starts=TWO)[:3] == (1, 2, [b"p:1:1"])
+
+
+@pytest.mark.parametrize("count", [0, 17])
+def test_a_key_of_more_columns_than_the_kernel_knows_is_left_to_python(count: int) -> None:
+    starts = [b"%b%d:" % (b"," if number else b"{", number) for number in range(count)]
+    assert arguments(b"".join(start + b"1" for start in starts) + b"}", starts=starts)[:3] == (0, 0, [])
 
 
 def test_rows_are_taken_up_to_so_many_bytes() -> None:
