@@ -25,6 +25,7 @@ from cdc.kafka.topic_names import view_topic
 from cdc.model.errors import LockstepError
 from stack import jars
 from stack.errors import StackError
+from views.state.file import FILE_NAME
 
 PHASE = "beside Flink SQL"
 
@@ -157,9 +158,9 @@ class _Run:
 
         def builds() -> bool:
             apply.check()
-            return any(timeline.states.glob("**/inbox"))
+            return any(timeline.states.glob(f"**/{FILE_NAME}"))
 
-        # The directory in which a building collects events is made when it is about to read them.
+        # The file of a state is made when its building is about to read events.
         wait_until(builds, what="the view is being built", timeout_s=_START_S, every_s=0.02)
         started = _Started.now(apply, began)
         kept = self._keep(connection, follower, "ours", started, apply.check)

@@ -134,7 +134,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 def test_the_compiled_code_stays_small() -> None:
     sources = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.pyx"))
     assert [name_of(path) for path in sources] == ["cdc/protocol/_kernel.pyx", "sinks/_kernel.pyx"]
-    for path, lines_max in zip(sources, (340, 360), strict=True):
+    for path, lines_max in zip(sources, (340, 390), strict=True):
         lines = path.read_text(encoding="utf-8").splitlines()
         assert len(lines) <= lines_max
         assert max(map(len, lines)) <= 120

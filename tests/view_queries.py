@@ -519,7 +519,7 @@ class KeptView:
         kept.view.begin_building()
         for name in ("a", "b", "c"):
             there = [row for row in rows.values() if row[0] == name and row[2] is not None]
-            kept.view.build(events(there, 8), time_ms=time_ms)
+            kept.view.build(events(there, 8))
         kept.view.end_building(epoch=1, lsn=8, offsets={}, time_ms=time_ms)
         kept.deliver()
         return kept

@@ -93,6 +93,9 @@ class Code:
         return self._written("r", " or ".join(f"{self.value(made)} is None" for made in expressions))
 
     def _written(self, made: str, condition: str = "True") -> Callable[[list[Row]], list[Any]]:
-        code = f"lambda rows: [{made} for r in rows if {condition}]"
-        written: Callable[[list[Row]], list[Any]] = eval(code, self.names)  # noqa: S307  of names that we have made
+        written: Callable[[list[Row]], list[Any]] = self.written(f"lambda rows: [{made} for r in rows if {condition}]")
         return written
+
+    def written(self, code: str) -> Any:
+        """The function of this code, which has no text of others but as literals."""
+        return eval(code, self.names)  # noqa: S307  of names that we have made

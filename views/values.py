@@ -267,19 +267,28 @@ def float_json(number: float) -> str:
 
 def from_event(of: SqlType) -> FromEvent:
     """The function that takes a column's value in an event. It raises EvaluationError for one of another type."""
+    if (python := event_class(of)) is not None:
+        return _checked(of, python)
     match of.kind:
-        case Kind.DATE:
-            return _parsed(of, parse_days)
-        case Kind.TIMESTAMP | Kind.TIMESTAMPTZ:
-            return _parsed(of, parse_micros)
         case Kind.OPAQUE:
             return _opaque
-        case Kind.BOOL:
-            return _checked(of, bool)
-        case Kind.INT2 | Kind.INT4 | Kind.INT8:
-            return _checked(of, int)
+        case Kind.DATE:
+            return _parsed(of, parse_days)
         case _:
-            return _checked(of, str)
+            return _parsed(of, parse_micros)
+
+
+def event_class(of: SqlType) -> type | None:
+    """The class of values that are the same in an event and inside a view; None for a type whose values aren't."""
+    match of.kind:
+        case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ | Kind.OPAQUE:
+            return None
+        case Kind.BOOL:
+            return bool
+        case Kind.INT2 | Kind.INT4 | Kind.INT8:
+            return int
+        case _:
+            return str
 
 
 def _opaque(value: JsonValue) -> Value:

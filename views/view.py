@@ -12,15 +12,14 @@ don't count. A step keeps none of these, and takes those away that were there be
 no moment of the source has both. Where they are too many for that, the rest goes in portions (``expire``), before the
 output is written.
 
-A new state is built: the tables' rows as of one position are brought in piece by piece, and nothing is pending before
-all of them are in. Then the whole result is. Few rows are brought in as those of steps are. Where they are more, they
-are only taken in at first, and what the operators keep is computed once, from all of them together.
+A new state is built: events are noted piece by piece, in any order. When all are there, the tables' rows are known as
+of one position, and what the operators keep is computed from all of them together. Then the whole result is pending.
 """
 
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -40,9 +39,10 @@ from cdc.model.tag import SNAPSHOT_SEQ, TEXT_LENGTH, Tag
 from views.counters import Counters, added
 from views.evaluation import compiled, compiled_all
 from views.failures import EvaluationError, FanOutExceeded
-from views.operators.building import Building, Item, forget
+from views.operators.arrivals import Arrivals, Arrived
+from views.operators.building import Building, Item
 from views.operators.changes import Changes, Work
-from views.operators.dataflow import COMPUTED, Dataflow
+from views.operators.dataflow import Dataflow
 from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.portions import Code
@@ -62,13 +62,14 @@ TopicPartition = tuple[str, int]
 NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
 _BUILD_CHANGES_MAX: Final = 200_000
-"""How many rows one transaction of a building changes, unless a single row of a table changes more: memory has them.
-
-So it is where rows are taken away that are too old.
-"""
+"""How many rows are changed in one transaction where a state is built row by row, or rows are taken away that are too
+old: memory has them."""
 
 _ROW_BY_ROW_MAX: Final = 1_000
-"""So many rows of tables are brought in as those of steps are while a state is built."""
+"""From no more events than these a state is built as steps change it."""
+
+_TAKEN_AT_ONCE: Final = 1_000
+"""Of these memory has the parsed rows."""
 
 _EXPIRED_AT_ONCE: Final = 20_000
 """How many rows of tables are taken away in one transaction at most, as they are too old."""
@@ -82,7 +83,6 @@ _SENT, _SENT_AS_OF = b"\x00output", b"\x00sent"
 
 _FORGOTTEN, _RUN, _LOG = b"\x00forgotten", b"\x00run", b"\x00log"
 _IS_BUILDING, _IS_WHOLE = b"\x00building", b"\x00whole"
-_IS_TO_COMPUTE: Final = b"\x00compute"
 _NOT_ARRANGED, _ARRANGED = b"", b"1"
 _KEY_LENGTH: Final = struct.Struct("<I")
 """Before a pending row there is its key: both are JSON objects, as in events. A row that is gone has no bytes."""
@@ -214,7 +214,9 @@ class View:
         self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
         self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
         self._items = self._written()
-        self._build_size = sys.maxsize
+        self._arrivals: dict[TableName, Arrivals] | None = None
+        """What has come while the state is built, until it is computed."""
+        self._is_computed = False
         self._expire_size = _EXPIRED_AT_ONCE
 
     def position(self) -> ViewPosition:
@@ -326,7 +328,10 @@ class View:
     # --- building ---
 
     def begin_building(self, *, log: str = "") -> None:
-        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what."""
+        """Forget all that the state holds, and mark it as one that is being built. ``log`` says from what.
+
+        What comes until ``compute`` is in no state: with this view it is gone, and the building begins again.
+        """
 
         def work(state: Step) -> None:
             state.put(_IS_BUILDING, orjson.dumps(asdict(Counters())))
@@ -334,65 +339,52 @@ class View:
 
         self._state.clear()
         self._state.update(work)
+        self._arrivals, self._is_computed = self._dataflow.arrivals(self._scratch), False
 
     def log(self) -> str:
         """What the state was built from, as ``begin_building`` was told."""
         return self._state.read(lambda state: (state.get(_LOG) or b"").decode())
 
-    def build(self, events: Sequence[RowEvent], *, time_ms: int = 0) -> None:
-        """Bring in rows as of the position that the building ends with: any number of them, in any order.
+    def build(self, events: Sequence[RowEvent], meanwhile: Callable[[int], None] = lambda _: None) -> None:
+        """Note events from which the state is built: any number of them, in any order.
 
-        They are kept in transactions of a size that memory holds. A key that comes twice counts once, by its tag; rows
-        of a table with retention come once. ``time_ms`` is the view's time, as ``end_building`` gets it.
-
-        Raises EvaluationError, or FanOutExceeded where one row alone changes more than the view's limit. The building
-        can't go on then: it begins again.
+        Of a key the event with the greatest tag counts, in this call and all others. ``meanwhile`` is called with 0
+        every so often. What it raises is raised, and so is LockstepError for a key that can't be read, and for a full
+        disk. The building can't go on then: it begins again.
         """
-        done = 0
-        while done < len(events):
-            part = events[done : done + self._build_size]
-            limit = self._changes_max if len(part) == 1 else min(self._changes_max, _BUILD_CHANGES_MAX)
-            try:
-                inside = self._state.update(partial(self._build, events=part, limit=limit, time_ms=time_ms))
-            except FanOutExceeded:
-                if len(part) == 1:
-                    raise
-                self._build_size = len(part) // 2
-                continue
-            done += len(part)
-            if len(part) == self._build_size and inside < limit // 4:
-                self._build_size *= 2
+        if self._arrivals is None:
+            raise _not_building()
+        for of_table in Events.of(events).tables:
+            for start in range(0, len(of_table), _TAKEN_AT_ONCE):
+                self._dataflow.take(of_table[start : start + _TAKEN_AT_ONCE], self._arrivals, meanwhile)
+                meanwhile(0)
 
-    def _build(self, state: Step, *, events: Sequence[RowEvent], limit: int, time_ms: int) -> int:
-        stored = state.get(_IS_BUILDING)
-        if stored is None:
-            raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
-        work = Work(state, limit, time_ms=whole_minutes(time_ms))
-        before = Counters(**orjson.loads(stored))
-        if state.get(_IS_TO_COMPUTE) is not None or before.changes_in + len(events) > _ROW_BY_ROW_MAX:
-            state.put(_IS_TO_COMPUTE, b"")
-            done = Counters(0, self._dataflow.taken(events, work), 0, work.changed)
-        else:
-            changes, changed_in = self._dataflow.changed(events, work)
-            kept = self._keep_pending(state, changes, keeps_gone=False)
-            done = Counters(0, changed_in, kept.changed, work.changed, rows=kept.grown)
-        counters = added(before, done)
-        state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
-        return work.changed
+    @property
+    def arrived(self) -> int:
+        """How many events were noted, without some of those that are superseded."""
+        return sum(of_table.count for of_table in (self._arrivals or {}).values())
 
-    def compute(self, meanwhile: Callable[[int], None] = lambda _: None) -> None:
-        """Compute what wasn't yet while rows were brought in: all rows are in. It may take long.
+    def compute(self, meanwhile: Callable[[int], None] = lambda _: None, *, time_ms: int = 0) -> None:
+        """Keep the rows of tables that have come, and all that they make. It may take long.
 
         ``meanwhile`` is called every so often, with how many more rows of tables were read since. What it raises is
         raised, and so are EvaluationError, the state's errors, LockstepError for a full disk, and FanOutExceeded where
-        a row has more partners than the view's limit. The building can't go on then: it begins again.
+        a row has more partners than the view's limit. The building can't go on then: it begins again. ``time_ms`` is
+        the view's time, as ``end_building`` gets it.
         """
-        if not self._state.read(lambda state: state.get(_IS_TO_COMPUTE) is not None):
+        if self._arrivals is None:
             return
-        forget(self._state, (*COMPUTED, _PENDING, _REFUSED))
+        arrivals, self._arrivals = self._arrivals, None
+        arrived: Mapping[TableName, Iterable[Arrived]] = self._dataflow.arrived(arrivals, whole_minutes(time_ms))
+        if sum(of_table.count for of_table in arrivals.values()) <= _ROW_BY_ROW_MAX:
+            arrived = {table: list(portions) for table, portions in arrived.items()}
+            with suppress(FanOutExceeded):
+                self._state.update(partial(self._bring_in, arrived=arrived))
+                self._is_computed = True
+                return
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
         result = building.sorter()
-        for rows in self._dataflow.built(building):
+        for rows in self._dataflow.built(arrived, building):
             assert self._shard is None or all(map(self._is_own_row, rows)), "a row of the result is another shard's"
             result.take(rows, self._items)
         count, last = 0, None
@@ -400,14 +392,13 @@ class View:
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
             count, last = count + len(portion), portion[-1][0]
         building.flush()
+        self._state.update(lambda state: _note_built(state, Counters(0, 0, count, building.changed, rows=count)))
+        self._is_computed = True
 
-        def work(state: Step) -> None:
-            before = Counters(**orjson.loads(state.get(_IS_BUILDING) or b"{}"))
-            counters = replace(before, changes_out=count, inside=before.inside + building.changed, rows=count)
-            state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
-            state.delete(_IS_TO_COMPUTE)
-
-        self._state.update(work)
+    def _bring_in(self, state: Step, arrived: Mapping[TableName, Iterable[Arrived]]) -> None:
+        work = Work(state, min(self._changes_max, _BUILD_CHANGES_MAX))
+        kept = self._keep_pending(state, self._dataflow.brought_in(arrived, work))
+        _note_built(state, Counters(0, 0, kept.changed, work.changed, rows=kept.grown))
 
     def end_building(
         self,
@@ -418,18 +409,20 @@ class View:
         seq: int = SNAPSHOT_SEQ,
         time_ms: int = 0,
     ) -> None:
-        """All rows are in: the result is exact at ``lsn``, and all of it is pending. What is to be computed is first.
+        """All events are in: the result is exact at ``lsn``, and all of it is pending. What is to be computed is first.
 
         ``seq`` is greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's time: no
         earlier one than that of any output from an earlier state.
         """
 
-        self.compute()
+        self.compute(time_ms=time_ms)
+        if not self._is_computed:
+            raise _not_building()
 
         def work(state: Step) -> None:
             stored = state.get(_IS_BUILDING)
             if stored is None:
-                raise LockstepError("the view's state isn't being built", hint="begin to build it anew")
+                raise _not_building()
             state.delete(_IS_BUILDING)
             state.put(_IS_WHOLE, _NOT_ARRANGED)
             # What a change costs on average isn't told by the building, which has made each row once.
@@ -577,11 +570,8 @@ class View:
         _keep_position(state, ViewPosition(epoch, lsn, offsets, total, seq=seq, time_ms=time_ms))
         return done
 
-    def _keep_pending(self, state: Step, changes: Changes, *, keeps_gone: bool = True) -> "_Kept":
-        """The result's changes by the view's key. A key that went and came is one change.
-
-        Without ``keeps_gone`` nobody has seen a row that goes, and nothing stays of it.
-        """
+    def _keep_pending(self, state: Step, changes: Changes) -> "_Kept":
+        """The result's changes by the view's key. A key that went and came is one change."""
         rows: dict[bytes, Row] = {}
         vanished: dict[bytes, Row] = {}
         outputs, encode_key, key_places = self._outputs, self._encode_key, self._key_places
@@ -598,10 +588,7 @@ class View:
         gone = sum(key not in rows for key in vanished)
         for key, old in vanished.items():
             if key not in rows:
-                if keeps_gone:
-                    stored[_PENDING + key] = self._pending_row(old, is_gone=True)
-                else:
-                    state.delete(_PENDING + key)
+                stored[_PENDING + key] = self._pending_row(old, is_gone=True)
                 state.delete(_REFUSED + key)
             elif rows[key] == old:
                 del rows[key]
@@ -609,7 +596,7 @@ class View:
                 state.delete(_REFUSED + key)
         for key, values in rows.items():
             stored[_PENDING + key] = self._pending_row(values)
-        if keeps_gone and state.get(_IS_WHOLE) is not None:
+        if state.get(_IS_WHOLE) is not None:
             for key in stored:
                 state.delete(_AS_STORED + key[len(_PENDING) :])
         state.put_all(stored)
@@ -755,6 +742,17 @@ class View:
 
     def _stored_key(self, key: Mapping[str, JsonValue]) -> bytes:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
+
+
+def _not_building() -> LockstepError:
+    return LockstepError("the view's state isn't being built", hint="begin to build it anew")
+
+
+def _note_built(state: Step, counters: Counters) -> None:
+    """What a building has done. Raises LockstepError where the state isn't being built."""
+    if state.get(_IS_BUILDING) is None:
+        raise _not_building()
+    state.put(_IS_BUILDING, orjson.dumps(asdict(counters)))
 
 
 def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:

@@ -26,7 +26,6 @@ from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
 from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
-from jobs.executor.view_inbox import Inbox
 from jobs.executor.view_log import Cut, Taken, ViewLog
 from jobs.executor.view_notes import RUN, TAG, note_name
 from jobs.executor.view_shards import of_shard
@@ -336,8 +335,9 @@ class _Run:
         self._size = size
         self._building: BuildProgress | None = None
         self._position = ViewPosition() if builds else view.position()
-        self._inbox: Inbox | None = None
         self._builds = builds
+        self._is_taking_in = builds
+        """Whether a state is being built, of which not all events are there yet."""
         self._progress = progress
         self._rejected_before = dict(task.rejected_before)
         self._told: Offsets = {}
@@ -383,10 +383,7 @@ class _Run:
                 self._follow()
             return
         self._view.begin_building(log=self._input.log)
-        append_only = frozenset(name for name, shape in self._task.shapes.items() if not shape.key)
-        directory = Path(self._input.directory) / "inbox"
-        with closing(Inbox(directory, self._input.plan.tables, append_only=append_only)) as self._inbox:
-            self._follow()
+        self._follow()
 
     def _follow(self) -> None:
         ends = self._feed.begin()
@@ -436,7 +433,7 @@ class _Run:
         return True
 
     def _note_read(self) -> None:
-        if self._inbox is not None and self._building is not None:
+        if self._is_taking_in and self._building is not None:
             reached = self._log.next_offsets
             read = sum(max(0, reached.get(at, begin) - begin) for at, begin in self._began.items())
             self._building.reach(read, total=self._to_read)
@@ -470,7 +467,7 @@ class _Run:
             return False
         if self._at_end_s is None:
             self._at_end_s = now_s
-        if self._inbox is None and not self._log.waits:
+        if not self._is_taking_in and not self._log.waits:
             return True
         self._result.lacks_record = now_s - self._at_end_s > RECORD_S
         self._result.awaits_copy = self._result.lacks_record and self._log.awaits_copy
@@ -480,7 +477,7 @@ class _Run:
         """Take in what has come, up to the newest cut."""
         log = self._log
         if log.bytes > self._task.window_bytes:
-            if self._inbox is None:
+            if not self._is_taking_in:
                 if log.bytes > _HELD_WINDOWS * self._task.window_bytes:
                     raise _TooMuch
             else:
@@ -495,9 +492,8 @@ class _Run:
             self._step(self._last_cut)
 
     def _keep(self, records: pa.Table | None) -> None:
-        assert self._inbox is not None
         if records is not None:
-            self._inbox.add(self._view.own_events(decode(records, self._task).events))
+            self._view.build(decode(records, self._task).events, self._note_computed)
 
     def _step(self, cut: Cut) -> None:
         read = self._feed.of_topics(self._log.next_offsets)
@@ -508,7 +504,7 @@ class _Run:
         if (cut.epoch, cut.lsn) < (self._position.epoch, self._position.lsn):
             return
         taken = self._log.take(cut)
-        if self._inbox is not None:
+        if self._is_taking_in:
             self._keep(taken.records)
             self._build(cut, taken)
         elif (
@@ -546,24 +542,17 @@ class _Run:
         return not waits and self._position.offsets != next_offsets
 
     def _build(self, cut: Cut, taken: Taken) -> None:
-        assert self._inbox is not None
         assert self._building is not None
-        self._building.begin(Doing.COMPUTING, self._inbox.rows)
+        self._building.begin(Doing.COMPUTING, self._view.arrived)
         # What the sink had from an earlier state may be as of a later time, where the source's clock went back since.
         time_ms = max(cut.commit_time_ms, self._time_before.next_ms)
-        for portion in self._inbox.portions(_FED_ROWS):
-            rows = list(portion)
-            self._view.build(rows, time_ms=time_ms)
-            self._note_computed(len(rows))
-        self._building.begin(Doing.COMPUTING, self._inbox.rows)
-        self._view.compute(self._note_computed)
+        self._view.compute(self._note_computed, time_ms=time_ms)
         seq = self._seq_of_new_state(cut)
         # Before the state is whole: who finds no run noted knows that none has ever been.
         self._note_run()
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
-        self._inbox.close()
-        self._inbox = None
+        self._is_taking_in = False
 
     def _note_computed(self, rows: int) -> None:
         """So many more rows of tables are computed. Raises _IsOver."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+import views.operators.arrivals
 import views.operators.building
 import views.operators.group
 import views.operators.join
@@ -16,7 +17,7 @@ import views.view
 from cdc.model.event import RowEvent
 from cdc.model.table import TableName
 from tests.property import test_views_of_events as of_events
-from tests.view_queries import TABLES, Question, RowWrite, events, histories, questions
+from tests.view_queries import TABLES, KeptView, Question, RowWrite, events, histories, questions
 from views.sql.reader import RetainedRows, read_view
 from views.state.memory import MemoryState
 from views.view import View
@@ -27,6 +28,7 @@ def computed_at_the_end(*, portion: int, in_memory: int) -> Iterator[None]:
     """However few rows there are, and with so many at once."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(views.view, "_ROW_BY_ROW_MAX", 0)
+        patched.setattr(views.operators.arrivals, "_FOLDED_AFTER", 3 * portion)
         for module in (views.operators.building, views.operators.group, views.operators.join):
             patched.setattr(module, "PORTION", portion)
         patched.setattr(views.operators.building, "ITEMS_MAX", in_memory)
@@ -39,7 +41,7 @@ def built(view: View, state: MemoryState, pieces: Sequence[Sequence[RowEvent]]) 
     """All that a state has then."""
     view.begin_building()
     for piece in pieces:
-        view.build(piece, time_ms=TIME_MS)
+        view.build(piece)
     view.end_building(epoch=1, lsn=800, offsets={}, time_ms=TIME_MS)
     return state.read(lambda reading: list(reading.scan(b"")))
 
@@ -60,13 +62,39 @@ def test_of_tables(
     of_all = [change for number, step in enumerate(history, 1) for change in events(step, 8 * number)]
     if ages and A in plan.tables:
         plan = read_view(question.sql, TABLES, key=question.key, top=question.top, retain=[RetainedRows(A, "d", 24)])
-        of_all = list({(each.table, *each.key.values()): each for each in of_all}.values())
     pieces = [of_all[at : at + size] for at in range(0, len(of_all), size)]
     one, other = MemoryState(), MemoryState()
     row_by_row = built(View(plan, TABLES, one), one, pieces)
     with computed_at_the_end(portion=portion, in_memory=in_memory):
         assert built(View(plan, TABLES, other), other, pieces) == row_by_row
     event(f"entries: {min(len(row_by_row) // 10, 3)}0")
+
+
+@settings(max_examples=150)
+@given(question=questions(exact=False), history=histories(), shuffled=st.randoms(use_true_random=False), **PIECES)
+def test_whatever_the_order_of_events_it_is_the_state_that_steps_make(
+    question: Question, history: list[list[RowWrite]], shuffled: Any, portion: int, in_memory: int, size: int
+) -> None:
+    stepped, anew = KeptView(question, MemoryState()), KeptView(question, MemoryState())
+    for step in history:
+        stepped.step(step)
+    of_all = [change for number, step in enumerate(history, 1) for change in events(step, 8 * number)]
+    of_all += shuffled.choices(of_all, k=min(size, len(of_all)))
+    shuffled.shuffle(of_all)
+    with computed_at_the_end(portion=portion, in_memory=in_memory):
+        anew.view.begin_building()
+        for at in range(0, len(of_all), size):
+            anew.view.build(of_all[at : at + size])
+        anew.view.end_building(epoch=1, lsn=8 * len(history), offsets={})
+    anew.deliver()
+    assert anew.rows == stepped.rows
+    assert kept_by_operators(anew) == kept_by_operators(stepped)
+
+
+def kept_by_operators(kept: KeptView) -> list[tuple[bytes, bytes]]:
+    """All but the view's own entries, which say what it has done."""
+    state: Any = kept.view._state
+    return [entry for entry in state.read(lambda reading: list(reading.scan(b""))) if entry[0] > b"\1"]
 
 
 @settings(max_examples=100)

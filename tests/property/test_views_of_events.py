@@ -226,7 +226,7 @@ def test_a_view_with_retention_is_its_query_over_the_events_that_are_not_too_old
     built = Kept(query, QUERIES[query], retain)
     built.view.begin_building()
     for one in done:
-        built.view.build([one], time_ms=newest)
+        built.view.build([one])
     built.view.end_building(epoch=1, lsn=8, offsets={}, time_ms=newest)
     built.deliver()
     assert built.rows == kept.rows

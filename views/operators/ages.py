@@ -4,11 +4,12 @@ An entry's key ends with that of the row among the table's own. A row without a 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Final
 
-from views.operators.changes import RowChange, Work, prefix_of
+from views.operators.arrivals import Arrived
+from views.operators.changes import PREFIX_LENGTH, RowChange, Work, prefix_of
 from views.retention import Retained
 from views.state.contract import Entry, Reading, Step
 from views.values import Row
@@ -37,6 +38,16 @@ class Ages:
         """The key of a row's entry; None for one without a time. ``own`` is the row's key among the table's."""
         value = row[self._place]
         return None if value is None else self._prefix + self._encoded(value) + own  # type: ignore[arg-type]  # an int
+
+    def arrived(self, entries: Sequence[Entry], rows: Sequence[Row], time_ms: int) -> Arrived:
+        """What counts at this time of the view, of rows with their entries, whose keys begin as the table's own do."""
+        counting = [pair for pair in zip(entries, rows, strict=True) if not self.is_over(pair[1], time_ms)]
+        of_rows = [self.entry(row, entry[0][PREFIX_LENGTH:]) for entry, row in counting]
+        return Arrived(
+            [entry for entry, _ in counting],
+            [entry for entry in of_rows if entry is not None],
+            [row for _, row in counting],
+        )
 
     def forget(self, row: Row, own: bytes, state: Step) -> None:
         """A row is there no longer."""

@@ -9,14 +9,14 @@ import marshal
 import struct
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Final
 
 from cdc.model.errors import LockstepError
-from views.state.contract import Entry, Reading, State, Step
+from views.state.contract import Entry, Reading, State
 from views.values import Row
 
 Item = tuple[bytes, bytes, bytes]
@@ -93,19 +93,6 @@ class Building:
             yield portion
 
 
-def forget(state: State, prefixes: Sequence[bytes]) -> None:
-    """Remove all entries that begin with one of these."""
-
-    def some(state: Step) -> bool:
-        keys = list(islice((key for prefix in prefixes for key, _ in state.scan(prefix)), PORTION))
-        for key in keys:
-            state.delete(key)
-        return bool(keys)
-
-    while state.update(some):
-        pass
-
-
 def _portion(state: Reading, *, prefix: bytes, after: bytes | None) -> list[Entry]:
     entries: list[Entry] = []
     size = 0
@@ -136,8 +123,18 @@ class Sorter:
     def add(self, items: list[Item]) -> None:
         """Take in more. Raises LockstepError for a full disk and the like."""
         self._items += items
-        self._bytes += sum(map(len, chain.from_iterable(items)))
-        if len(self._items) < ITEMS_MAX and self._bytes < BYTES_MAX:
+        self._bytes += _size(items)
+        if len(self._items) >= ITEMS_MAX or self._bytes >= BYTES_MAX:
+            self.spill()
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """How many items memory has, and about how many bytes of them."""
+        return len(self._items), self._bytes
+
+    def spill(self) -> None:
+        """Let memory have none of them. Raises LockstepError for a full disk and the like."""
+        if not self._items:
             return
         try:
             self._spill()
@@ -178,6 +175,13 @@ class Sorter:
             at += _LENGTH.size + length
 
 
+def spill_together(sorters: Collection[Sorter]) -> None:
+    """Have memory hold no more of all of these than it may of one. Raises as ``Sorter.spill``."""
+    items, sizes = zip(*(sorter.held for sorter in sorters), strict=True)
+    if sum(items) >= ITEMS_MAX or sum(sizes) >= BYTES_MAX:
+        max(sorters, key=lambda sorter: sorter.held).spill()
+
+
 def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
@@ -185,14 +189,17 @@ def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
 
 def _pieces(items: list[Item]) -> Iterator[list[Item]]:
     """The same, each of so few items and bytes that memory can have one of each sorted part."""
-    begin = size = 0
-    for end, item in enumerate(items, start=1):
-        size += len(item[0]) + len(item[1]) + len(item[2])
-        if end - begin >= _SPILLED_AT_ONCE or size >= _SPILLED_BYTES:
-            yield items[begin:end]
-            begin, size = end, 0
-    if begin < len(items):
-        yield items[begin:]
+    for portion in _portions(items, _SPILLED_AT_ONCE):
+        if _size(portion) <= _SPILLED_BYTES or len(portion) == 1:
+            yield portion
+        else:
+            half = len(portion) // 2
+            yield from _pieces(portion[:half])
+            yield from _pieces(portion[half:])
+
+
+def _size(items: list[Item]) -> int:
+    return sum(map(len, chain.from_iterable(items)))
 
 
 def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:

@@ -25,6 +25,11 @@ def unpack_row(stored: bytes) -> Row:
     return tuple(orjson.loads(stored))
 
 
+def unpack_rows(stored: Iterable[bytes]) -> list[Row]:
+    """Many of them."""
+    return list(map(tuple, map(orjson.loads, stored)))
+
+
 def add(changes: Changes, row: Row, weight: int) -> None:
     """Count a change in."""
     total = changes.get(row, 0) + weight

@@ -1,14 +1,17 @@
 """A plan as operators that are joined: a step's events in, the changes of the result's rows out."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from pathlib import Path
+from typing import assert_never
 
 from cdc.model.event import RowEvent, TableEvents
 from cdc.model.table import Table, TableName
-from views.operators import group, join, top
-from views.operators.building import Building
+from views.operators.arrivals import Arrivals, Arrived
+from views.operators.building import Building, spill_together
 from views.operators.changes import Changes, Operator, RowChange, Rows, Work, add
+from views.operators.event_rows import EventRows
 from views.operators.group import GroupOperator
 from views.operators.join import JoinOperator
 from views.operators.own_rows import IsOwn, compiled_own, divided_by, own_rows
@@ -18,9 +21,6 @@ from views.operators.top import TopOperator
 from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union, ViewPlan, nodes, sources
 from views.shard import Shard
 from views.state.contract import Reading
-
-COMPUTED: Final = (join.KIND, group.KIND, group.MEMBERS, top.ROWS, top.REACH)
-"""What the entries of all operators begin with, but for the tables' own rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,28 +108,71 @@ class Dataflow:
         mirror = self._mirrors.get(events.table)
         return mirror.own_events(events) if isinstance(mirror, Mirror) else events
 
-    def taken(self, events: Sequence[RowEvent], work: Work) -> int:
-        """Keep the rows of tables, and nothing of what they make. Returns how many of them have changed."""
-        by_table = _by_table(events)
-        return sum(
-            len(self._mirrors[table].changed(changed, work))
-            for table, changed in by_table.items()
-            if table in self._mirrors
-        )
+    def arrivals(self, scratch: Path | None) -> dict[TableName, Arrivals]:
+        """Where what comes of each table is noted while a state is built."""
+        return {table: Arrivals(scratch) for table in self._mirrors}
 
-    def built(self, building: Building) -> Rows:
-        """Keep what the rows of tables make, where nothing of it is kept yet. Returns all rows of the result.
+    def take(
+        self, events: TableEvents, arrivals: Mapping[TableName, Arrivals], meanwhile: Callable[[int], None]
+    ) -> None:
+        """Note what has come of one table, in any order. Memory has as much of all tables as of one sorting.
+
+        ``meanwhile`` is called every so often where it takes long. Raises as that, and LockstepError for a key that
+        can't be read, and for a full disk and the like.
+        """
+        if events.table in arrivals:
+            self._mirrors[events.table].take(events, arrivals[events.table])
+            arrivals[events.table].fold(meanwhile)
+            spill_together([of_table.sorter for of_table in arrivals.values()])
+
+    def arrived(self, arrivals: Mapping[TableName, Arrivals], time_ms: int) -> dict[TableName, Iterator[Arrived]]:
+        """What counts of it at this time of the view. No table's is to be read twice.
+
+        Reading it raises LockstepError for a row that can't be read.
+        """
+        return {table: self._arrived(self._mirrors[table], of_table, time_ms) for table, of_table in arrivals.items()}
+
+    @staticmethod
+    def _arrived(mirror: Mirror | EventRows, arrivals: Arrivals, time_ms: int) -> Iterator[Arrived]:
+        if isinstance(mirror, EventRows):
+            yield Arrived(mirror.emptied(arrivals), (), [])
+        for items in arrivals.newest():
+            yield mirror.arrived(items, time_ms, arrivals)
+
+    def brought_in(self, arrived: Mapping[TableName, Iterable[Arrived]], work: Work) -> Changes:
+        """Keep the rows of tables, and what they make, row by row. All rows of the result."""
+        changes: dict[TableName, list[RowChange]] = {}
+        for table, portions in arrived.items():
+            for some in portions:
+                work.state.put_all(dict([*some.entries, *((key, b"") for key in some.ages)]))
+                changes.setdefault(table, []).extend((None, row) for row in some.rows)
+                work.count(len(some.rows))
+        return self._brought_in(changes, work)[0]
+
+    def built(self, arrived: Mapping[TableName, Iterable[Arrived]], building: Building) -> Rows:
+        """The same for many rows: each operator keeps all of its own at once. Nothing is kept yet.
 
         Raises FanOutExceeded where a row has more partners than the building allows.
         """
-        return self._built(self._root, building)
+        scanned = [node.table for node in nodes(self._root) if isinstance(node, Scan)]
+        rows: dict[TableName, Rows] = {}
+        for table, portions in arrived.items():
+            kept = _kept(portions, building)
+            if scanned.count(table) == 1:
+                rows[table] = kept
+            else:  # each scan reads what the state has
+                deque(kept, maxlen=0)
+                building.flush()
+        yield from self._built(self._root, rows, building)
 
-    def _built(self, node: Node, building: Building) -> Rows:
+    def _built(self, node: Node, of_tables: Mapping[TableName, Rows], building: Building) -> Rows:
         number = self._numbers[id(node)]
         if isinstance(node, Scan):
-            made = self._scans[number].built(building)
+            of_table = of_tables.get(node.table) or self._mirrors[node.table].built(building)
+            made = self._scans[number].built(of_table)
         else:
-            made = self._operators[number].built([self._built(source, building) for source in sources(node)], building)
+            of_sources = [self._built(source, of_tables, building) for source in sources(node)]
+            made = self._operators[number].built(of_sources, building)
         for rows in made:
             # A few rows of tables may make very many of an operator: whoever waits must see that it gets on.
             building.meanwhile(0)
@@ -162,6 +205,18 @@ class Dataflow:
             for row, weight in changes.items():
                 add(total, row, weight)
         return total, sum(map(len, rows.values()))
+
+
+def _kept(arrived: Iterable[Arrived], building: Building) -> Rows:
+    """Keep rows of a table. All of them."""
+    ages = building.sorter()
+    for some in arrived:
+        building.keep(some.entries)
+        ages.add([(key, b"", b"") for key in some.ages])
+        building.meanwhile(len(some.rows))
+        yield some.rows
+    for items in ages.sorted():
+        building.keep([(key, b"") for key, _, _ in items])
 
 
 def _by_table(events: Sequence[RowEvent]) -> dict[TableName, list[RowEvent]]:

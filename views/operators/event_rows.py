@@ -1,17 +1,23 @@
 """Rows of an append-only table: each event is one, until a truncate takes away all that came before it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
+import orjson
+
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE
-from cdc.model.event import RowEvent
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import Table
 from views.operators.ages import AgeingRows, Ages
-from views.operators.building import Building
+from views.operators.arrivals import UNREADABLE, Arrivals, Arrived
+from views.operators.building import Building, Item
 from views.operators.changes import MIRROR, RowChange, Rows, Work, pack_row, prefix_of, unpack_row
 from views.operators.own_rows import OwnRows
+from views.portions import packed
 from views.retention import Retained
+from views.state.contract import Entry
 from views.values import Row, from_event, type_of
 
 EMPTIED: Final = b"e"
@@ -70,7 +76,7 @@ class EventRows(AgeingRows):
             key = self._prefix + _BEFORE + identity.encode() + _AFTER
             if key in kept or work.state.get(key) is not None:
                 continue
-            values = self._values(event)
+            values = self._values(event.row or {})
             row = self._row(identity, values)
             if self._is_own is not None and not self._is_own(row):
                 continue
@@ -85,11 +91,47 @@ class EventRows(AgeingRows):
         work.count(len(kept))
         return changes
 
+    def take(self, events: TableEvents, arrivals: Arrivals) -> None:
+        """Note what has come of this table, in any order. Raises LockstepError for a key that can't be read."""
+        items: list[Item] = []
+        for key, tag, text in zip(events.keys, events.tags, events.rows, strict=True):
+            if tag < arrivals.emptied:
+                continue
+            identity = str(parse_key(key)[EVENT_COLUMN])
+            own = _BEFORE + identity.encode() + _AFTER
+            row = {} if text is None else parse_object(text)
+            if row.get(OPERATION_COLUMN) == TRUNCATE:
+                arrivals.emptied = tag
+                continue
+            try:
+                values = self._values(row)
+                if self._is_own is None or self._is_own(self._row(identity, values)):
+                    items.append((own, tag.encode(), packed(values)))
+            except LockstepError:
+                items.append((own, tag.encode(), UNREADABLE + orjson.dumps(row)))
+        arrivals.add(items)
+
+    def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
+        """What counts of the newest items at this time of the view. Raises as ``Mirror.arrived``."""
+        emptied = arrivals.emptied.encode()
+        entries = [(self._prefix + key, stored) for key, tag, stored in items if tag >= emptied]
+        rows = [self._row(self._identity_in(key), self._stored(stored)) for key, stored in entries]
+        return Arrived(entries, (), rows) if self._ages is None else self._ages.arrived(entries, rows, time_ms)
+
+    def _stored(self, stored: bytes) -> Row:
+        if stored.startswith(UNREADABLE):
+            self._values(parse_object(stored[len(UNREADABLE) :]))
+            raise AssertionError("what couldn't be read can be")
+        return unpack_row(stored)
+
+    def emptied(self, arrivals: Arrivals) -> list[Entry]:
+        """What is kept of the newest truncate."""
+        return [(self._emptied, arrivals.emptied.encode())] if arrivals.emptied else []
+
     def built(self, building: Building) -> Rows:
-        """All rows that were taken in."""
+        """All rows that are kept."""
         for entries in building.entries(self._prefix):
             yield [self._row(self._identity_in(key), unpack_row(stored)) for key, stored in entries]
-            building.meanwhile(len(entries))
 
     def _taken_away(self, emptied: str, work: Work) -> list[RowChange]:
         """Remove the rows from before a truncate of this tag."""
@@ -112,9 +154,8 @@ class EventRows(AgeingRows):
     def _identity_in(self, key: bytes) -> str:
         return key[len(self._prefix) + len(_BEFORE) : -len(_AFTER)].decode()
 
-    def _values(self, event: RowEvent) -> Row:
+    def _values(self, row: Mapping[str, JsonValue]) -> Row:
         """A delete whose event has no values is a row without any."""
-        row = event.row or {}
         return tuple([read(row.get(name)) for name, read in self._read])
 
     def _row(self, identity: str, values: Row) -> Row:

@@ -9,7 +9,17 @@ from views.evaluation import compiled_all
 from views.expressions import Expression
 from views.failures import FanOutExceeded
 from views.operators.building import PORTION, PORTION_BYTES, Building, Item, Sorter
-from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
+from views.operators.changes import (
+    Changes,
+    Rows,
+    Work,
+    add,
+    pack_row,
+    prefix_of,
+    retractions_first,
+    unpack_row,
+    unpack_rows,
+)
 from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
 from views.portions import Code, packed
@@ -18,6 +28,7 @@ from views.values import Kind, Row
 
 KIND: Final = b"j"
 _LEFT, _RIGHT = 0, 1
+_PACKED = itemgetter(2)
 
 
 class JoinOperator:
@@ -138,7 +149,7 @@ def _matched(
                 at, items = next(rights, (None, []))
             found, of_right = [], 0
             while at == key:
-                found.append([unpack_row(row) for _, _, row in items])
+                found.append(unpack_rows(map(_PACKED, items)))
                 of_right += len(items)
                 _check_fan_out(of_right, most)
                 at, items = next(rights, (None, []))
@@ -197,7 +208,7 @@ class _Side:
         return self._encode_on(self._on(row)), self._encode_key(self._key(row)), packed(row)
 
     def rows(self, state: Step, key: bytes) -> list[Row]:
-        return [unpack_row(stored) for _, stored in state.scan(self.prefix + key)]
+        return unpack_rows(stored for _, stored in state.scan(self.prefix + key))
 
     def has_rows(self, state: Step, key: bytes) -> bool:
         return next(state.scan(self.prefix + key), None) is not None

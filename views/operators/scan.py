@@ -1,26 +1,30 @@
 """Rows of tables: what a table held before, by its key, so that every change has an old and a new row."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
 import orjson
 
 from cdc.model.append_only import is_append_only
-from cdc.model.event import RowEvent, TableEvents
+from cdc.model.errors import LockstepError
+from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_key, parse_object
 from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
 from views.failures import EvaluationError
 from views.operators.ages import AgeingRows, Ages
-from views.operators.building import Building
+from views.operators.arrivals import GONE, UNREADABLE, Arrivals, Arrived
+from views.operators.building import Building, Item
 from views.operators.changes import MIRROR, Changes, RowChange, Rows, Work, add, prefix_of
 from views.operators.event_rows import EventRows
+from views.operators.log_rows import LogRows
 from views.operators.own_rows import IsOwn, OwnRows
-from views.ordering import row_encoder
+from views.ordering import Direction, row_encoder
 from views.plan import Scan
+from views.portions import Code, packed
 from views.retention import Retained
-from views.values import Row, from_event, type_of
+from views.values import TEXT, Row, from_event, type_of
 
 _ALL: Final[Mapping[TableName, OwnRows]] = MappingProxyType({})
 
@@ -50,6 +54,20 @@ class Mirror(AgeingRows):
         self._read = [(name, from_event(type_of(table.column(name)))) for name in names]
         self._key = [(name, from_event(type_of(table.column(name)))) for name in table.key]
         self._encode = row_encoder([type_of(column) for column in table.key_columns])
+        self._log_rows = LogRows(table, names)
+        self._items = self._written(table)
+
+    def _written(self, table: Table) -> Callable[[list[Row]], list[Item]]:
+        """The function that makes items of rows with their tags before their values. A scan always reads the key."""
+        columns = [Ref(place, of) for place, of in enumerate([TEXT, *map(type_of, map(table.column, self.names))])]
+        key = [columns[1 + self.names.index(name)] for name in table.key]
+        code = Code(columns)
+        encoded = code.key([(column, Direction(column.type)) for column in key])
+
+        def item(row: Row) -> Item:
+            return self._encode([row[column.id] for column in key]), str(row[0]).encode(), packed(row)
+
+        return code.of_rows(f"({encoded}, r[0].encode(), {code.packed})", item)
 
     def own_events(self, events: TableEvents) -> TableEvents:
         """Without those whose key says that they are another shard's. Their rows needn't be parsed."""
@@ -83,7 +101,7 @@ class Mirror(AgeingRows):
                 if event.tag <= tag:
                     continue
                 old = tuple(values)
-            new = None if event.row is None else self._values(event)
+            new = None if event.row is None else self._values(event.row)
             if new is not None and self._is_own is not None and not self._is_own(new):
                 new = None
             if ages is not None:
@@ -104,11 +122,62 @@ class Mirror(AgeingRows):
         work.count(len(changes))
         return changes
 
+    def take(self, events: TableEvents, arrivals: Arrivals) -> None:
+        """Note what has come of this table, in any order. Raises LockstepError for a key that can't be read."""
+        events = self.own_events(events)
+        there = [index for index, row in enumerate(events.rows) if row is not None]
+        with_rows = events if len(there) == len(events) else events.select(there)
+        rows = self._log_rows.tagged(with_rows.tags, [row for row in with_rows.rows if row is not None])
+        if rows is None:
+            arrivals.add([self._item(events, index) for index in range(len(events))])
+            return
+        items = self._items(rows)
+        if (is_own := self._is_own) is not None:
+            items = [
+                item if is_own(row[1:]) else (item[0], item[1], GONE) for item, row in zip(items, rows, strict=True)
+            ]
+        if with_rows is not events:
+            items += [self._item(events, index) for index, row in enumerate(events.rows) if row is None]
+        arrivals.add(items)
+
+    def _item(self, events: TableEvents, index: int) -> Item:
+        key = parse_key(events.keys[index])
+        own = self._encode([read(key[name]) for name, read in self._key])
+        tag, text = events.tags[index], events.rows[index]
+        stored = GONE
+        if text is not None:
+            try:
+                row = self._values(parse_object(text))
+                if self._is_own is None or self._is_own(row):
+                    stored = packed((tag, *row))
+            except LockstepError:
+                stored = UNREADABLE + text
+        return own, tag.encode(), stored
+
+    def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
+        """What counts of the newest items at this time of the view.
+
+        Raises LockstepError for a row that can't be read, as EvaluationError where a column is missing or of a type of
+        its own.
+        """
+        prefix = self._prefix
+        entries = [(prefix + key, stored) for key, _, stored in items if stored]  # all but those that are gone
+        try:
+            rows = [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
+        except ValueError:
+            rows = [self._stored(stored) for _, stored in entries]
+        return Arrived(entries, (), rows) if self._ages is None else self._ages.arrived(entries, rows, time_ms)
+
+    def _stored(self, stored: bytes) -> Row:
+        if stored.startswith(UNREADABLE):
+            self._values(parse_object(stored[len(UNREADABLE) :]))
+            raise AssertionError("what couldn't be read can be")
+        return tuple(orjson.loads(stored)[1:])
+
     def built(self, building: Building) -> Rows:
-        """All rows that were taken in."""
+        """All rows that are kept."""
         for entries in building.entries(self._prefix):
             yield [tuple(orjson.loads(stored)[1:]) for _, stored in entries]
-            building.meanwhile(len(entries))
 
     def _removed(self, key: bytes, stored: bytes, work: Work) -> Row:
         _, *values = orjson.loads(stored)
@@ -118,10 +187,9 @@ class Mirror(AgeingRows):
         work.state.delete(key)
         return old
 
-    def _values(self, event: RowEvent) -> Row:
-        assert event.row is not None
+    def _values(self, row: Mapping[str, JsonValue]) -> Row:
         try:
-            return tuple([read(event.row[name]) for name, read in self._read])
+            return tuple([read(row[name]) for name, read in self._read])
         except KeyError as error:
             raise EvaluationError(f"the column {error.args[0]!r} is missing in an event of {self.table}") from None
 
@@ -155,7 +223,6 @@ class ScanOperator:
 
     def __init__(self, node: Scan, mirror: Mirror | EventRows, is_own: IsOwn | None = None) -> None:
         self.table = node.table
-        self._mirror = mirror
         by_name = dict(zip(node.names, node.columns, strict=True))
         # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.
         kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
@@ -163,10 +230,10 @@ class ScanOperator:
         self._condition = None if node.condition is None else compiled(node.condition, node.columns)
         self._is_own = is_own
 
-    def built(self, building: Building) -> Rows:
+    def built(self, of_table: Rows) -> Rows:
         """The rows that this scan gives of all that the table's mirror has."""
         project, condition, is_own = self._project, self._condition, self._is_own
-        for rows in self._mirror.built(building):
+        for rows in of_table:
             projected = [project(row) for row in rows]
             if is_own is not None:
                 projected = [row for row in projected if is_own(row)]

@@ -9,7 +9,17 @@ from typing import Final
 
 from views.evaluation import compiled_all
 from views.operators.building import Building, Item
-from views.operators.changes import Changes, Rows, Work, add, pack_row, prefix_of, retractions_first, unpack_row
+from views.operators.changes import (
+    Changes,
+    Rows,
+    Work,
+    add,
+    pack_row,
+    prefix_of,
+    retractions_first,
+    unpack_row,
+    unpack_rows,
+)
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
 from views.portions import Code, packed
@@ -63,7 +73,7 @@ class TopOperator:
             sorter.take(rows, self._items)
         part, last, count = b"", b"", 0
         for items in building.arranged(self._rows_prefix, sorter.sorted()):
-            made: list[Row] = []
+            first: list[bytes] = []
             reaches: list[Entry] = []
             for of, at, row in items:
                 if of != part or not count:
@@ -72,10 +82,10 @@ class TopOperator:
                     part, count = of, 0
                 if count < self._limit:
                     count, last = count + 1, at
-                    made.append(unpack_row(row))
+                    first.append(row)
             building.keep(reaches)
-            building.changed += len(made)
-            yield made
+            building.changed += len(first)
+            yield unpack_rows(first)
         if count:
             building.keep([self._reach(part, count, last)])
 

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Final, NoReturn, TypeVar
 
@@ -324,11 +325,14 @@ class _Transaction:
         self.put_in_order(sorted(entries.items()))
 
     def put_in_order(self, entries: Sequence[Entry]) -> None:
-        # Tuned: one call takes them all.
-        stored = [
-            (_DATA + key, value) if len(key) <= _PLAIN_MAX else (_cut(key), _LENGTH.pack(len(key)) + key + value)
-            for key, value in entries
-        ]
+        # Tuned: one call takes them all, and hardly any key is cut.
+        if all(map(_PLAIN_MAX.__ge__, map(len, map(itemgetter(0), entries)))):
+            stored = [(_DATA + key, value) for key, value in entries]
+        else:
+            stored = [
+                (_DATA + key, value) if len(key) <= _PLAIN_MAX else (_cut(key), _LENGTH.pack(len(key)) + key + value)
+                for key, value in entries
+            ]
         cursor = self._transaction.cursor()
         with contextlib.closing(cursor):
             cursor.putmulti(stored)

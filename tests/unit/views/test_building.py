@@ -17,7 +17,6 @@ from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
 from views.operators import building, join
 from views.operators.building import Item, Sorter, merged
-from views.operators.join import KIND
 from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
@@ -205,18 +204,6 @@ def test_a_row_with_too_many_partners_ends_it() -> None:
     with pytest.raises(FanOutExceeded, match="more than 1 partners"):
         view.end_building(epoch=1, lsn=8, offsets={})
     assert view.position().is_building
-
-
-def test_many_rows_are_computed_though_the_first_were_brought_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = as_of_the_end()
-    plain, state = MemoryState(), MemoryState()
-    build(plain, rows).end_building(epoch=1, lsn=8, offsets={})
-    monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", 3)
-    view = build(state, rows[:3])
-    assert any(key.startswith(KIND) for key, _ in everything(state)), "what a join keeps is there"
-    view.build(rows[3:])
-    view.end_building(epoch=1, lsn=8, offsets={})
-    assert everything(state) == everything(plain)
 
 
 @pytest.mark.usefixtures("computes")
