@@ -4,6 +4,7 @@ It looks up a sink's generations again and again: one that ``rebuild`` has finis
 """
 
 import logging
+import math
 import signal
 import threading
 import time
@@ -65,6 +66,9 @@ TAKEN_OVER: Final = 3
 
 _LOOK_S: Final = 2.0
 """How often the sinks are asked for their generations. A warehouse looks at all its views for that."""
+
+_LOOK_SETTLED_S: Final = 5.0
+"""The same of a sink with one generation, to which its job applies: nothing is under way that waits for a look."""
 
 _LOOK_MAX_S: Final = 10.0
 _TABLES_PER_S: Final = 200
@@ -231,9 +235,12 @@ def long_batches(source: Source, sinks: Collection[SinkSettings], counts: Mappin
     )
 
 
-def look_every_s(tables: int) -> float:
-    """How often the sinks of so many tables are asked for their generations. Pure."""
-    return min(max(_LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
+def look_every_s(tables: int, *, is_settled: bool = False) -> float:
+    """How often a sink of so many tables is asked for its generations.
+
+    ``is_settled``: it has one, and its job runs. Pure.
+    """
+    return min(max(_LOOK_SETTLED_S if is_settled else _LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
 
 
 class JobThread:
@@ -329,6 +336,16 @@ class _Member:
     failure: LockstepError | None = None
     waiting: str = ""
     standing_by: set[int] = field(default_factory=set)
+    generations: int = 0
+    """How many the last look has found."""
+    looked_at_s: float = -math.inf
+    """When it has ended, by the monotonic clock."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has one generation, to which its job applies."""
+        is_ours_alone = self.generations == 1 and not self.waiting and self.failure is None
+        return is_ours_alone and len(self.jobs) == 1 and all(job.is_alive for job in self.jobs.values())
 
 
 class _Group:
@@ -359,14 +376,14 @@ class _Group:
 
         Raises SparkEnded: nothing can go on then.
         """
-        look_at = 0.0
         streams = [StreamThread(plan, self._spark, report=self._report) for plan in stream_queries]
         try:
             while not self._stop.is_set() and not has_jvm_ended(self._spark):
-                if time.monotonic() >= look_at:
-                    for member in self._members:
+                for member in self._members:
+                    every_s = look_every_s(len(self._source.tables), is_settled=member.is_settled)
+                    if time.monotonic() - member.looked_at_s >= every_s:
                         self._look(member)
-                    look_at = time.monotonic() + look_every_s(len(self._source.tables))
+                        member.looked_at_s = time.monotonic()
                 if all(map(self._is_over, self._members)) and not any(stream.is_alive for stream in streams):
                     break
                 self._stop.wait(_POLL_S)
@@ -474,6 +491,7 @@ class _Group:
             if number is not None:
                 return {number: member.settings}
             generations = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
+        member.generations = len(generations)
         wanted_settings: dict[int, SinkSettings] = {}
         for generation in generations:
             if generation.phase is not Phase.READY and not self._was_left_live(member, generation):

@@ -27,6 +27,7 @@ Spark's own               the checkpoint, the task's results     the destination
 ========================  =====================================  =================================  ==================
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -59,6 +60,9 @@ _SILENT_S: Final = 1.0
 
 _SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
+
+_ORDERS_LOOK_S: Final = 2.0
+"""How often it looks whether somebody has given it orders: that asks the destination."""
 
 NOBODY: Final[Mapping[str, Callable[[], None]]] = MappingProxyType({})
 
@@ -303,6 +307,15 @@ def ended_early(
     early, over = EarlyEnd(), threading.Event()
     watch = SchemaWatch(cluster, plan.kafka.client(), plan.pipeline, tables, uncopied)
     looks = Looks(len(topics))
+    orders_looked_s = -math.inf
+
+    def has_other_orders() -> bool:
+        nonlocal orders_looked_s
+        now_s = time.monotonic()
+        if now_s - orders_looked_s < _ORDERS_LOOK_S:
+            return False
+        orders_looked_s = now_s
+        return has_orders()
 
     def has_log_moved() -> bool:
         """Whether the next query has to read other shapes. Looks only where that is due."""
@@ -315,10 +328,13 @@ def ended_early(
         looks.has_looked(time.monotonic())
         return has_moved
 
+    def has_come_to_lose_records() -> bool:
+        return retention is not None and retention.loses_records(cluster)
+
     def watch_log() -> None:
         while not over.wait(_SCHEMA_LOOK_S) and not early.ending.is_set():
             try:
-                if has_log_moved() or has_orders() or (retention is not None and retention.loses_records(cluster)):
+                if has_log_moved() or has_other_orders() or has_come_to_lose_records():
                     early.ending.set()
             except PositionMismatch as error:
                 early.failure = error

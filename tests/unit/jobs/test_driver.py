@@ -287,9 +287,52 @@ def test_a_job_that_was_ended_is_forgotten_with_its_generation(monkeypatch: pyte
     assert not member.jobs
 
 
-@pytest.mark.parametrize(("tables", "seconds"), [(1, 2), (400, 2), (1_000, 5), (5_000, 10)])
-def test_sinks_of_many_tables_are_asked_for_their_generations_less_often(tables: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("tables", "seconds", "settled_s"), [(1, 2, 5), (400, 2, 5), (1_000, 5, 5), (1_400, 7, 7), (5_000, 10, 10)]
+)
+def test_sinks_of_many_tables_are_asked_for_their_generations_less_often(
+    tables: int, seconds: float, settled_s: float
+) -> None:
     assert look_every_s(tables) == seconds
+    assert look_every_s(tables, is_settled=True) == settled_s
+
+
+class _AtWork(_Taken):
+    """A job that applies."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        super().__init__()
+        self.failure, self.newer, self.is_alive = None, None, True
+
+
+def test_a_sink_is_settled_while_nothing_but_its_only_job_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rebuild's generation, from its beginning to its end, and a job that has ended are looked after more often."""
+    monkeypatch.setattr("jobs.driver.JobThread", _AtWork)
+    _Taken.made, _Taken.now = [], 0.0
+    store = prepared_store(1)
+    group = _Group(
+        Source("shop", KafkaSettings(bootstrap_servers="nowhere:1"), [ORDERS], SparkSettings()),
+        {"cache": RedisSettings()},
+        cast(Any, None),
+        once=False,
+        stop=threading.Event(),
+        report=lambda _: None,
+        open_sink=lambda *_: open_memory(store),
+    )
+    [member] = group._members
+    assert not member.is_settled
+    group._look(member)
+    assert member.is_settled
+    for phase in (Phase.BUILDING, Phase.READY):
+        save_record(open_memory(store).records, 2, _record(phase))
+        group._look(member)
+        assert not member.is_settled
+    save_record(open_memory(store).records, 2, _record(Phase.RETIRED))
+    member.jobs[2].is_alive = False
+    group._look(member)
+    assert member.is_settled
+    member.jobs[1].is_alive = False
+    assert not member.is_settled
 
 
 def test_a_group_whose_jvm_has_ended_ends_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,7 @@ Watch = Callable[..., Any]
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr("jobs.query.threads._SCHEMA_LOOK_S", 0.01)
+    monkeypatch.setattr("jobs.query.threads._ORDERS_LOOK_S", 0.0)
     monkeypatch.setattr("jobs.query.topic_watch.QUIET_S", 0.0)
     nothing = cast("Any", None)
     plan = SinkPlan("s", nothing, 1, "p", KafkaSettings(bootstrap_servers="nowhere:1"), (), nothing, once=False)
@@ -124,6 +125,23 @@ def test_brokers_are_left_in_peace_until_something_is_published(watch: Watch, mo
         until(lambda: cluster.questions == 2)
         assert not news.is_set()
     assert early.failure is None
+
+
+def test_orders_are_looked_for_less_often_than_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look asks the destination."""
+    monkeypatch.setattr("jobs.query.threads.SchemaWatch.has_moved", lambda _: False)
+    monkeypatch.setattr("jobs.query.threads._ORDERS_LOOK_S", 1e9)
+    looks = 0
+
+    def has_orders() -> bool:
+        nonlocal looks
+        looks += 1
+        return False
+
+    cluster = _Answers({"p.public.t": ("a", 1)}, retention="-1")
+    with watch(cluster, has_orders=has_orders):
+        until(lambda: cluster.questions > 3)
+    assert looks == 1
 
 
 class _Bell:
