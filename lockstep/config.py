@@ -140,6 +140,14 @@ class Config(Settings):
                     f"streams.{name}.topic is one that this pipeline's queries write: a query over it could write"
                     " there what it reads, without end"
                 )
+        known_rows = [(f"streams.{name}", stream.rows_of) for name, stream in self.streams.items()]
+        known_rows += [(f"stream_queries.{name}", query.rows_of) for name, query in self.stream_queries.items()]
+        problems += [
+            f"{where}.rows_of names a table that isn't captured: {table}"
+            for where, rows_of in known_rows
+            for table in rows_of
+            if not self.source.may_have(TableName.parse(table))
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -295,12 +295,14 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # id = ["id"]                              # what an event and its repetition have in common
 # sent = "sent_at"                         # the time of sending by the device's clock, which corrects the event's time
 # ahead = "1 hour"                         # how much later than it was received an event may have happened
+# rows_of = { "public.orders" = ["page"] }  # columns with the key of a table's row, for `lockstep erase`
 
 # [stream_queries.clicks_per_hour]
 # sink = "warehouse"                       # the section whose store, address and login it takes
 # key = ["page", "hour"]                   # columns that tell the result's rows apart
 # sql = "select page, window(at, '1 hour').start as hour, count(*) as n from clicks group by page, window(at, '1 hour')"
 # topic = true                             # the rows are on a topic as well (streams rebuild)
+# rows_of = { "public.orders" = ["page"] }  # columns of the key with the key of a table's row, for `lockstep erase`
 # Each row is posted to an HTTP endpoint too. A secret address is in $$LOCKSTEP_STREAM_QUERY_<NAME>_WEBHOOK_URL.
 # webhook = { url = "https://hooks.example.com/rows", headers = { Authorization = "ROWS_TOKEN" } }    # and url_file
 

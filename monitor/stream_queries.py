@@ -130,6 +130,7 @@ class StreamQueryStatus:
 
     def to_json(self) -> dict[str, Any]:
         figures = self.figures.to_json()
+        del figures["starts"]
         figures["offsets"] = {
             f"{topic}-{partition}": offset for (topic, partition), offset in self.figures.offsets.items()
         }

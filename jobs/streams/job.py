@@ -501,6 +501,7 @@ class _Run:
             refused=result.set_aside,
             state_rows=state_rows,
             offsets=this.ends,
+            starts=starts,
         )
         self._figures = self._figures.after(done)
         self._lease.save_record(figures_name(self._generation), self._figures.text())

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from jobs.executor.task_input import OpenSink  # which has PyArrow with it, and who only looks needs none
 
 
-_NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "pattern": {"events_max"}}
+_NOT_OF_RESULT: Final[Any] = {"topic": True, "webhook": True, "rows_of": True, "pattern": {"events_max"}}
 """Settings of a query on which no row depends."""
+
+_NOT_OF_EVENTS: Final = {"rows_of"}
+"""Settings of a stream on which no event depends."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,10 @@ class StreamQueryPlan:
         return {
             **self.query.model_dump(mode="json", exclude_none=True, exclude=_NOT_OF_RESULT),
             **({"topic": True} if self.query.has_topic else {}),
-            **{f"streams.{name}": stream.model_dump(mode="json") for name, stream in sorted(streams.items())},
+            **{
+                f"streams.{name}": stream.model_dump(mode="json", exclude=_NOT_OF_EVENTS)
+                for name, stream in sorted(streams.items())
+            },
             **definition(self.settings),
         }
 

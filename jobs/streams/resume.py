@@ -1,6 +1,6 @@
 """Whether a query may go on: its checkpoint, its result and the topics must be those that belong together. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -27,7 +27,8 @@ class Figures:
 
     ``watermark_ms`` is that of the batch, in milliseconds since 1970; None before there is one. ``results`` counts
     rows that were written, ``late`` and the others records that went to the side topic, all over the result's life.
-    ``state_rows`` is how many rows Spark keeps. ``offsets`` are the next ones to be read.
+    ``state_rows`` is how many rows Spark keeps. ``offsets`` are the next ones to be read, and ``starts`` the first ones
+    of ``batch``: that one is done again where its job was killed before Spark had committed it.
     """
 
     batch: int = -1
@@ -39,6 +40,7 @@ class Figures:
     refused: int = 0
     state_rows: int = 0
     offsets: Offsets = field(default_factory=dict)
+    starts: Offsets = field(default_factory=dict)
 
     def to_json(self) -> dict[str, JsonValue]:
         return {
@@ -50,7 +52,8 @@ class Figures:
             "malformed": self.malformed,
             "refused": self.refused,
             "state_rows": self.state_rows,
-            "offsets": [[topic, partition, offset] for (topic, partition), offset in sorted(self.offsets.items())],
+            "offsets": _listed(self.offsets),
+            "starts": _listed(self.starts),
         }
 
     @classmethod
@@ -59,8 +62,9 @@ class Figures:
         if text is None:
             return cls()
         known = orjson.loads(text)
-        offsets = {(topic, partition): offset for topic, partition, offset in known.pop("offsets")}
-        return cls(**known, offsets=offsets)
+        offsets = _offsets(known.pop("offsets"))
+        starts = _offsets(known.pop("starts", ()))  # an earlier version hasn't noted them
+        return cls(**known, offsets=offsets, starts=starts)
 
     def text(self) -> str:
         return orjson.dumps(self.to_json()).decode()
@@ -76,6 +80,14 @@ class Figures:
             malformed=self.malformed + done.malformed,
             refused=self.refused + done.refused,
         )
+
+
+def _listed(offsets: Offsets) -> list[JsonValue]:
+    return [[topic, partition, offset] for (topic, partition), offset in sorted(offsets.items())]
+
+
+def _offsets(listed: Iterable[tuple[str, int, int]]) -> Offsets:
+    return {(topic, partition): offset for topic, partition, offset in listed}
 
 
 @dataclass(frozen=True, slots=True)

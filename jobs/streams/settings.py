@@ -91,6 +91,12 @@ def column_of(name: str, spark_name: str) -> Column | None:
     return None
 
 
+_ROWS_OF: Final = (
+    "table -> the columns that hold the key of one of its rows, in the order of that key, so that `lockstep erase`"
+    " finds what is of the row"
+)
+
+
 class StreamSettings(Settings):
     """A Kafka topic whose records are events: JSON objects, each with the time at which it happened."""
 
@@ -112,6 +118,7 @@ class StreamSettings(Settings):
         default="1 hour",
         description="how much later than it was received an event may have happened; else it is refused",
     )
+    rows_of: Mapping[str, tuple[str, ...]] = Field(default={}, description=_ROWS_OF)
 
     @field_validator("topic")
     @classmethod
@@ -143,6 +150,7 @@ class StreamSettings(Settings):
             if name is not None and self.columns.get(name) != "timestamptz":
                 problems.append(f"{setting}: {name!r} is no column of type timestamptz")
         problems += [f"id: {name!r} is no column of the stream" for name in self.id if name not in self.columns]
+        problems += _problems_of_rows(self.rows_of, self.columns, "the stream")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -259,6 +267,7 @@ class StreamQuerySettings(Settings):
     webhook: WebhookSettings | None = Field(
         default=None, description="an HTTP endpoint to which each row is posted, from that topic"
     )
+    rows_of: Mapping[str, tuple[str, ...]] = Field(default={}, description=_ROWS_OF)
 
     @field_validator("key")
     @classmethod
@@ -276,7 +285,25 @@ class StreamQuerySettings(Settings):
                 f"key: a match is told apart by {', '.join(self.key_columns)}, since no two begin at the same time:"
                 " remove it"
             )
+        if problems := _problems_of_rows(self.rows_of, self.key_columns, "the result's key"):
+            raise ValueError("; ".join(problems))
         return self
+
+    def key_of_row(self, table: str, streams: Mapping[str, StreamSettings]) -> tuple[str, ...] | None:
+        """The columns of the result's key that hold the key of a table's row, None where nobody has said so.
+
+        A pattern's ``per`` are columns that all events of a match have in common: what they hold in one of its streams
+        they hold in the result.
+        """
+        if table in self.rows_of:
+            return self.rows_of[table]
+        if self.pattern is None:
+            return None
+        for name in self.pattern.streams:
+            columns = streams[name].rows_of.get(table)
+            if columns is not None and set(columns) <= set(self.pattern.per):
+                return columns
+        return None
 
     @property
     def has_topic(self) -> bool:
@@ -308,6 +335,22 @@ def _column_problems(columns: Collection[str], added: Collection[str]) -> list[s
         if name.startswith(PRIVATE)
     ]
     problems += [f"columns.{name}: the stream has this column already" for name in columns if name in added]
+    return problems
+
+
+def _problems_of_rows(rows_of: Mapping[str, Sequence[str]], columns: Collection[str], whose: str) -> list[str]:
+    """What is wrong with the columns that hold keys of tables' rows. Their number isn't known here."""
+    problems = []
+    for table, names in rows_of.items():
+        try:
+            written = str(TableName.parse(table))
+        except ValueError as error:
+            problems.append(f"rows_of.{table}: {error}")
+        else:
+            problems += [f"rows_of.{table}: write it as {written}"] if written != table else []
+        if not names:
+            problems.append(f"rows_of.{table}: names no column")
+        problems += [f"rows_of.{table}: {name!r} is no column of {whose}" for name in names if name not in columns]
     return problems
 
 

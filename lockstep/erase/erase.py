@@ -20,7 +20,6 @@ from cdc.kafka.topic_names import (
     is_outbox_topic,
     is_view_topic,
     shared_outbox_topic,
-    stream_query_topic,
     view_topic,
 )
 from cdc.model.errors import ConfigurationError, LockstepError
@@ -38,7 +37,7 @@ from lockstep.erase.report import Place, Report
 from lockstep.erase.sinks import SinkErasing
 from lockstep.erase.source import deleted_at_source, kept_wal
 from lockstep.erase.stopping import stopped
-from lockstep.erase.streams import places_of_queries
+from lockstep.erase.streams import StreamQueryErasing
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.erase.views import ViewErasing
 from lockstep.verify.canonical import key_values
@@ -125,6 +124,8 @@ class _Erasing:
 
         records = self._topics.records(self._topic, is_wanted)
         row = DeletedRow(logged, key_values(key), self._deletion_tag(records), self._topic, gone_at)
+        # Before anything is changed: it refuses what the configuration says of them and doesn't fit.
+        queries = StreamQueryErasing(self._config, row, self._topics, check=self._check, say=self._say)
         # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
@@ -140,15 +141,22 @@ class _Erasing:
         common = (self._config, row, self._topics)
         views = ViewErasing(*common, timeout_s=self._timeout_s, check=self._check, say=self._say)
         places += views.places(only_look=dry_run)
+        # Before dead letters: a row that waits for a webhook becomes one where it is refused.
+        of_queries = list(queries.places(partial(self._has_had, views), only_look=dry_run))
         # A sink that has the row still may have refused its deletion, which is a dead letter then.
         is_gone = all(place.is_proven for place in of_sinks)
-        places += self._dead_letters(key, views.dead_letters_of(), close=not dry_run and is_gone, only_look=dry_run)
+
+        def is_rejected(event: tuple[str, bytes]) -> bool:
+            return event == (self._topic, key) or queries.is_rejected_row(*event)
+
+        close = not dry_run and is_gone
+        places += self._dead_letters(is_rejected, views.dead_letters_of(), close=close, only_look=dry_run)
         # After the sinks: what tells of searches tells of what they have.
         matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
         places += matches.places(only_look=dry_run)
-        places += places_of_queries(self._config, partial(self._has_had, views))
+        places += of_queries
         places += self._local(key)
-        unchecked = self._unchecked(views)
+        unchecked = self._unchecked(views, queries)
         if not records and not any(place.found for place in places):
             unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
         return Report(str(self._name), tuple(places), tuple(unchecked), dry_run)
@@ -189,13 +197,16 @@ class _Erasing:
             )
         return newest.tag
 
-    def _dead_letters(self, key: bytes, of_views: set[str], *, close: bool, only_look: bool) -> list[Place]:
+    def _dead_letters(
+        self, is_rejected: Callable[[tuple[str, bytes]], bool], of_views: set[str], *, close: bool, only_look: bool
+    ) -> list[Place]:
         name = control_topic(self._pipeline, DEAD_LETTERS)
         if not TopicAdmin(self._client).exists(name):
             return []
 
         def is_wanted(record_key: bytes) -> bool:
-            return event_of(record_key) == (self._topic, key)
+            event = event_of(record_key)
+            return event is not None and is_rejected(event)
 
         def is_of_a_view(record_key: bytes) -> bool:
             event = event_of(record_key)
@@ -227,9 +238,6 @@ class _Erasing:
         own = {self._topic, *(control_topic(self._pipeline, name) for name in (DEAD_LETTERS, MATCHES))}
         return topic in own or views.may_have_written(topic)
 
-    def _side(self, query: str) -> str:
-        return stream_query_topic(self._pipeline, query)
-
     def _local(self, key: bytes) -> list[Place]:
         """The store of large values, where it is on this machine."""
         directory = Path(self._config.capture.values_directory) / self._config.slot
@@ -244,7 +252,7 @@ class _Erasing:
         why = "capture removes them with the deletion: run the command again once it has come by"
         return [Place(place, left, left, why)]
 
-    def _unchecked(self, views: ViewErasing) -> list[str]:
+    def _unchecked(self, views: ViewErasing, queries: StreamQueryErasing) -> list[str]:
         """What is never looked at from here, in sentences."""
         wal = kept_wal(self._config)
         sentences = [
@@ -259,12 +267,7 @@ class _Erasing:
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
         sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
-        sentences += [
-            f"stream query {query}: its result in stream_queries.{query}, on a topic and at a webhook where it"
-            f" has them, the topic {self._side(query)} and the events that its checkpoint keeps."
-            " They are of what others wrote to its streams, by keys of their own."
-            for query in self._config.stream_queries
-        ]
+        sentences += queries.sentences()
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
             topic

@@ -1,32 +1,302 @@
-"""Stream queries that may have a row: what they have read of it stays, by keys of their own, and is told of. Pure."""
+"""Erases what topics of stream queries have of a row: what the configuration says how to find, by tombstones.
+
+A stream's `rows_of` says which columns of its events hold the key of a table's row, and a query's which columns of its
+result's key do. What isn't said so can't be known: it stays, and is told of.
+"""
 
 import re
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
-from cdc.kafka.topic_names import stream_query_topic
+import orjson
+
+from cdc.kafka.key_records import KeyRecord
+from cdc.kafka.tombstones import write_tombstones
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import is_stream_result_topic, stream_query_topic
+from cdc.kafka.topic_reader import Record, TopicReader
+from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.event import JsonValue
+from jobs.generations.record import Phase, list_generations
+from jobs.streams.records import figures_name
+from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import Config
+from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
+from lockstep.erase.stopping import Stopped
+from lockstep.erase.topics import RecordWords, TopicErasing
+from lockstep.stream_queries import stream_query_plan
+from sinks.contract import Leftover
 
 _HAS_READ: Final = (
     "it reads {topics}, which has or may have had values of the row. Its result is final, and its checkpoint and topic"
     " {side} keep events by keys of their own. Delete what its result has by hand; `lockstep streams rebuild {query}`"
     " then builds it again from what the topics still hold. Delete records of {side} by hand"
 )
+_AGAIN: Final = Leftover("what its job's last batch may write again", has_values=True)
+_WHEN_AGAIN: Final = (
+    "a job that is killed may do its last batch again: run the command again once it has done another one, as"
+    " `lockstep streams list` shows, after more events have come"
+)
+_IN_SIDE: Final = RecordWords(with_what="of the row's events and results")
 
 
-def places_of_queries(config: Config, has_had: Callable[[str], bool]) -> list[Place]:
-    """A place for each query over a stream whose topic ``has_had`` the row, or what the row has led to."""
-    topic_of = {name: stream.topic for name, stream in config.streams.items() if has_had(stream.topic)}
-    places = []
-    for query, section in config.stream_queries.items():
-        topics = [topic for name, topic in topic_of.items() if _reads(section, name)]
-        if topics:
-            side = stream_query_topic(config.pipeline.name, query)
-            why = _HAS_READ.format(topics=", ".join(sorted(topics)), side=side, query=query)
-            places.append(Place(f"stream query {query}", unasked=why))
-    return places
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """How a row is found in what a query has: the columns that hold the key's values, in the key's order.
+
+    ``in_events`` has those of each stream that the query reads, by the stream's name, and ``in_result`` those of the
+    result's key. None where nobody has said which.
+    """
+
+    in_events: Mapping[str, tuple[str, ...] | None]
+    in_result: tuple[str, ...] | None
+
+    @property
+    def is_any(self) -> bool:
+        return self.in_result is not None or any(columns is not None for columns in self.in_events.values())
+
+    @property
+    def unsaid(self) -> list[str]:
+        """The streams whose events can't be told apart."""
+        return sorted(name for name, columns in self.in_events.items() if columns is None)
+
+
+def mapped(config: Config, query: str, row: DeletedRow) -> Mapped:
+    """What the configuration says of a query. Pure.
+
+    Raises ConfigurationError where it doesn't fit to the table's key.
+    """
+    section, table = config.stream_queries[query], str(row.table.name)
+    streams = {name: stream for name, stream in config.streams.items() if _reads(section, name)}
+    found = Mapped(
+        {name: stream.rows_of.get(table) for name, stream in streams.items()},
+        section.query.key_of_row(table, config.streams),
+    )
+    said = {f"streams.{name}": columns for name, columns in found.in_events.items()}
+    said[f"stream_queries.{query}"] = found.in_result
+    for where, columns in said.items():
+        if columns is not None and len(columns) != len(row.key):
+            raise ConfigurationError(
+                f"rows_of of {where} names {len(columns)} columns for {table}, whose key has {len(row.key)}",
+                hint=f"name one for each of {', '.join(row.key)}, in this order",
+            )
+    return found
+
+
+def place_of_reading(config: Config, query: str, how: Mapped, has_had: Callable[[str], bool]) -> Place | None:
+    """What a query keeps that reads a topic which ``has_had`` values of the row; None where it reads none. Pure."""
+    topics = [topic for name in how.in_events if has_had(topic := config.streams[name].topic)]
+    if not topics:
+        return None
+    side = stream_query_topic(config.pipeline.name, query)
+    why = _HAS_READ.format(topics=", ".join(sorted(topics)), side=side, query=query)
+    return Place(f"stream query {query}", unasked=why)
+
+
+def has_key(values: Any, columns: Sequence[str] | None, key: Mapping[str, JsonValue]) -> bool:
+    """Whether these columns of an object have the values of a key, as texts: events may have them otherwise. Pure."""
+    if columns is None or not isinstance(values, dict):
+        return False
+    return all(
+        name in values and values[name] is not None and _text(values[name]) == _text(part)
+        for name, part in zip(columns, key.values(), strict=True)
+    )
+
+
+def is_of_row(record_key: bytes, value: bytes, how: Mapped, key: Mapping[str, JsonValue]) -> bool:
+    """Whether a record of a side topic is about an event or a row of the result that is of the row. Pure."""
+    facts = _parsed(value)
+    if not isinstance(facts, dict):
+        return False
+    if facts.get("kind") == "refused":
+        return has_key(facts.get("key"), how.in_result, key) or _names_row(record_key, how, key)
+    event = _parsed(facts.get("value"))
+    return has_key(event, how.in_events.get(str(facts.get("stream"))), key)
+
+
+def _names_row(record_key: bytes, how: Mapped, key: Mapping[str, JsonValue]) -> bool:
+    """Whether a record's key in a side topic has the key of such a row of the result itself."""
+    named = _parsed(record_key)
+    return isinstance(named, dict) and has_key(named.get("key"), how.in_result, key)
+
+
+def may_come_again(record_key: bytes, figures: Figures | None) -> bool:
+    """Whether a job that goes on from these figures may write a record of the side topic again. Pure."""
+    if figures is None:
+        return False
+    named = _parsed(record_key)
+    if not isinstance(named, dict):
+        return True
+    if "batch" in named:
+        return int(named["batch"]) >= figures.batch
+    at = str(named.get("topic")), int(named.get("partition", 0))
+    return int(named.get("offset", 0)) >= figures.starts.get(at, 0)
+
+
+class StreamQueryErasing:
+    """Erases from the topics of stream queries, each of which may have the row by keys of its own."""
+
+    def __init__(
+        self,
+        config: Config,
+        row: DeletedRow,
+        topics: TopicErasing,
+        *,
+        check: Callable[[], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._client = config.kafka.client()
+        self._pipeline = config.pipeline.name
+        self._row = row
+        self._topics = topics
+        self._check = check
+        self._say = say
+        self._mapped = {query: mapped(config, query, row) for query in config.stream_queries}
+
+    def is_rejected_row(self, topic: str, key: bytes) -> bool:
+        """Whether a rejection of this topic and key is of the row: the webhook of a query has refused it."""
+        return any(
+            _is_result_of(self._pipeline, query, topic) and has_key(_parsed(key), how.in_result, self._row.key)
+            for query, how in self._mapped.items()
+        )
+
+    def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
+        """Topics of queries of which it is known how to find the row there.
+
+        And a place for each query over a stream whose topic ``has_had`` the row, or what the row has led to.
+        """
+        for query, how in self._mapped.items():
+            if how.is_any:
+                if not only_look:
+                    self._say(f"stream query {query}")
+                try:
+                    yield from self._in_topics(query, how, only_look=only_look)
+                except Stopped:
+                    raise
+                except LockstepError as error:
+                    yield Place(f"stream query {query}, its topics", unasked=error.message)
+            if (place := place_of_reading(self._config, query, how, has_had)) is not None:
+                yield place
+
+    def sentences(self) -> Iterator[str]:
+        """What of each query isn't looked at, whatever it has, and what to do about it."""
+        for query, how in self._mapped.items():
+            side, section = stream_query_topic(self._pipeline, query), self._config.stream_queries[query]
+            lacking = []
+            if how.in_result is None and section.has_topic:
+                lacking.append("the topic of its result")
+            if how.in_result is None and section.webhook is not None:
+                lacking.append("rows that its webhook refused")
+            if how.unsaid or how.in_result is None:
+                lacking.append(f"the topic {side}")
+            elif how.is_any:
+                lacking.append(f"records of {side} that are no JSON objects or were cut")
+            at = "" if section.webhook is None else ", what its webhook has got"
+            parts = ", ".join([f"its result in stream_queries.{query}{at}", *lacking])
+            yield (
+                f"stream query {query}: {parts}, and the events that its checkpoint keeps. They are of what others"
+                " wrote to its streams, by keys of their own."
+                + (
+                    f" Delete rows of the result by hand, those whose {', '.join(how.in_result)} is the key; events in"
+                    " topics of others are theirs to delete."
+                    if how.in_result is not None
+                    else " `rows_of` says how to find a row in these topics: docs/erase.md."
+                )
+            )
+
+    def _in_topics(self, query: str, how: Mapped, *, only_look: bool) -> Iterator[Place]:
+        side = stream_query_topic(self._pipeline, query)
+        there = TopicAdmin(self._client).all_partition_counts()
+        newest, figures = self._newest(query)
+        if side in there:
+            wanted, removed = self._wanted(
+                side, lambda record: is_of_row(record.key, record.value or b"", how, self._row.key)
+            )
+            # Whose tombstones those of earlier runs are nobody can tell.
+            is_again = any(may_come_again(key, figures) for key in (*wanted, *removed))
+
+            def of_row(record_key: bytes) -> bool:
+                return _names_row(record_key, how, self._row.key)
+
+            yield self._erased(side, wanted, of_row, is_again=is_again, only_look=only_look)
+        if how.in_result is None:
+            return
+        for topic in sorted(topic for topic in there if _is_result_of(self._pipeline, query, topic)):
+
+            def of_result(record_key: bytes) -> bool:
+                return has_key(_parsed(record_key), how.in_result, self._row.key)
+
+            wanted, removed = self._wanted(topic, lambda record: of_result(record.key))
+            tags = [*wanted.values(), *(tag for key, tag in removed.items() if of_result(key))]
+            is_last = topic.endswith(f".g{newest}") and figures is not None
+            is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
+            yield self._erased(topic, wanted, of_result, is_again=is_again, only_look=only_look)
+
+    def _newest(self, query: str) -> tuple[int | None, Figures | None]:
+        """The build that its job works on, and what that has done; None where there is none."""
+        opened = stream_query_plan(self._config, query).opened(1)
+        with closing(opened.sink):
+            numbers = [each.number for each in list_generations(opened) if each.phase is not Phase.RETIRED]
+            if not numbers:
+                return None, None
+            return numbers[-1], Figures.parse(opened.records.load(figures_name(numbers[-1])))
+
+    def _wanted(self, topic: str, is_wanted: Callable[[Record], bool]) -> tuple[dict[bytes, str], dict[bytes, str]]:
+        """The keys whose records have values of the row, and all that have a tombstone, each with its newest tag."""
+        wanted, removed = dict[bytes, str](), dict[bytes, str]()
+        for record in TopicReader(self._client, self._check, with_tags=True).records(topic):
+            if record.value is None:
+                removed[record.key] = record.tag
+            elif is_wanted(record):
+                wanted[record.key] = record.tag
+        return wanted, removed
+
+    def _erased(
+        self,
+        topic: str,
+        wanted: Mapping[bytes, str],
+        has_row: Callable[[bytes], bool],
+        *,
+        is_again: bool,
+        only_look: bool,
+    ) -> Place:
+        """Tombstones for what is wanted, and a compaction. Keys that ``has_row`` names have the row's key in them."""
+
+        def read() -> list[KeyRecord]:
+            keys = list[bytes]()
+
+            def noted(record_key: bytes) -> bool:
+                is_wanted = record_key in wanted or has_row(record_key)
+                if is_wanted:
+                    keys.append(record_key)
+                return is_wanted
+
+            records = self._topics.records(topic, noted)
+            # A tombstone of an event has a position for its key, and nothing of the row.
+            return [
+                record for key, record in zip(keys, records, strict=True) if not record.is_tombstone or has_row(key)
+            ]
+
+        if only_look:
+            return self._topics.look_at(topic, read, _IN_SIDE)
+        write_tombstones(self._client, topic, wanted)
+        place = self._topics.erase_those(topic, read, _IN_SIDE)
+        return replace(place, left=(*place.left, _AGAIN), why=place.why or _WHEN_AGAIN) if is_again else place
+
+
+def _tag_of(figures: Figures | None) -> str:
+    from jobs.executor.stream_results import batch_tag  # which has PyArrow with it
+
+    return batch_tag(-1 if figures is None else figures.batch)
+
+
+def _is_result_of(pipeline: str, query: str, topic: str) -> bool:
+    return is_stream_result_topic(pipeline, topic) and topic.rpartition(".")[0] == stream_query_topic(pipeline, query)
 
 
 def _reads(query: StreamQuerySettings, stream: str) -> bool:
@@ -34,3 +304,15 @@ def _reads(query: StreamQuerySettings, stream: str) -> bool:
     if query.pattern is not None:
         return stream in query.pattern.streams
     return re.search(rf"\b{re.escape(stream)}\b", query.sql or "") is not None
+
+
+def _text(value: JsonValue) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _parsed(text: object) -> Any:
+    """JSON as a value, None for what is none."""
+    try:
+        return orjson.loads(text) if isinstance(text, str | bytes) else None
+    except orjson.JSONDecodeError:
+        return None

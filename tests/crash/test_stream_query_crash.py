@@ -1,5 +1,6 @@
 """A stream query's job is killed again and again, and its result is what its events say."""
 
+import contextlib
 import json
 import random
 from datetime import datetime
@@ -10,6 +11,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.webhook import WebhookSettings
+from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.pattern_matching import Event
 from jobs.streams.pattern_frames import stages_of
 from jobs.streams.settings import StreamQuerySettings
@@ -18,6 +21,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
 from tests.job_process import JobProcess
 from tests.pattern_search import searched
+from tests.receivers import Receiver
 from tests.streams import Streams, at
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
@@ -175,6 +179,60 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all
         assert streams.figures().refused == 0
     finally:
         database.drop()
+
+
+_ROWS = 60
+_WEBHOOK_KILLS = 4
+
+
+def test_kill_9_of_a_job_whose_webhook_refuses_rows_loses_none_of_them(
+    endpoints: Endpoints, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Each row is received, or open as a rejection, by the receiver's last answer."""
+    seed = random.Random(23)
+    database = Database(endpoints.warehouse_dsn)
+    answers = dict[str, list[bool]]()
+    with contextlib.closing(Receiver()) as receiver:
+
+        def answered(document: dict[str, Any]) -> int | None:
+            name = document["row"]["id"]
+            # The first tries are refused together, and so the row is; what a kill has posted again may be taken.
+            is_refused = int(name[1:]) % 4 == 0 and (len(answers.get(name, ())) < 3 or seed.random() < 0.5)
+            answers.setdefault(name, []).append(is_refused)
+            return 422 if is_refused else None
+
+        receiver.refuses = answered
+        streams = Streams(
+            endpoints.kafka_bootstrap,
+            tmp_path,
+            {"logins": {**_EVENT, "columns": {"id": "text", "at": "timestamptz"}}},
+            StreamQuerySettings(
+                key=("id",),
+                sql="select id, at from logins",
+                webhook=WebhookSettings(url=f"http://127.0.0.1:{receiver.port}/rows"),
+            ),
+            WarehouseSettings.model_validate(
+                {"url": url_of(endpoints.warehouse_url, database.name), "schema": "result"}
+            ),
+        )
+        try:
+            streams.send("logins", *({"id": f"l{number}", "at": at(number)} for number in range(_ROWS)))
+            for _ in range(_WEBHOOK_KILLS):
+                asked, wait = receiver.asked, seed.randrange(2, 14)
+                with JobProcess(**streams.arguments(once=False)) as job:
+                    until(lambda asked=asked, wait=wait: receiver.asked >= asked + wait)
+                    job.kill()
+            assert streams.run(spark) == 0, streams.told
+            readable, _ = DeadLetterTopic(streams.client, streams.pipeline).read()
+            rejected = {json.loads(each.key)["id"] for each in readable}
+            assert answers.keys() == {f"l{number}" for number in range(_ROWS)}
+            assert rejected == {name for name, given in answers.items() if given[-1]}
+            assert rejected
+            received = {document["row"]["id"] for document in receiver.documents}
+            assert received == {name for name, given in answers.items() if not all(given)}
+            assert streams.status().posted.waiting == 0
+        finally:
+            database.drop()
 
 
 def _microseconds(text: str) -> int:

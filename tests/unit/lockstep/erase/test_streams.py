@@ -1,11 +1,19 @@
-"""lockstep.erase.streams: which stream queries may have read a row"""
+"""lockstep.erase.streams: what stream queries have of a row, and by what it is found"""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
 
-from lockstep.config import read
-from lockstep.erase.streams import places_of_queries
+from cdc.model.errors import ConfigurationError
+from cdc.model.table import TableName
+from jobs.streams.resume import Figures
+from lockstep.config import Config, read
+from lockstep.erase.deleted_row import DeletedRow
+from lockstep.erase.streams import Mapped, has_key, is_of_row, mapped, may_come_again, place_of_reading
+from tests.builders import column, table
 
 _FILE = """
 [pipeline]
@@ -20,14 +28,15 @@ type = "warehouse"
 url = "postgresql+psycopg://warehouse/shop"
 [streams.s]
 topic = "shop.__views.open.g1"
-columns = { id = "text", at = "timestamptz" }
+columns = { id = "text", order_id = "int8", at = "timestamptz" }
 time = "at"
 late = "10 minutes"
 [streams.t]
 topic = "web.searches"
-columns = { id = "text", at = "timestamptz" }
+columns = { id = "text", order_id = "int8", at = "timestamptz" }
 time = "at"
 late = "10 minutes"
+rows_of = { "public.orders" = ["order_id"] }
 [stream_queries.recent]
 sink = "warehouse"
 key = ["id"]
@@ -36,22 +45,43 @@ sql = "select id, at from s"
 sink = "warehouse"
 key = ["id"]
 sql = "select id, at as s_at from t"
+[stream_queries.said]
+sink = "warehouse"
+key = ["o", "id"]
+sql = "select order_id as o, id, at from t"
+rows_of = { "public.orders" = ["o"] }
+[stream_queries.pairs]
+sink = "warehouse"
+pattern = { per = ["order_id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 2 }] }
+[stream_queries.triples]
+sink = "warehouse"
+pattern = { per = ["id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 3 }] }
 """
+ROW = DeletedRow(table(column("id", "int8"), name=TableName("public", "orders")), {"id": 42}, "", "shop.public.orders")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "lockstep.toml").write_text(_FILE)
+    return read(tmp_path / "lockstep.toml")
 
 
 @pytest.mark.parametrize(
     ("topics", "expected"),
     [
         ({"shop.__views.open.g1"}, ["stream query recent"]),
-        ({"web.searches"}, ["stream query others"]),
+        ({"web.searches"}, [f"stream query {name}" for name in ("others", "said", "pairs", "triples")]),
         ({"shop.public.orders"}, []),
     ],
 )
 def test_a_query_over_a_topic_that_has_had_the_row_keeps_it(
-    tmp_path: Path, topics: set[str], expected: list[str]
+    config: Config, topics: set[str], expected: list[str]
 ) -> None:
-    (tmp_path / "lockstep.toml").write_text(_FILE)
-    places = places_of_queries(read(tmp_path / "lockstep.toml"), topics.__contains__)
+    places = [
+        place
+        for query in config.stream_queries
+        if (place := place_of_reading(config, query, mapped(config, query, ROW), topics.__contains__)) is not None
+    ]
     assert [place.name for place in places] == expected
     assert not any(place.is_proven for place in places)
     for place in places:
@@ -60,3 +90,109 @@ def test_a_query_over_a_topic_that_has_had_the_row_keeps_it(
         query = place.name.removeprefix("stream query ")
         assert f"shop.__stream_queries.{query}" in place.unasked
         assert f"`lockstep streams rebuild {query}`" in place.unasked
+
+
+@pytest.mark.parametrize(
+    ("query", "in_events", "in_result"),
+    [
+        ("recent", {"s": None}, None),
+        ("others", {"t": ("order_id",)}, None),
+        ("said", {"t": ("order_id",)}, ("o",)),
+        ("pairs", {"t": ("order_id",)}, ("order_id",)),
+        ("triples", {"t": ("order_id",)}, None),
+    ],
+)
+def test_a_row_is_found_by_what_the_configuration_says_and_a_pattern_has_it_of_its_streams(
+    config: Config, query: str, in_events: dict[str, Any], in_result: Any
+) -> None:
+    assert mapped(config, query, ROW) == Mapped(in_events, in_result)
+
+
+def test_another_table_is_not_meant_and_a_key_of_another_length_is_refused(config: Config) -> None:
+    other = replace(ROW, table=table(column("id", "int8"), name=TableName("public", "other")))
+    assert not mapped(config, "said", other).is_any
+    with pytest.raises(ConfigurationError, match=r"rows_of of streams\.t names 1 columns for public\.orders") as error:
+        mapped(config, "said", replace(ROW, key={"id": 42, "line": 1}))
+    assert "id, line" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("values", "has"),
+    [
+        ({"order_id": 42}, True),
+        ({"order_id": "42"}, True),
+        ({"order_id": 421}, False),
+        ({"order_id": None}, False),
+        ({}, False),
+        ([42], False),
+        (None, False),
+    ],
+)
+def test_values_are_compared_as_texts(values: Any, has: bool) -> None:
+    assert has_key(values, ("order_id",), {"id": 42}) is has
+
+
+def test_a_null_in_the_key_s_place_is_no_text_of_it() -> None:
+    assert not has_key({"order_id": None}, ("order_id",), {"id": "null"})
+
+
+HOW = Mapped({"t": ("order_id",), "s": None}, ("o",))
+_EVENT = '{"order_id": 42, "note": "x"}'
+_AT = b'{"topic":"web.searches","partition":0,"offset":7}'
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_wanted"),
+    [
+        (_AT, {"kind": "late", "stream": "t", "value": _EVENT}, True),
+        (_AT, {"kind": "malformed", "stream": "t", "value": _EVENT}, True),
+        (_AT, {"kind": "late", "stream": "s", "value": _EVENT}, False),
+        (_AT, {"kind": "late", "stream": "t", "value": _EVENT[:-3], "value_bytes": 29}, False),
+        (_AT, {"kind": "malformed", "stream": "t", "value_base64": "/w=="}, False),
+        (_AT, {"kind": "malformed", "stream": "t"}, False),
+        (b'{"batch":3,"row":0,"key_sha256":"a"}', {"kind": "refused", "key": {"o": 42, "id": "x"}}, True),
+        (b'{"batch":3,"row":0,"key":{"o":42}}', {"kind": "refused", "key_text": '{"o":4', "key_bytes": 99}, True),
+        (b'{"batch":3,"row":0,"key":{"o":43}}', {"kind": "refused", "key": {"o": 43, "id": "x"}}, False),
+        (b"\0", {"kind": "refused"}, False),
+    ],
+)
+def test_a_record_of_the_side_topic_is_of_the_row_by_its_event_or_by_the_key_of_its_row(
+    key: bytes, value: dict[str, Any], is_wanted: bool
+) -> None:
+    assert is_of_row(key, orjson.dumps(value), HOW, {"id": 42}) is is_wanted
+
+
+def test_what_is_no_record_of_ours_is_of_no_row() -> None:
+    assert not is_of_row(b"\0", b"no JSON", HOW, {"id": 42})
+
+
+@pytest.mark.parametrize(
+    ("key", "is_again"),
+    [
+        (b'{"topic":"w","partition":0,"offset":4}', False),
+        (b'{"topic":"w","partition":0,"offset":5}', True),
+        (b'{"topic":"w","partition":1,"offset":0}', True),
+        (b'{"batch":2,"row":0}', False),
+        (b'{"batch":3,"row":0}', True),
+        (b"no JSON", True),
+    ],
+)
+def test_what_the_last_batch_has_written_may_come_again(key: bytes, is_again: bool) -> None:
+    assert may_come_again(key, Figures(batch=3, starts={("w", 0): 5})) is is_again
+    assert not may_come_again(key, None), "nobody goes on from anything"
+
+
+def test_tables_that_are_not_captured_and_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "lockstep.toml"
+    for old, new, told in (
+        ('"public.orders" = ["order_id"]', '"public.gone" = ["order_id"]', "isn't captured: public.gone"),
+        ('"public.orders" = ["order_id"]', '"public.orders" = ["gone"]', "'gone' is no column of the stream"),
+        ('"public.orders" = ["o"]', '"public.orders" = ["at"]', "'at' is no column of the result's key"),
+        ('"public.orders" = ["o"]', '"orders" = ["o"]', "rows_of.orders"),
+        ('"public.orders" = ["o"]', '"public.orders" = []', "names no column"),
+    ):
+        assert old in _FILE
+        file.write_text(_FILE.replace(old, new))
+        with pytest.raises(ConfigurationError) as error:
+            read(file)
+        assert told in str(error.value), (told, str(error.value))
