@@ -107,6 +107,8 @@ min_insync_replicas = 2                    # 1 for a single broker
 # [snapshot]
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it
 # range_bytes = 268435456                  # of a table, copied at once by one of them
+# batch_rows = 100000                      # rows of it in one Kafka transaction,
+# batch_bytes = 67108864                   # or bytes of values
 # lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
 # chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long

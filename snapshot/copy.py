@@ -51,6 +51,8 @@ class Publisher(Protocol):
 
     def send_beside_state(self, key: bytes, value: bytes | None) -> None: ...
 
+    def serve(self) -> None: ...
+
     def commit(
         self,
         state: CaptureState,

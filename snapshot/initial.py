@@ -263,7 +263,7 @@ class InitialSnapshot:
                 tables=plan.tables,
                 estimated=plan.estimated,
                 state=state,
-                settings=pipeline.capture,
+                settings=settings,
                 rate=RowRate(settings.rows_per_s, time.monotonic),
                 stopping=self._is_to_end,
                 report=self._copied,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.capture.published_table import PublishedTable
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import SnapshotSettings
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.copy_ledger import CopiedRange
@@ -31,7 +31,7 @@ class OneByOne:
         tables: Mapping[TableName, PublishedTable],
         estimated: Mapping[TableName, int],
         state: CaptureState,
-        settings: CaptureSettings,
+        settings: SnapshotSettings,
         rate: RowRate,
         stopping: Callable[[], bool],
         report: Callable[[CopyProgress], None],

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import SnapshotSettings
 from cdc.model.table import Table
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate
@@ -29,9 +29,11 @@ class PartReader(Protocol):
 
 
 class RowPublisher(Protocol):
-    """Takes events of rows."""
+    """Takes events of rows. ``serve`` lets go of those that the brokers have."""
 
     def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None: ...
+
+    def serve(self) -> None: ...
 
 
 class PartCommit(Protocol):
@@ -50,7 +52,7 @@ def copy_part(
     publisher: RowPublisher,
     topic: str,
     events: RowEvents,
-    settings: CaptureSettings,
+    settings: SnapshotSettings,
     rate: RowRate,
     heed: Callable[[], None],
     commit: PartCommit,
@@ -82,6 +84,7 @@ def copy_part(
     wait_for_rate()  # for the part before, if that was committed at once: no transaction stays open for it
     for lines in reader.part(table, part, where=where, while_waiting=commit_if_due):
         encoded = events.of_lines(lines)
+        publisher.serve()  # else all rows of the transaction stay in memory until its commit
         sent = 0
         while sent < len(encoded):
             if not rows:

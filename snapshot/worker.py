@@ -6,11 +6,13 @@ It holds the lock of one table, until it is given a part of another one or nothi
 """
 
 import contextlib
+import gc
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Final
 
 import psycopg
 
@@ -32,6 +34,12 @@ from snapshot.part_copy import copy_part
 from snapshot.ranges import Part
 from snapshot.row_events import RowEvents
 from snapshot.table_reader import APPLICATION, SnapshotReader, TableLocked
+
+_LINGER_MS: Final = 50
+"""How long a batch of a partition waits for more rows, unless it is full. A commit doesn't wait for that."""
+
+_GARBAGE_AT: Final = 100_000
+"""Objects after which Python looks for garbage in cycles. Rows of one list are thousands, and none is in a cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,7 @@ def copy_publisher(
         max_message_bytes=pipeline.kafka.topics.max_message_bytes,
         while_waiting=while_waiting,
         limits=limits,
+        linger_ms=_LINGER_MS,
     )
 
 
@@ -138,6 +147,8 @@ def work(number: int, job: Job, pipe: Connection) -> None:
     """Copy the parts that come through the pipe, one after the other, until there are no more. Raises nothing."""
     for name in (signal.SIGINT, signal.SIGTERM):  # a whole group may get them: the other process decides
         signal.signal(name, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(_GARBAGE_AT)
     worker = _Worker(number, job, pipe)
     try:
         worker.run()
@@ -225,7 +236,7 @@ class _Worker:
             publisher=publisher,
             topic=table_topic(job.pipeline.name, part.table),
             events=self._events_of(part.table),
-            settings=job.pipeline.capture,
+            settings=job.pipeline.snapshot,
             rate=self._rate,
             heed=self._heed_end,
             commit=commit,

@@ -65,6 +65,12 @@ class SnapshotSettings(Settings):
         default=256 * 1024 * 1024,
         description="size of what a worker copies at once of a table; without so much to copy, there are no workers",
     )
+    batch_rows: Annotated[int, Field(ge=1)] = Field(
+        default=100_000,
+        description="rows of the first copy after which they are committed; nobody waits for them as for the stream's,"
+        " and a Kafka transaction costs the brokers as much as thousands of rows",
+    )
+    batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=64 * 1024 * 1024, description="bytes of values, same")
     lock_timeout_ms: Annotated[int, Field(ge=1)] = Field(
         default=2000,
         description="how long a table's lock is waited for, as behind an ALTER TABLE; then capture starts over",

@@ -35,6 +35,9 @@ _GIVE_UP_S = 120.0
 TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
+LINGER_MS: Final = 5
+"""Events of a backlog come so close that it makes fuller batches. Those of a quiet stream are committed before."""
+
 PROGRESS_EVERY_S: Final = 0.1
 """How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of its
 transaction. Such a transaction takes twice as long as one that sends everything at once."""
@@ -130,6 +133,7 @@ class TransactionalPublisher:
         new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
         progress_every_s: float = PROGRESS_EVERY_S,
         limits: Mapping[str, RecordLimit] | None = None,
+        linger_ms: int = LINGER_MS,
     ) -> None:
         """``new_topic`` says how a topic that doesn't exist is created; None: it may not be.
 
@@ -137,6 +141,7 @@ class TransactionalPublisher:
         None: nobody has looked, and nobody will where this one ends with Unavailable.
 
         ``progress_every_s`` is the time between two progress records, in seconds, where it isn't under load.
+        ``linger_ms`` is how long an event waits for more of its partition, in milliseconds, unless it is committed.
         """
         self._progress_every_s = progress_every_s
         self._events = 0
@@ -168,7 +173,7 @@ class TransactionalPublisher:
                 "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
                 "partitioner": "murmur2_random",  # as Java's clients do, so that any other producer agrees
                 "compression.type": "lz4",
-                "linger.ms": 5,  # a flush doesn't wait for it; a backlog gets fuller batches
+                "linger.ms": linger_ms,  # a flush doesn't wait for it; a backlog gets fuller batches
                 "batch.size": batch_bytes(max_message_bytes, *sizes),
                 "queue.buffering.max.kbytes": max(
                     queue_bytes, _MESSAGES_IN_QUEUE * (max_message_bytes + _VALUE_OVERHEAD_BYTES)

@@ -25,7 +25,7 @@ from tests.databases import Database, until
 
 pytestmark = pytest.mark.live
 
-WORKERS = "[snapshot]\nworkers = 2\nrange_bytes = 65536\n[capture]\nbatch_rows = 100"
+WORKERS = "[snapshot]\nworkers = 2\nrange_bytes = 65536\nbatch_rows = 100"
 T = "create table t (id int primary key, a text)"
 ROWS = 5000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"

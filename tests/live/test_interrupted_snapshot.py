@@ -34,6 +34,7 @@ class _DyingPublisher:
         self.send = inner.send
         self.send_rows = inner.send_rows
         self.send_beside_state = inner.send_beside_state
+        self.serve = inner.serve
         self._inner = inner
 
     def commit(self, state: CaptureState, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +53,7 @@ def interrupted(database: Database, endpoints: Endpoints, tmp_path: Path) -> Ite
             f"insert into {table} select n, 'x' from generate_series(1, 49) n",
             f"insert into {table} values (50, 'x', repeat('b', 9000))",
         )
-    batches = "[capture]\nbatch_rows = 20"
+    batches = "[snapshot]\nbatch_rows = 20"
     tables = [str(COPIED), str(LACKING)]
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, sections=batches) as captured:
         captured.begin(wrap_publisher=_DyingPublisher)
@@ -107,7 +108,7 @@ def test_a_large_value_of_a_row_that_is_gone_before_it_was_copied(database: Data
 def test_a_first_copy_whose_capture_was_killed_is_absent_and_needs_somebody(
     endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = {"snapshot": "rows_per_s = 100", "capture": "batch_rows = 20"}
+    slow = {"snapshot": "rows_per_s = 100\nbatch_rows = 20"}
     with closing(Pipeline(endpoints, tmp_path, f"left_{uuid.uuid4().hex[:8]}", more=slow)) as pipeline:
         with pipeline.sql() as connection:
             connection.execute(f"insert into {pipeline.name}.account (id) select * from generate_series(1, 20000)")

@@ -28,8 +28,8 @@ SLOWLY = """
 rows_per_s = 100
 range_bytes = 8192
 workers = {}
-[capture]
 batch_rows = 100
+[capture]
 batch_bytes = 32768
 """
 LOG = "[source.options.'public.t']\nappend_only = true"

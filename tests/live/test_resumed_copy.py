@@ -31,7 +31,7 @@ pytestmark = pytest.mark.live
 T = TableName("public", "t")
 ROWS = 3000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"
-SMALL_RANGES = "[snapshot]\nrange_bytes = 65536\n[capture]\nbatch_rows = 100\nbatch_bytes = 65536"
+SMALL_RANGES = "[snapshot]\nrange_bytes = 65536\nbatch_rows = 100\n[capture]\nbatch_bytes = 65536"
 WORKERS = SMALL_RANGES.replace("range_bytes", "workers = 2\nrange_bytes")
 LOG = "[source.options.'public.t']\nappend_only = true"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import SnapshotSettings
 from cdc.model.table import Table, TableName
 from cdc.protocol.copy_ledger import CopiedRange
 from cdc.row_rate import RowRate
@@ -33,10 +33,14 @@ class Worker:
     def part(
         self, shape: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = lambda: None
     ) -> Iterable[list[Line]]:
-        yield [copy_line((b"%d" % number,)) for number in range(20)]
+        for first in range(0, 20, 10):
+            yield [copy_line((b"%d" % number,)) for number in range(first, first + 10)]
 
     def send_rows(self, topic: str, rows: Sequence[EncodedRow]) -> None:
         self.did.append("send")
+
+    def serve(self) -> None:
+        self.did.append("serve")
 
     def _commit(self, rows: int, size: int, done: CopiedRange | None) -> None:
         self.did.append("commit" if done is None else "last commit")
@@ -53,7 +57,7 @@ class Worker:
             publisher=self,
             topic=of.topic,
             events=RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0),
-            settings=CaptureSettings(),
+            settings=SnapshotSettings(),
             rate=self._rate,
             heed=lambda: self.did.append("heed"),
             commit=self._commit,
@@ -75,3 +79,11 @@ def test_the_rate_is_waited_for_before_the_transaction_of_an_append_only_range()
     worker.copy()
     assert worker.did[first] == "heed"  # while it waits for what the first range has taken
     assert worker.did[first + 1 :].index("send") < worker.did[first + 1 :].index("last commit")
+
+
+@pytest.mark.parametrize("shape", [KEYED, LOG], ids=["keyed", "append-only"])
+def test_what_the_brokers_have_is_let_go_of_while_the_transaction_is_open(shape: Table) -> None:
+    """Else a transaction of a hundred thousand rows would be in memory as a whole."""
+    worker = Worker(shape)
+    worker.copy()
+    assert [did for did in worker.did if did != "heed"] == ["serve", "send", "serve", "send", "last commit"]
