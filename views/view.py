@@ -378,6 +378,8 @@ class View:
         arrived: Mapping[TableName, Iterable[Arrived]] = self._dataflow.arrived(arrivals, whole_minutes(time_ms))
         if sum(of_table.count for of_table in arrivals.values()) <= _ROW_BY_ROW_MAX:
             arrived = {table: list(portions) for table, portions in arrived.items()}
+            for some in chain.from_iterable(arrived.values()):
+                meanwhile(len(some.rows))
             with suppress(FanOutExceeded):
                 self._state.update(partial(self._bring_in, arrived=arrived))
                 self._is_computed = True

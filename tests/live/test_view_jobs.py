@@ -166,7 +166,7 @@ def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
     view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A driver that hears nothing for long ends the batch, and the building would begin again for ever."""
-    monkeypatch.setattr("jobs.executor.view_task._FED_ROWS", 3)
+    monkeypatch.setattr("views.view._ROW_BY_ROW_MAX", 0)
     monkeypatch.setattr("jobs.executor.view_task._PORTION", 2)
     monkeypatch.setattr("jobs.executor.view_task.TELL_S", 0.0)
     pipeline = view_pipelines()
