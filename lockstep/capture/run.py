@@ -298,6 +298,10 @@ class _Session:
             check_system(state_before, self._identify(), pipeline)
         publisher.start()
         state = read_state(client, pipeline.name, pipeline.slot)
+        if state is not None and state.phase is not SnapshotPhase.DONE:
+            fence_workers(pipeline, while_waiting=self._keep_alive)
+            # Whatever was committed behind a record that one of them had open couldn't be seen before.
+            state = read_state(client, pipeline.name, pipeline.slot)
         self._ownership.take(state)
         if state is None:
             return None
@@ -306,8 +310,6 @@ class _Session:
             self._select_tables(sql, state)
             create_missing_topics(self._pipeline, self._observer.say)
             pipeline = self._pipeline
-        if state.phase is not SnapshotPhase.DONE:
-            fence_workers(pipeline, while_waiting=self._keep_alive)
         was_timeline, state = state.timeline, check_system(state, self._identify(), pipeline)
         if state.timeline != was_timeline:
             self._observer.say(

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import pytest
 
 from cdc.capture.settings import SnapshotSettings
 from cdc.kafka.control_topics import read_copied_ranges, read_state
+from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.connection import connect
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from lockstep.capture.publisher import capture_publisher
 from snapshot.ledger import CopyRun
 from snapshot.worker import Job, _Worker, copy_publisher, fence_workers
 from stack.stack import Endpoints
@@ -191,6 +194,29 @@ def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database,
         old.commit_events()
     old.close()
     captured.assert_equal()
+
+
+def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, make: Any) -> None:
+    """A reader sees nothing of what was committed behind its record until it is ended."""
+    database.execute(T, FILL)
+    captured = make("public.t")
+    captured.begin(wrap_publisher=_once(captured._stop.set))
+    until(captured._stop.is_set)
+    captured.stop()
+    state = read_state(captured.client, captured.name, captured.config.slot)
+    assert state is not None
+    pipeline = captured.config.as_pipeline()
+    killed, last = copy_publisher(pipeline, 5), capture_publisher(pipeline)
+    killed.start()
+    killed.send_beside_state(b"range", b"{}")
+    killed.end_of(control_topic(captured.name, STATE))  # the brokers have it
+    last.start()
+    last.commit(replace(state, first_copy_paused=True))
+    captured.begin()
+    until(lambda: any("the first copy is paused" in line or "handoff at" in line for line in captured.said))
+    assert not any("handoff at" in line for line in captured.said)
+    for publisher in (killed, last):
+        publisher.close()
 
 
 def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database, make: Any) -> None:
