@@ -417,11 +417,10 @@ class TransactionalPublisher:
         topic = refused["topic"]
         try:
             limit = self._cluster.record_limit(topic)
-        except Unavailable as error:
+        except LockstepError as error:
             return error
-        wanted = self._max_message_bytes
-        if topic in (self._state_topic, self._schema_topic, self._progress_topic):
-            wanted = max(wanted, CONTROL_RECORD_BYTES)
+        is_control = topic in (self._state_topic, self._schema_topic, self._progress_topic)
+        wanted = CONTROL_RECORD_BYTES if is_control else self._max_message_bytes
         is_smaller = limit.size < wanted
         if is_smaller and self._limits is not None and self._limits.get(topic) != limit:
             return Unavailable(f"topic {topic} takes smaller records than before, of {limit} at most")
@@ -431,11 +430,15 @@ class TransactionalPublisher:
         what = f"a record of {self._refused.bytes_max:,} bytes, before compression"
         if not self._refused.bytes_max:
             what = "a record" if refused["records"] == "1" else f"a batch of {refused['records']} records"
-        command = set_command(self._servers, topic, limit.setting, wanted)
+        way_out = f"Run {set_command(self._servers, topic, limit.setting, wanted)}"
+        if not is_smaller:
+            way_out = self._raise_limit(topic)
+        if not is_smaller and is_control:
+            way_out = f"Raise that one alone: {set_command(self._servers, topic, limit.setting, 'BYTES')}"
         return LockstepError(
             f"topic {topic} doesn't take {what}: its limit is {limit}, and kafka.topics.max_message_bytes is"
             f" {self._max_message_bytes:,}",
-            hint=f"{_NOTHING_SKIPPED}. {f'Run {command}' if is_smaller else self._raise_limit(topic)}",
+            hint=f"{_NOTHING_SKIPPED}. {way_out}",
         )
 
     def _raise_limit(self, topic: str) -> str:

@@ -19,10 +19,14 @@ class RecordLimit:
         return f"{self.size:,} bytes ({self.setting})"
 
 
-def record_limit(config: Mapping[str, str]) -> RecordLimit:
-    """The smaller limit of a topic with these settings."""
-    limits = [RecordLimit(int(config[name]), name) for name in OF_RECORDS if name in config]
-    return min(limits, key=lambda limit: limit.size)
+_UNLIMITED: Final = RecordLimit(2**31 - 1, "max.message.bytes")
+"""The largest that Kafka can be set to."""
+
+
+def record_limit(config: Mapping[str, str | None]) -> RecordLimit:
+    """The smaller limit of a topic with these settings. What brokers of another make don't tell is no limit."""
+    limits = [RecordLimit(int(value), name) for name in OF_RECORDS if (value := config.get(name))]
+    return min(limits, key=lambda limit: limit.size, default=_UNLIMITED)
 
 
 def set_command(bootstrap_servers: object, topic: str, setting: str, value: object) -> str:

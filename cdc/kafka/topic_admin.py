@@ -34,6 +34,8 @@ from cdc.kafka.topic_names import (
     STATE,
     VIEWS,
     control_topic,
+    is_outbox_topic,
+    shared_outbox_topic,
 )
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.protocol.control_records import TopicIdentity
@@ -209,6 +211,16 @@ class Difference:
         if self.setting == PARTITIONS:
             return f"topic {self.topic} has {self.has} partitions, the configuration says {self.planned}"
         return f"topic {self.topic} has {self.setting}={self.has}, the configuration says {self.planned}"
+
+
+def smaller_limits(differences: Sequence[Difference]) -> dict[str, RecordLimit]:
+    """The limit of each topic that takes smaller records than planned: the smallest, where several settings do that."""
+    limits: dict[str, RecordLimit] = {}
+    for difference in differences:
+        limit, known = difference.smaller_records, limits.get(difference.topic)
+        if limit is not None and (known is None or limit.size < known.size):
+            limits[difference.topic] = limit
+    return limits
 
 
 def in_requests(plans: Sequence[TopicPlan]) -> list[list[TopicPlan]]:
@@ -453,6 +465,14 @@ class TopicAdmin:
             ]
         return differences
 
+    def outbox_plans(self, prefix: str, settings: TopicSettings) -> list[TopicPlan]:
+        """How the topics of outbox rows are made, as capture does with the first row: those that are there by now, and
+        whose settings we may see. Raises Unavailable."""
+        shared = shared_outbox_topic(prefix)
+        topics = [topic for topic in self.all_partition_counts() if is_outbox_topic(prefix, topic) or topic == shared]
+        hidden = self.lacking_rights(topics, ["DescribeConfigs"])
+        return [table_topic_plan(topic, settings, append_only=True) for topic in sorted({*topics} - hidden.keys())]
+
     def loses_commit_markers(self) -> bool:
         """Whether the brokers are of a version that can lose a committed transaction (``COMMIT_MARKER_LOSS``).
 
@@ -484,8 +504,16 @@ class TopicAdmin:
         return configs
 
     def record_limit(self, topic: str) -> RecordLimit:
-        """How large a record the topic takes. Raises Unavailable, also where we may not ask."""
-        return record_limit(self.configs([topic])[topic])
+        """How large a record the topic takes. Raises Unavailable, and LockstepError where we may not ask."""
+        try:
+            return record_limit(self.configs([topic])[topic])
+        except Unavailable as error:
+            if not _has_code(error, NOT_ALLOWED):
+                raise
+            raise LockstepError(
+                f"topic {topic} doesn't take so large a record, and how large it may be isn't told to us",
+                hint=without_rights(["DescribeConfigs"]),
+            ) from error
 
     def own_config(self, topic: str, names: Collection[str]) -> dict[str, str | None]:
         """What was set of these settings for this topic alone; None where it has the brokers'."""

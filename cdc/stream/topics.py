@@ -9,6 +9,7 @@ from cdc.kafka.topic_admin import (
     TopicAdmin,
     control_topic_plans,
     message_topic_plans,
+    smaller_limits,
     table_topic_plan,
     without_rights,
 )
@@ -54,7 +55,9 @@ def create_missing_topics(pipeline: Pipeline, say: Callable[[str], None]) -> dic
         raise LockstepError(
             "\n".join(wrong), hint="a topic of a table must be compacted; was it made by something else?"
         )
-    limits = {difference.topic: limit for difference in differences if (limit := difference.smaller_records)}
+    if pipeline.source.outbox_name is not None:
+        differences += admin.differences(admin.outbox_plans(pipeline.name, settings))
+    limits = smaller_limits(differences)
     for topic, limit in list(limits.items())[:_NAMED_MAX]:
         say(
             f"warning: topic {topic} takes records of {limit} at most, less than kafka.topics.max_message_bytes says:"

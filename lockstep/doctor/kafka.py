@@ -80,6 +80,13 @@ def check_kafka(config: Config) -> list[Finding]:
                 else "use another pipeline.name, or give the topic back to whoever made it",
             )
         )
+    if config.source.outbox_name is not None:
+        # Of these, only what stops capture: they are made when their first row comes, and kept as long as others say.
+        findings += [
+            _smaller_records(config, difference, limit)
+            for difference in cluster.differences(cluster.outbox_plans(config.pipeline.name, config.kafka.topics))
+            if (limit := difference.smaller_records)
+        ]
     absent = {plan.name for plan in missing}
     client, name, topics = config.kafka.client(), config.pipeline.name, config.topics().values()
     newest = newest_records(

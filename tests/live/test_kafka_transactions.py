@@ -7,7 +7,8 @@ import pytest
 from confluent_kafka import Producer
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import STATE, control_topic
+from cdc.kafka.topic_names import STATE, control_topic, outbox_topic
+from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError
 from cdc.stream.topics import create_missing_topics
 from lockstep.config import load
@@ -116,6 +117,37 @@ def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_
     assert not [finding for finding in check_kafka(load(captured.path)) if "at most" in finding.what]
     captured.start()
     captured.assert_equal()
+
+
+def test_a_topic_of_the_outbox_that_takes_smaller_records_stops_capture_too(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """It isn't known before its first row comes, so no setting names it."""
+    database.execute(
+        "create table t (id int primary key)",
+        "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload text)",
+    )
+    add = "insert into outbox select n, 'order', 'k', 'x', {} from generate_series({}, {}) n"
+    source = "outbox = 'public.outbox'"
+    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], source=source) as captured:
+        captured.start()
+        database.execute(add.format("''", 1, 1))
+        captured.settle()
+        topic = outbox_topic(captured.name, "order")
+        _set(captured, topic, {"max.message.bytes": "100000"})
+        database.execute(add.format(_NOISE.format(parts=200), 2, 500))
+        captured.settle()
+
+        database.execute(add.format(_NOISE.format(parts=10_000), 501, 501))
+        told = _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
+        assert f"topic {topic} doesn't take a record of 320,000 bytes" in told
+        (found,) = [finding for finding in check_kafka(load(captured.path)) if "at most" in finding.what]
+        assert found.what.startswith(f"topic {topic} takes records of 100,000 bytes")
+        setting, _, value = found.fix.rpartition("--add-config ")[2].partition("=")
+        _set(captured, topic, {setting: value})
+        captured.start()
+        captured.settle()
+        assert len(list(TopicReader(captured.client).records(topic))) == 501
 
 
 def test_workers_copy_to_a_topic_that_takes_smaller_records(captured: Captured, database: Database) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
 
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, in_requests, partitions_of
+from cdc.kafka.record_limits import RecordLimit
+from cdc.kafka.topic_admin import Difference, TopicAdmin, TopicPlan, in_requests, partitions_of, smaller_limits
 from cdc.model.errors import LockstepError, Unavailable
 
 
@@ -240,3 +241,17 @@ def test_all_topics_are_asked_for_in_order_and_no_request_is_too_large(topics: i
 
 def test_no_topics_are_no_request() -> None:
     assert in_requests([]) == []
+
+
+def test_the_smallest_of_several_limits_of_a_topic_counts_whatever_their_order() -> None:
+    """Who compares it with what the topic says later would else take it for another one, again and again."""
+    differences = [
+        Difference("a", "max.message.bytes", "500", "1000"),
+        Difference("a", "segment.bytes", "800", "1000"),
+        Difference("b", "segment.bytes", "800", "1000"),
+        Difference("b", "max.message.bytes", "500", "1000"),
+        Difference("c", "max.message.bytes", "2000", "1000"),
+        Difference("c", "cleanup.policy", "delete", "compact"),
+    ]
+    smallest = RecordLimit(500, "max.message.bytes")
+    assert smaller_limits(differences) == {"a": smallest, "b": smallest}
