@@ -179,7 +179,8 @@ def spill_together(sorters: Collection[Sorter]) -> None:
     """Have memory hold no more of all of these than it may of one. Raises as ``Sorter.spill``."""
     items, sizes = zip(*(sorter.held for sorter in sorters), strict=True)
     if sum(items) >= ITEMS_MAX or sum(sizes) >= BYTES_MAX:
-        max(sorters, key=lambda sorter: sorter.held).spill()
+        # By its share of either: of small parts there would be as many as calls, and merging has a piece of each.
+        max(sorters, key=lambda sorter: max(sorter.held[0] / ITEMS_MAX, sorter.held[1] / BYTES_MAX)).spill()
 
 
 def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
