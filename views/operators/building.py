@@ -10,6 +10,7 @@ import struct
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -139,6 +140,9 @@ class Sorter:
         try:
             self._spill()
         except OSError as error:
+            if self._spilled is not None:
+                with suppress(OSError):  # what couldn't be written can't now either
+                    self._spilled.close()
             raise LockstepError(
                 f"the rows of a view can't be sorted in {self._scratch or tempfile.gettempdir()}: {error}",
                 hint="look for a full disk or missing permissions; spark.view_directory says where they are",
@@ -151,6 +155,7 @@ class Sorter:
         for portion in _pieces(self._in_order()):
             stored = marshal.dumps(portion)
             self._spilled.write(_LENGTH.pack(len(stored)) + stored)
+        self._spilled.flush()  # whoever reads would be told that the disk is full
         self._runs.append((begin, self._spilled.tell()))
 
     def _in_order(self) -> list[Item]:
