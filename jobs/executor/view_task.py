@@ -183,6 +183,8 @@ def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverL
 def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
     own = identity(view.plan, task.shapes, view.shard)
+    # An earlier version kept the tables' rows there while it built a state. One that was killed has left them.
+    shutil.rmtree(directory / "inbox", ignore_errors=True)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
