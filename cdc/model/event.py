@@ -126,8 +126,12 @@ class TableEvents(Sequence[RowEvent]):
 
     def key_values_at(self, index: int) -> list[JsonValue]:
         """The same of one event."""
+        return list(self.key_at(index).values())
+
+    def key_at(self, index: int) -> dict[str, JsonValue]:
+        """The key of one event. Raises LockstepError where it isn't JSON."""
         try:
-            return list(parse_key(self.keys[index]).values())
+            return parse_key(self.keys[index])
         except LockstepError:
             self.event_at(index)  # says where it is
             raise

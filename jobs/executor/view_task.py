@@ -119,7 +119,7 @@ def _follow_beside_others(
     late. So it tells at once what it fails with. Where that ends by itself, it goes on.
     """
     assert task.view is not None
-    progress, shard = _SinkProgress({**task.view.reached, **stored}), task.view.shard
+    progress, shard = _SinkProgress({**task.view.reached, **stored}, task.rejected_before), task.view.shard
     retry_s = 0.0
     while True:
         began_s = time.monotonic()
@@ -183,6 +183,8 @@ def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverL
 def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
     own = identity(view.plan, task.shapes, view.shard)
+    # An earlier version kept the tables' rows there while it built a state. One that was killed has left them.
+    shutil.rmtree(directory / "inbox", ignore_errors=True)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -253,10 +255,15 @@ def _arrange(
 
 
 class _SinkProgress:
-    """What the sink's progress is known to have, as next offsets. A batch has one, also where it builds a state."""
+    """What the sink's progress is known to have, as next offsets, and which rejections the driver has kept.
 
-    def __init__(self, stored: Offsets) -> None:
+    A batch has one, also where it builds a state, or tries again.
+    """
+
+    def __init__(self, stored: Offsets, rejected: Mapping[tuple[str, bytes], str]) -> None:
+        """``rejected`` are the rejections of before, each with its tag."""
         self.offsets: Offsets = dict(stored)
+        self.rejected = dict(rejected)
         self._not_stored: deque[Offsets] = deque()
 
     def tell(self, offsets: Offsets) -> None:
@@ -339,7 +346,6 @@ class _Run:
         self._is_taking_in = builds
         """Whether a state is being built, of which not all events are there yet."""
         self._progress = progress
-        self._rejected_before = dict(task.rejected_before)
         self._told: Offsets = {}
         self._told_came = 0
         self._told_s = time.monotonic()
@@ -427,8 +433,8 @@ class _Run:
         if self._progress.not_stored:
             return False
         for row in result.resolved:
-            self._rejected_before.pop(row, None)
-        self._rejected_before |= {(event.position.topic, event.key): event.tag for event in result.rejected}
+            self._progress.rejected.pop(row, None)
+        self._progress.rejected |= {(event.position.topic, event.key): event.tag for event in result.rejected}
         result.rejected, result.resolved = [], []
         return True
 
@@ -568,7 +574,7 @@ class _Run:
         stored = ((row.key, row.row) for row in sink_for(self._task).scan(self._input.table))
         on_topic = () if self._topic is None else self._topic.keys()
         # Of a row that was rejected and that the result doesn't have any more, the sink may have nothing.
-        rejected = (orjson.loads(key) for topic, key in self._rejected_before if topic == self._input.topic)
+        rejected = (orjson.loads(key) for topic, key in self._progress.rejected if topic == self._input.topic)
         _arrange(self._view, stored, chain(on_topic, rejected))
 
     def _commit(self, topic: ViewTopic, *, is_complete: bool) -> None:
@@ -631,7 +637,7 @@ class _Run:
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale
-        if not (outcome.rejections or self._rejected_before or self._result.rejected):
+        if not (outcome.rejections or self._progress.rejected or self._result.rejected):
             return _Became()
         reasons = {orjson.dumps(each.event.key): each.reason for each in outcome.rejections}
         topic, result = self._input.topic, self._result
@@ -648,7 +654,7 @@ class _Run:
                 is_held = bool(result.rejected) and size > VALUES_BYTES_MAX
                 (held if is_held else result.rejected).append(event)
                 (became.held if is_held else became.refused).append(orjson.loads(key))
-            elif (topic, key) in self._rejected_before:
+            elif (topic, key) in self._progress.rejected:
                 result.resolved.append((topic, key))
                 became.void.append(orjson.loads(key))
         check_rejections(self._task.sink, [*result.rejected, *held])
@@ -656,7 +662,7 @@ class _Run:
 
     def _rejected_with(self, key: _Key) -> str:
         """With which tag the driver has kept a rejection of this row; "" where it has none."""
-        return self._rejected_before.get((self._input.topic, orjson.dumps(key)), "")
+        return self._progress.rejected.get((self._input.topic, orjson.dumps(key)), "")
 
     # Of two outputs at one LSN the second has a greater number in its tag. So has that of a state which is built anew
     # there: the sink takes no row of an equal tag. Only such tags are noted, and they are rare. What a newer writer has

@@ -165,7 +165,10 @@ class LongBatches:
             line.shard, line.is_building = told.shard, told.is_building
         if lines:
             line.not_stored += answered
-            if self._on_told(told) and is_there:
+            is_stored = self._on_told(told)
+            line.lacks_rejections |= bool(told.rejected or told.resolved) and not is_stored
+            # All may be stored that others have told: what this one has isn't, and comes again with its result.
+            if is_stored and is_there and not line.lacks_rejections:
                 line.connection.sendall(STORED * line.not_stored)
                 line.not_stored = 0
         if told.is_at_work:
@@ -200,4 +203,5 @@ class _TaskLine:
         self.is_building = False
         self.is_told_to_end = False
         self.not_stored = 0
+        self.lacks_rejections = False
         self.rest = b""

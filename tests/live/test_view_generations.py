@@ -148,3 +148,32 @@ def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_l
             (2, 1): {"note": "again", "owner": "z"},
         }
         assert job.stop() == 0
+
+
+def test_a_view_is_built_from_a_table_whose_key_got_another_type(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    """The copy that follows deletes all keys of the old type: they are no rows of the table as it is now."""
+    name = f"viewkey{uuid.uuid4().hex[:8]}"
+    view = f"{name}_lines"
+    section = f"""apply = false
+[views.{view}]
+sink = "{name}_cache"
+key = ["id"]
+sql = "select id, owner from {name}.account"
+"""
+    more = {"spark": f'view_directory = "{tmp_path / "views"}"', "cache": section}
+    with closing(Pipeline(endpoints, tmp_path, name, sinks=True, more=more)) as pipeline:
+        write(pipeline, "insert into {name}.account (id, owner) values (1, 'x'), (2, 'y'), (3, 'z')")
+        pipeline.wait_streaming(pipeline.start_capture())
+        with pipeline.apply(spark, view) as job:
+            wait(pipeline, job, write(pipeline, "delete from {name}.account where id = 3"))
+            assert job.stop() == 0
+        write(
+            pipeline,
+            "alter table {name}.account alter id type text using 'n' || id",
+            "insert into {name}.account (id, owner) values ('n4', 'new')",
+        )
+        with pipeline.rebuild(spark, view, switch_over=True) as rebuild:
+            built = rebuild.finish()
+        assert (built.report.is_equal, built.is_live) == (True, True)

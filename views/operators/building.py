@@ -10,6 +10,7 @@ import struct
 import tempfile
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -139,6 +140,9 @@ class Sorter:
         try:
             self._spill()
         except OSError as error:
+            if self._spilled is not None:
+                with suppress(OSError):  # what couldn't be written can't now either
+                    self._spilled.close()
             raise LockstepError(
                 f"the rows of a view can't be sorted in {self._scratch or tempfile.gettempdir()}: {error}",
                 hint="look for a full disk or missing permissions; spark.view_directory says where they are",
@@ -151,6 +155,7 @@ class Sorter:
         for portion in _pieces(self._in_order()):
             stored = marshal.dumps(portion)
             self._spilled.write(_LENGTH.pack(len(stored)) + stored)
+        self._spilled.flush()  # whoever reads would be told that the disk is full
         self._runs.append((begin, self._spilled.tell()))
 
     def _in_order(self) -> list[Item]:
@@ -179,7 +184,8 @@ def spill_together(sorters: Collection[Sorter]) -> None:
     """Have memory hold no more of all of these than it may of one. Raises as ``Sorter.spill``."""
     items, sizes = zip(*(sorter.held for sorter in sorters), strict=True)
     if sum(items) >= ITEMS_MAX or sum(sizes) >= BYTES_MAX:
-        max(sorters, key=lambda sorter: sorter.held).spill()
+        # By its share of either: of small parts there would be as many as calls, and merging has a piece of each.
+        max(sorters, key=lambda sorter: max(sorter.held[0] / ITEMS_MAX, sorter.held[1] / BYTES_MAX)).spill()
 
 
 def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:

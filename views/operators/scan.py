@@ -8,7 +8,7 @@ import orjson
 
 from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
-from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_key, parse_object
+from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_object
 from cdc.model.table import Table, TableName
 from views.evaluation import compiled, compiled_all
 from views.expressions import Ref
@@ -24,7 +24,7 @@ from views.ordering import Direction, row_encoder
 from views.plan import Scan
 from views.portions import Code, packed
 from views.retention import Retained
-from views.values import TEXT, Row, from_event, type_of
+from views.values import TEXT, Row, Value, from_event, type_of
 
 _ALL: Final[Mapping[TableName, OwnRows]] = MappingProxyType({})
 
@@ -71,11 +71,10 @@ class Mirror(AgeingRows):
 
     def own_events(self, events: TableEvents) -> TableEvents:
         """Without those whose key says that they are another shard's. Their rows needn't be parsed."""
-        if self._is_own_key is None:
+        if (is_own := self._is_own_key) is None:
             return events
-        reads, is_own = [read for _, read in self._key], self._is_own_key
-        keys = ([read(value) for read, value in zip(reads, key, strict=True)] for key in events.key_values())
-        return events.select([index for index, key in enumerate(keys) if is_own(tuple(key))])
+        keys = [self._key_of(events.key_at(index), row) for index, row in enumerate(events.rows)]
+        return events.select([index for index, key in enumerate(keys) if key is not None and is_own(tuple(key))])
 
     def changed(self, events: Iterable[RowEvent], work: Work) -> list[RowChange]:
         """Take in events of this table, in any order. One that isn't newer than the row that is there changes nothing.
@@ -84,8 +83,8 @@ class Mirror(AgeingRows):
         """
         newest: dict[bytes, RowEvent] = {}
         for event in events:
-            of_key = [read(event.key[name]) for name, read in self._key]
-            if self._is_own_key is not None and not self._is_own_key(tuple(of_key)):
+            of_key = self._key_of(event.key, event.row)
+            if of_key is None or (self._is_own_key is not None and not self._is_own_key(tuple(of_key))):
                 continue
             key = self._prefix + self._encode(of_key)
             if key not in newest or event.tag >= newest[key].tag:
@@ -129,7 +128,7 @@ class Mirror(AgeingRows):
         with_rows = events if len(there) == len(events) else events.select(there)
         rows = self._log_rows.tagged(with_rows.tags, [row for row in with_rows.rows if row is not None])
         if rows is None:
-            arrivals.add([self._item(events, index) for index in range(len(events))])
+            arrivals.add([item for index in range(len(events)) for item in self._item(events, index)])
             return
         items = self._items(rows)
         if (is_own := self._is_own) is not None:
@@ -137,13 +136,16 @@ class Mirror(AgeingRows):
                 item if is_own(row[1:]) else (item[0], item[1], GONE) for item, row in zip(items, rows, strict=True)
             ]
         if with_rows is not events:
-            items += [self._item(events, index) for index, row in enumerate(events.rows) if row is None]
+            items += [
+                item for index in range(len(events)) if events.rows[index] is None for item in self._item(events, index)
+            ]
         arrivals.add(items)
 
-    def _item(self, events: TableEvents, index: int) -> Item:
-        key = parse_key(events.keys[index])
-        own = self._encode([read(key[name]) for name, read in self._key])
+    def _item(self, events: TableEvents, index: int) -> list[Item]:
+        """What is noted of one event: at most one item."""
         tag, text = events.tags[index], events.rows[index]
+        if (key := self._key_of(events.key_at(index), text)) is None:
+            return []
         stored = GONE
         if text is not None:
             try:
@@ -152,7 +154,7 @@ class Mirror(AgeingRows):
                     stored = packed((tag, *row))
             except LockstepError:
                 stored = UNREADABLE + text
-        return own, tag.encode(), stored
+        return [(self._encode(key), tag.encode(), stored)]
 
     def arrived(self, items: Sequence[Item], time_ms: int, arrivals: Arrivals) -> Arrived:
         """What counts of the newest items at this time of the view.
@@ -186,6 +188,21 @@ class Mirror(AgeingRows):
             self._ages.forget(old, key[len(self._prefix) :], work.state)
         work.state.delete(key)
         return old
+
+    def _key_of(self, key: Mapping[str, JsonValue], row: object) -> list[Value] | None:
+        """An event's key. None for a row that is gone with a key of another form: no row of the table has such a one.
+
+        A copy of the table deletes those keys where a column of the key has got another type.
+        """
+        try:
+            return [read(key[name]) for name, read in self._key]
+        except KeyError as error:
+            if row is not None:
+                raise EvaluationError(f"the column {error.args[0]!r} is missing in a key of {self.table}") from None
+        except EvaluationError:
+            if row is not None:
+                raise
+        return None
 
     def _values(self, row: Mapping[str, JsonValue]) -> Row:
         try:

@@ -97,6 +97,22 @@ def test_a_key_that_can_not_be_read_is_a_fault_at_once() -> None:
         building_of(OF_KEYED, "id").build(Events([broken]))
 
 
+@pytest.mark.parametrize("old_key", [b'{"id":"1"}', b'{"code":1}'])
+def test_a_row_that_went_with_a_key_of_another_form_is_no_row_of_the_table(old_key: bytes) -> None:
+    """Its column had another type then: a copy of the table deletes all keys of that form."""
+    gone = TableEvents.from_log(KEYED, [old_key], [tag(8)], [None], lambda _: Position("", 0, 0))
+    view = building_of(OF_KEYED, "id")
+    view.build(Events([gone]))
+    view.build(keyed((1, 16, row(1, 2))))
+    assert days(view) == {1: "02"}
+    view.step(list(gone), epoch=1, lsn=808, offsets={})
+    assert view.position().lsn == 808
+    there = TableEvents.from_log(KEYED, [old_key], [tag(8)], [b"{}"], lambda _: Position("", 0, 0))
+    view.begin_building()
+    with pytest.raises(LockstepError):
+        view.build(Events([there]))
+
+
 @pytest.mark.parametrize("row_by_row", [True, False])
 def test_of_an_append_only_table_nothing_stays_from_before_it_was_emptied(
     row_by_row: bool, monkeypatch: pytest.MonkeyPatch
@@ -145,3 +161,20 @@ def test_memory_has_as_much_of_all_tables_as_of_one(monkeypatch: pytest.MonkeyPa
         building.spill_together(sorters)
         assert sum(sorter.held[0] for sorter in sorters) < 50
     assert sum(len(portion) for sorter in sorters for portion in sorter.sorted()) == 200
+
+
+def test_a_table_of_a_few_large_rows_makes_no_small_parts_of_those_of_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each part takes memory when they are merged."""
+    monkeypatch.setattr(building, "BYTES_MAX", 10_000)
+    large, small = Sorter(tmp_path), Sorter(tmp_path)
+    large.add([(b"k", b"", bytes(9_900))])
+    parts = 0
+    for number in range(200):
+        before = small.held[0]
+        small.add([(bytes([number]), b"", bytes(99))])
+        building.spill_together([large, small])
+        parts += small.held[0] <= before
+    assert parts <= 3
+    assert sum(len(portion) for sorter in (large, small) for portion in sorter.sorted()) == 201

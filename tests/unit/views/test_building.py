@@ -1,6 +1,7 @@
 """A large state, which is computed once from all rows of the tables."""
 
 import random
+import tempfile
 import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -80,6 +81,17 @@ def test_long_rows_are_not_all_in_memory(monkeypatch: pytest.MonkeyPatch, tmp_pa
     with pytest.raises(LockstepError, match="can't be sorted in") as raised:
         sorter.add(items(90))
     assert "full disk" in str(raised.value.hint)
+
+
+def test_a_disk_that_is_full_is_named_though_the_last_rows_were_few(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(building, "ITEMS_MAX", 2)
+    full = Path("/dev/full").open("w+b")  # noqa: SIM115  the sorter closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full)
+    with pytest.raises(LockstepError, match="No space left on device"):
+        Sorter(tmp_path).add(items(1, 2))
+    assert full.closed
 
 
 def test_long_rows_are_not_all_in_memory_while_they_are_merged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

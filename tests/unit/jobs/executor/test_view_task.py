@@ -1,16 +1,25 @@
 """What a view's task decides by the state that it finds, and what it knows of the sink's progress."""
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
-from cdc.model.event import RowEvent
+from cdc.model.event import Position, RowEvent
 from cdc.model.table import TableName
 from jobs.executor.long_batch import DriverLine
-from jobs.executor.result import Result
-from jobs.executor.view_task import _arrange, _follow_beside_others, _is_usable, _SinkProgress
+from jobs.executor.result import RejectedEvent, Result
+from jobs.executor.task_input import Task, ViewInput
+from jobs.executor.view_task import (
+    _arrange,
+    _follow_beside_others,
+    _is_usable,
+    _opened_state,
+    _Run,
+    _SinkProgress,
+)
 from tests.databases import until
 from tests.unit.jobs.query.test_long_batches import listening
 from tests.view_queries import TABLES, events
@@ -76,7 +85,7 @@ def test_what_was_elsewhere_is_deleted_and_says_nothing_of_what_differs_in_the_s
 
 
 def test_what_was_told_before_a_state_is_built_is_stored_though_it_is_heard_of_later() -> None:
-    progress = _SinkProgress({AT: 1})
+    progress = _SinkProgress({AT: 1}, {})
     progress.tell({AT: 2})
     progress.tell({AT: 3})
     progress.hear(1)
@@ -87,7 +96,15 @@ def test_what_was_told_before_a_state_is_built_is_stored_though_it_is_heard_of_l
 
 
 SHARD: Any = SimpleNamespace(
-    sink="v", generation=1, view=SimpleNamespace(reached={AT: 1}, shard=SimpleNamespace(number=1))
+    sink="v",
+    generation=1,
+    view=SimpleNamespace(
+        reached={AT: 1}, shard=SimpleNamespace(number=1), topic="v", pipeline="p", progress_topic="p.__progress"
+    ),
+    rejected_before={},
+    client=SimpleNamespace(),
+    tables={},
+    append_only=frozenset[str](),
 )
 
 
@@ -135,8 +152,33 @@ def test_a_shard_tells_what_it_ends_with_before_others_have_ended(
 @pytest.mark.parametrize("has_shard", [True, False])
 def test_a_batch_that_ends_by_itself_ends_with_what_fails(has_shard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     attempts = failing(monkeypatch, Unavailable("it is down"))
-    task = SHARD if has_shard else SimpleNamespace(view=SimpleNamespace(reached={}, shard=None))
+    task = SHARD if has_shard else SimpleNamespace(view=SimpleNamespace(reached={}, shard=None), rejected_before={})
     with listening() as driver, DriverLine(driver.path) as line:
         with pytest.raises(Unavailable):
             _follow_beside_others(task, {}, Result(), line, goes_on=not has_shard)
         assert len(attempts) == 1
+
+
+def test_who_tries_again_knows_which_rejections_were_kept_before() -> None:
+    """Else nobody would close one whose row is taken by the next attempt."""
+
+    def attempt(result: Result, line: DriverLine) -> _Run:
+        size: Any = None
+        return _Run(SHARD, built(), result, line, progress, None, size=size, goes_on=True, builds=False)
+
+    progress = _SinkProgress({}, {("v", b'{"id":1}'): "1"})
+    refused = RejectedEvent(Position("v", 0, 0), b'{"id":2}', None, "2", "too large")
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
+        told = Result(shard=1, rejected=[refused], resolved=[("v", b'{"id":1}')])
+        assert attempt(told, line)._are_kept()
+        again = attempt(Result(shard=1), line)
+        assert [again._rejected_with({"id": number}) for number in (1, 2)] == ["", "2"]
+
+
+def test_rows_that_an_earlier_version_was_killed_with_while_it_built_are_removed(tmp_path: Path) -> None:
+    left = tmp_path / "inbox" / "data.mdb"
+    left.parent.mkdir()
+    left.write_bytes(b"rows")
+    task, view = SimpleNamespace(shapes=TABLES), SimpleNamespace(directory=str(tmp_path), plan=COUNTS, shard=None)
+    with _opened_state(cast(Task, task), cast(ViewInput, view)):
+        assert [path.name for path in tmp_path.iterdir() if path.name == "inbox"] == []

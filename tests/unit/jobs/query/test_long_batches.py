@@ -88,6 +88,21 @@ def wait_until_over(line: DriverLine) -> None:
         pause.wait(0.01)
 
 
+def test_rejections_that_were_not_kept_do_not_count_as_kept_once_something_else_is_stored() -> None:
+    """What another shard has told, for one. Theirs come again with the batch's result."""
+    refused = RejectedEvent(Position("v", 0, 0), b'{"id":2}', None, "2", "too large")
+    with listening(is_shared=True) as driver, DriverLine(driver.path) as line:
+        driver.stores = False
+        line.tell(Told(1, rejected=[refused], shard=1))
+        driver.wait_for_rows(1)
+        driver.stores = True
+        for rows in (2, 3):  # by the second one, the first is answered
+            line.tell(Told(1))
+            driver.wait_for_rows(rows)
+        assert not line.is_over()
+        assert line.take_stored() == 0
+
+
 def test_what_a_task_tells_adds_up() -> None:
     with listening() as driver, DriverLine(driver.path) as line:
         line.tell(Told(2, 1, 1, 30, {P0: 5}))
