@@ -63,14 +63,19 @@ class KnownDeadLetters:
         rows = [(event.position.topic, event.key) for event in rejected]
         return [topic for topic, _ in [row for row in rows if row not in self.rows] or rows]
 
-    def take(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
-        """Forget a row's dead letters, or those of older tags only. Returns their records' keys."""
+    def record_keys(self, row: Row, *, older_than: str | None = None) -> list[bytes]:
+        """The keys of the records of a row's dead letters, or of those of older tags only."""
         by_tag = self.rows.get(row, {})
-        closed_tags = [tag for tag in by_tag if older_than is None or tag < older_than]
-        keys = [by_tag.pop(tag).record_key for tag in closed_tags]
-        if not by_tag:
+        return [known.record_key for tag, known in by_tag.items() if older_than is None or tag < older_than]
+
+    def forget(self, row: Row, *, older_than: str | None = None) -> None:
+        """Know those no more."""
+        by_tag = self.rows.get(row, {})
+        left = {tag: known for tag, known in by_tag.items() if older_than is not None and tag >= older_than}
+        if left:
+            self.rows[row] = left
+        else:
             self.rows.pop(row, None)
-        return keys
 
 
 class DeadLetters:
@@ -135,16 +140,13 @@ class DeadLetters:
                 given.append(replace(event, value=None))
 
         self._topic.send(records())
-        void = [
-            key for event in given for key in self._known.take((event.position.topic, event.key), older_than=event.tag)
-        ]
         for event in given:
             self._known.add((event.position.topic, event.key), event.tag, self._record_key(event), event.reason)
-        self._close(void)
+        self._close([((event.position.topic, event.key), event.tag) for event in given])
 
     def close(self, rows: Iterable[Row]) -> None:
         """Remove the dead letters of these rows: their events or newer ones were applied. Raises as ``publish``."""
-        self._close([key for row in rows for key in self._known.take(row)])
+        self._close([(row, None) for row in rows])
 
     def close_all(self, topics: Iterable[str]) -> None:
         """Remove this generation's dead letters of these topics. Raises as ``publish``."""
@@ -152,7 +154,7 @@ class DeadLetters:
 
     def close_generation(self) -> None:
         """Remove all dead letters of this generation, which is about to be dropped. Raises as ``publish``."""
-        self._close([dead_letter.record_key for dead_letter in self._read_own()])
+        self._remove([dead_letter.record_key for dead_letter in self._read_own()])
 
     def _read(self, topics: frozenset[str]) -> KnownDeadLetters:
         dead_letters = KnownDeadLetters()
@@ -174,6 +176,15 @@ class DeadLetters:
     def _record_key(self, event: RejectedEvent) -> bytes:
         return dead_letter_key(self._sink, self._generation, event.position.topic, event.key, event.tag)
 
-    def _close(self, record_keys: list[bytes]) -> None:
+    def _close(self, rows: Sequence[tuple[Row, str | None]]) -> None:
+        """Remove the dead letters of these rows, where a tag is given those of older tags. Raises as ``publish``.
+
+        They are known until brokers have acknowledged that: who is told to try again closes them then.
+        """
+        self._remove([key for row, tag in rows for key in self._known.record_keys(row, older_than=tag)])
+        for row, tag in rows:
+            self._known.forget(row, older_than=tag)
+
+    def _remove(self, record_keys: list[bytes]) -> None:
         if record_keys:
             self._topic.send((key, None) for key in record_keys)

@@ -1,10 +1,14 @@
 """What a job knows of its own dead letters, and what it reports of those that it can't read."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+import pytest
+
+from cdc.model.errors import Unavailable
 from cdc.model.event import Position
 from jobs.dead_letters.record import UnreadableDeadLetter
-from jobs.dead_letters.store import KnownDeadLetters, unreadable_report
+from jobs.dead_letters.store import DeadLetters, KnownDeadLetters, unreadable_report
 from jobs.executor.result import RejectedEvent
 from jobs.report import UnreadableDeadLetters
 
@@ -31,17 +35,52 @@ def test_of_a_row_with_several_dead_letters_the_newest_counts() -> None:
     assert known((ROW, 2), (ROW, 1), (OTHER, 3)).newest() == {ROW: TAGS[2], OTHER: TAGS[3]}
 
 
-def test_dead_letters_that_are_taken_are_known_no_more() -> None:
+def test_dead_letters_that_are_forgotten_are_known_no_more() -> None:
     job = known((ROW, 1), (ROW, 2), (OTHER, 3))
-    assert job.take(ROW) == [ROW[1] + b" 1", ROW[1] + b" 2"]
-    assert job.take(ROW) == []
+    assert job.record_keys(ROW) == [ROW[1] + b" 1", ROW[1] + b" 2"]
+    job.forget(ROW)
+    assert job.record_keys(ROW) == []
     assert job.newest() == {OTHER: TAGS[3]}
 
 
 def test_only_older_dead_letters_are_replaced() -> None:
     job = known((ROW, 1), (ROW, 2), (ROW, 3))
-    assert job.take(ROW, older_than=TAGS[2]) == [ROW[1] + b" 1"]
-    assert job.newest() == {ROW: TAGS[3]}
+    assert job.record_keys(ROW, older_than=TAGS[2]) == [ROW[1] + b" 1"]
+    job.forget(ROW, older_than=TAGS[2])
+    assert job.record_keys(ROW) == [ROW[1] + b" 2", ROW[1] + b" 3"]
+
+
+class _Brokers:
+    """The topic, whose brokers don't answer when a record is to be removed for the first time."""
+
+    name = "shop.__dead_letters"
+
+    def __init__(self) -> None:
+        self.records: dict[bytes, bytes] = {}
+        self.is_silent = True
+
+    def send(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in list(records):
+            if value is None and self.is_silent:
+                self.is_silent = False
+                raise Unavailable("Kafka doesn't answer")
+            self.records |= {} if value is None else {key: value}
+            if value is None:
+                self.records.pop(key, None)
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["applied", "rejected again"])
+def test_what_could_not_be_closed_is_closed_by_the_next_try(newer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers = _Brokers()
+    monkeypatch.setattr("jobs.dead_letters.store.DeadLetterTopic", lambda *_: brokers)
+    job = DeadLetters({}, "shop", sink="search", generation=1)
+    job.keep([EVENT], [], rejected_at_ms=1, max_open=10)
+    again = [replace(EVENT, tag=TAGS[3])] if newer else []
+    void = [] if newer else [ROW]
+    with pytest.raises(Unavailable):
+        job.keep(again, void, rejected_at_ms=2, max_open=10)
+    job.keep(again, void, rejected_at_ms=2, max_open=10)
+    assert len(brokers.records) == len(again)
 
 
 def test_the_reasons_are_those_of_what_would_be_open() -> None:
