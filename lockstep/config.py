@@ -37,7 +37,7 @@ from sinks.warehouse.settings import WarehouseSettings
 
 _Checked = TypeVar("_Checked", bound=Settings)
 
-Wanted = Literal["sink", "view", "stream query"]
+Wanted = Literal["sink", "view", "stream query", "sink or stream query"]
 """What a command takes the name of."""
 
 DEFAULT_PATH = Path("lockstep.toml")
@@ -248,8 +248,13 @@ class Config(Settings):
 
     def not_found(self, wanted: Wanted, *names: str) -> ConfigurationError:
         """Why these are no names of what is ``wanted``, and which commands are meant for what they are names of."""
-        known = self.views if wanted == "view" else self.stream_queries if wanted == "stream query" else self.sinks
-        plural = "stream queries" if wanted == "stream query" else f"{wanted}s"
+        sections: dict[Wanted, tuple[Collection[str], str]] = {
+            "sink": (self.sinks, "sinks"),
+            "view": (self.views, "views"),
+            "stream query": (self.stream_queries, "stream queries"),
+            "sink or stream query": (self.stores, "sinks and stream queries"),
+        }
+        known, plural = sections[wanted]
         for name in names:
             kind, commands = self._what_is(name)
             if kind is not None:

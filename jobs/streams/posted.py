@@ -35,7 +35,8 @@ class Posted:
             "waiting": self.waiting,
             "since_ms": self.since_ms,
             "reason": self.reason,
-            "rejected": self.rejected,
+            # Where there are none, an earlier version can read it.
+            **({"rejected": self.rejected} if self.rejected else {}),
         }
 
     @classmethod

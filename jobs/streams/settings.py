@@ -350,6 +350,7 @@ def _problems_of_rows(rows_of: Mapping[str, Sequence[str]], columns: Collection[
             problems += [f"rows_of.{table}: write it as {written}"] if written != table else []
         if not names:
             problems.append(f"rows_of.{table}: names no column")
+        problems += [f"rows_of.{table}: names {name!r} twice" for name in set(names) if names.count(name) > 1]
         problems += [f"rows_of.{table}: {name!r} is no column of {whose}" for name in names if name not in columns]
     return problems
 

@@ -85,9 +85,9 @@ def _snapshot(context: typer.Context) -> None:
 
 
 def _rejections(context: typer.Context) -> None:
-    """Events that a sink refused for good.
+    """Events that a sink, or rows that a webhook refused for good.
 
-    A rejection closes by itself once a newer event of its row gets through.
+    A rejection closes by itself once a newer event of its row gets through, or the webhook takes its row.
     """
     _help_without_a_command(context)
 

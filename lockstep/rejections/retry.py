@@ -34,7 +34,7 @@ from jobs.streams.posted import posted_document, refused_row
 from jobs.streams.settings import row_webhook
 from lockstep.apply import with_java
 from lockstep.config import Config
-from lockstep.generations import list_of, settings_of, settings_of_generation
+from lockstep.generations import list_of, settings_of_generation
 from lockstep.rejections.book import RejectionBook, no_such_rejection
 from lockstep.rejections.events import (
     Evaluate,
@@ -120,7 +120,8 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     book = RejectionBook(config)
     if name in config.stream_queries:
         return _posted(config, name, book, selection)
-    settings_of(config, name)
+    if name not in config.sinks:
+        raise config.not_found("sink or stream query", name)
     chosen, _ = book.read(name, selection)
     if selection.keys and not chosen:
         raise no_such_rejection(name)

@@ -13,6 +13,8 @@ from jobs.generations.status import JobState, JobStatus
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from lockstep.generations import settings_of
+from lockstep.rejections.retry import retry
+from lockstep.rejections.selection import Selection
 from lockstep.stream_queries import stream_queries_table, stream_query_plan
 from lockstep.stream_sections import with_stream_queries
 from lockstep.views.kept import view_now
@@ -166,6 +168,16 @@ def test_a_query_may_be_a_pattern(tmp_path: Path) -> None:
         (lambda config: view_now(config, "cache"), "cache is a sink and no view", "lockstep generations cache"),
         (lambda config: stream_query_plan(config, "resent"), "no such stream query: resent", "recent"),
         (lambda config: settings_of(config, "cash"), "no such sink: cash", "cache, search, totals"),
+        (
+            lambda config: retry(config, "resent", Selection(), say=lambda _: None),
+            "no such sink or stream query: resent",
+            "recent",
+        ),
+        (
+            lambda config: retry(config, "searches", Selection(), say=lambda _: None),
+            "searches is a stream and no sink or stream query",
+            "lockstep doctor",
+        ),
     ],
 )
 def test_a_name_of_something_else_is_told_with_the_commands_that_are_meant_for_it(

@@ -1,6 +1,7 @@
 """jobs.streams.posted"""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,12 @@ def test_how_far_rows_are_posted_is_read_as_it_was_written() -> None:
     at = Posted("topic", 7, 3, 2, 1_000, "down")
     assert Posted.parse(at.text()) == at
     assert Posted.parse(None) == Posted()
+    assert Posted.parse(replace(at, rejected=4).text()) == replace(at, rejected=4)
+
+
+def test_an_earlier_version_can_read_how_far_rows_are_posted_where_none_was_refused() -> None:
+    """It knows these six fields."""
+    assert set(json.loads(KNOWN.text())) == {"topic_id", "offset", "posted", "waiting", "since_ms", "reason"}
 
 
 KNOWN = Posted("topic", offset=7, posted=9, waiting=2, since_ms=1_000, reason="down")

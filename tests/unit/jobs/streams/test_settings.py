@@ -52,6 +52,7 @@ def test_a_text_of_another_form_is_no_duration(text: str) -> None:
         ({"time": "when"}, "time: 'when' is no column of type timestamptz"),
         ({"sent": "id"}, "sent: 'id' is no column of type timestamptz"),
         ({"id": ["nr"]}, "id: 'nr' is no column of the stream"),
+        ({"rows_of": {"public.t": ["id", "id"]}}, "rows_of.public.t: names 'id' twice"),
         ({"late": "soon"}, "a number and a unit"),
         ({"columns": {"at": "timestamptz", "ip": "inet"}}, "columns.ip: 'inet' is none of bool"),
         ({"columns": {"at": "timestamptz", "n": "numeric(39,2)"}}, "columns.n: 'numeric\\(39,2\\)' is none of"),

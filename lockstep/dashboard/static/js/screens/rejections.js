@@ -23,10 +23,10 @@ export default {
   name: "Rejections",
   title: () => "Rejections",
   load: { path: () => "api/rejections", every: 5000 },
-  render({ document, error }) {
+  render({ state, document, error }) {
     const intro = title("Rejections", "Events that a sink, or a stream query's webhook, refused for good. Nothing was skipped: each is kept until you decide.");
     if (!document) return [intro, panel(null, error ?? waiting("the rejections"))];
-    if (!document.reasons.length) return [intro, panel(null, h("p", { class: "empty" }, "No sink has refused anything."))];
+    if (!document.reasons.length) return [intro, panel(null, h("p", { class: "empty" }, "No sink and no webhook has refused anything."))];
     return [
       intro,
       document.reasons.map((one) =>
@@ -40,11 +40,13 @@ export default {
               ["Example", `${one.example.table} ${one.example.key}`],
               ["Tag", lsn(one.example.tag)],
             ]),
-            h(
-              "a",
-              { href: `#/key/${encodeURIComponent(one.example.table)}/${encodeURIComponent(one.example.key)}` },
-              "Follow this key",
-            ),
+            // A row of a stream query has no table at the source.
+            state.sinks.some((sink) => sink.name === one.sink) &&
+              h(
+                "a",
+                { href: `#/key/${encodeURIComponent(one.example.table)}/${encodeURIComponent(one.example.key)}` },
+                "Follow this key",
+              ),
           ],
           {
             key: `${one.sink} ${one.reason}`,
