@@ -344,7 +344,9 @@ class SinkJob:
         self._begin_asides(lease)
         # A table that is tried again and again in vain would leave two each time.
         while self._left_checkpoints:
-            self._left_checkpoints.pop().remove()
+            left = self._left_checkpoints.pop()
+            if left.location != checkpoint.location:  # else the destination was put back to when it was read by that
+                left.remove()
 
         def begin() -> bool:
             if stored is not None:
@@ -404,6 +406,8 @@ class SinkJob:
                 self._reached = (checkpoint.location, {**reached, **keeper.reached})
         if early.failure is not None:
             raise early.failure
+        if plan.once and not (early.ending.is_set() or self._stop.is_set()):
+            self._note_all_applied(lease)
         return early.ending.is_set() and not self._stop.is_set()
 
     def _begun(self, opened: OpenedSink, log: LogFacts, now_ms: int) -> Progress | None:
@@ -609,6 +613,14 @@ class SinkJob:
                 self._tell_asides()
         return False
 
+    def _note_all_applied(self, lease: GenerationLease) -> None:
+        """Note that tables which are tried again can be applied: all there is of them was."""
+        with self._asides_lock:
+            applied = taken_again(self._asides, list(self._asides))
+            if applied != self._asides:
+                self._save_asides(lease, applied)
+                self._asides = applied
+
     def _is_any_due(self, asides: Asides) -> bool:
         now_ms = _now_ms()
         return any(aside.is_due(now_ms) for aside in asides.values())
@@ -714,7 +726,15 @@ class SinkJob:
     def _sets_aside(self, errors: Mapping[TableName, LockstepError]) -> bool:
         """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
         plan = self._plan
-        return 0 < len(errors) < len(plan.tables) and plan.go_live and plan.settings.view is None
+        return plan.go_live and plan.settings.view is None and self._are_single(errors, plan.tables)
+
+    def _are_single(self, errors: Collection[TableName], tables: Collection[TableName]) -> bool:
+        """Whether it is a matter of single tables that not all of these ``tables`` can be applied.
+
+        So it is also where all of them had been set aside, and are read again: their neighbours may be paused, and go
+        on without them.
+        """
+        return 0 < len(errors) < len(tables) or (bool(errors) and all(table in self._asides for table in errors))
 
     def _check_resuming(
         self,
@@ -766,7 +786,7 @@ class SinkJob:
             raise
         except LockstepError:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
-            if not errors or len(errors) == len(log.tables):
+            if not self._are_single(errors, log.tables):
                 raise
             self._set_aside(lease, errors, orders)
             raise
@@ -912,9 +932,9 @@ class SinkJob:
     def _has_lost_rights(self) -> bool:
         """Whether the job may not read the topics of some tables any more, and goes on without them."""
         plan = self._plan
-        return len(plan.tables) > 1 and self._answered(
-            lambda: self._sets_aside(unreadable(plan, TopicAdmin(plan.kafka.client())))
-        )
+        if len(plan.tables) < 2 and not any(table in self._asides for table in plan.tables):
+            return False  # it could be no matter of single tables
+        return self._answered(lambda: self._sets_aside(unreadable(plan, TopicAdmin(plan.kafka.client()))))
 
     def _answered(self, question: Callable[[], bool]) -> bool:
         """What the answer is, once a server gives it. False when told to stop before."""

@@ -5,9 +5,9 @@ result's key do. What isn't said so can't be known: it stays, and is told of.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -137,6 +137,39 @@ def may_come_again(record_key: bytes, figures: Figures | None) -> bool:
     return int(named.get("offset", 0)) >= figures.starts.get(at, 0)
 
 
+@dataclass(slots=True)
+class Found:
+    """What a topic has of a row.
+
+    ``wanted`` are the keys of records that have values of the row, and ``removed`` all that have a tombstone, each with
+    its newest tag. ``others`` are those of the first whose newest record has none, with where it is: a position of a
+    topic that was made anew is another event's.
+    """
+
+    wanted: dict[bytes, str] = field(default_factory=dict)
+    removed: dict[bytes, str] = field(default_factory=dict)
+    others: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def to_remove(self) -> dict[bytes, str]:
+        """The keys that get a tombstone. Of the others compaction takes what is before their newest record."""
+        return {key: tag for key, tag in self.wanted.items() if key not in self.others}
+
+
+def found_in(records: Iterable[Record], is_wanted: Callable[[Record], bool]) -> Found:
+    """All records of a topic, in order -> what it has of a row. Pure."""
+    found = Found()
+    for record in records:
+        found.others.pop(record.key, None)
+        if record.value is None:
+            found.removed[record.key] = record.tag
+        elif is_wanted(record):
+            found.wanted[record.key] = record.tag
+        elif record.key in found.wanted:
+            found.others[record.key] = record.partition, record.offset
+    return found
+
+
 class StreamQueryErasing:
     """Erases from the topics of stream queries, each of which may have the row by keys of its own."""
 
@@ -214,16 +247,14 @@ class StreamQueryErasing:
         there = TopicAdmin(self._client).all_partition_counts()
         newest, figures = self._newest(query)
         if side in there:
-            wanted, removed = self._wanted(
-                side, lambda record: is_of_row(record.key, record.value or b"", how, self._row.key)
-            )
+            found = self._found(side, lambda record: is_of_row(record.key, record.value or b"", how, self._row.key))
             # Whose tombstones those of earlier runs are nobody can tell.
-            is_again = any(may_come_again(key, figures) for key in (*wanted, *removed))
+            is_again = any(may_come_again(key, figures) for key in (*found.wanted, *found.removed))
 
             def of_row(record_key: bytes) -> bool:
                 return _names_row(record_key, how, self._row.key)
 
-            yield self._erased(side, wanted, of_row, is_again=is_again, only_look=only_look)
+            yield self._erased(side, found, of_row, is_again=is_again, only_look=only_look)
         if how.in_result is None:
             return
         for topic in sorted(topic for topic in there if _is_result_of(self._pipeline, query, topic)):
@@ -231,11 +262,11 @@ class StreamQueryErasing:
             def of_result(record_key: bytes) -> bool:
                 return has_key(_parsed(record_key), how.in_result, self._row.key)
 
-            wanted, removed = self._wanted(topic, lambda record: of_result(record.key))
-            tags = [*wanted.values(), *(tag for key, tag in removed.items() if of_result(key))]
+            found = self._found(topic, lambda record: of_result(record.key))
+            tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
             is_last = topic.endswith(f".g{newest}") and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
-            yield self._erased(topic, wanted, of_result, is_again=is_again, only_look=only_look)
+            yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
         """The build that its job works on, and what that has done; None where there is none."""
@@ -246,32 +277,26 @@ class StreamQueryErasing:
                 return None, None
             return numbers[-1], Figures.parse(opened.records.load(figures_name(numbers[-1])))
 
-    def _wanted(self, topic: str, is_wanted: Callable[[Record], bool]) -> tuple[dict[bytes, str], dict[bytes, str]]:
-        """The keys whose records have values of the row, and all that have a tombstone, each with its newest tag."""
-        wanted, removed = dict[bytes, str](), dict[bytes, str]()
-        for record in TopicReader(self._client, self._check, with_tags=True).records(topic):
-            if record.value is None:
-                removed[record.key] = record.tag
-            elif is_wanted(record):
-                wanted[record.key] = record.tag
-        return wanted, removed
+    def _found(self, topic: str, is_wanted: Callable[[Record], bool]) -> Found:
+        return found_in(TopicReader(self._client, self._check, with_tags=True).records(topic), is_wanted)
 
     def _erased(
         self,
         topic: str,
-        wanted: Mapping[bytes, str],
+        found: Found,
         has_row: Callable[[bytes], bool],
         *,
         is_again: bool,
         only_look: bool,
     ) -> Place:
-        """Tombstones for what is wanted, and a compaction. Keys that ``has_row`` names have the row's key in them."""
+        """Tombstones for what is found, and a compaction. Keys that ``has_row`` names have the row's key in them."""
+        of_others = set(found.others.values())
 
         def read() -> list[KeyRecord]:
             keys = list[bytes]()
 
             def noted(record_key: bytes) -> bool:
-                is_wanted = record_key in wanted or has_row(record_key)
+                is_wanted = record_key in found.wanted or has_row(record_key)
                 if is_wanted:
                     keys.append(record_key)
                 return is_wanted
@@ -279,12 +304,14 @@ class StreamQueryErasing:
             records = self._topics.records(topic, noted)
             # A tombstone of an event has a position for its key, and nothing of the row.
             return [
-                record for key, record in zip(keys, records, strict=True) if not record.is_tombstone or has_row(key)
+                record
+                for key, record in zip(keys, records, strict=True)
+                if (record.partition, record.offset) not in of_others and (not record.is_tombstone or has_row(key))
             ]
 
         if only_look:
             return self._topics.look_at(topic, read, _IN_SIDE)
-        write_tombstones(self._client, topic, wanted)
+        write_tombstones(self._client, topic, found.to_remove)
         place = self._topics.erase_those(topic, read, _IN_SIDE)
         return replace(place, left=(*place.left, _AGAIN), why=place.why or _WHEN_AGAIN) if is_again else place
 

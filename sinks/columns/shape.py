@@ -165,9 +165,10 @@ def unfit_column(table: object, column: str, why: str) -> LockstepError:
 
 def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
-    return LockstepError(
+    return NeedsRebuild(
         f"table {table} was not prepared in this generation, or its data was removed while the job ran",
-        hint="restart the job; if the generation was dropped, rebuild it: lockstep rebuild",
+        hint="rebuild it from the log: lockstep rebuild, with --switch; a job that is restarted makes it anew, without"
+        " the rows from before",
     )
 
 

@@ -352,6 +352,8 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     for key, value in (
         aside(0, "late", event(KEY)), aside(1, "late", event("b")), aside(2, "malformed", event(KEY)),
         aside(3, "malformed", "no JSON"), refused(0, KEY), refused(1, "b"),
+        # The topic was made anew: its fifth record is another event.
+        aside(4, "late", event(KEY)), aside(4, "late", event("anew")),
     ):  # fmt: skip
         producer.produce(plan.side_topic.name, value, key)
     for key, value in (row(KEY), row("b")):
@@ -370,7 +372,7 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     code, report, _ = erased(captured.path, "public.t", KEY, "--dry-run")
     assert code == 0
     left = left_of(report)
-    assert left[f"topic {plan.side_topic.name}"] == ["3 records of the row's events and results"]
+    assert left[f"topic {plan.side_topic.name}"] == ["4 records of the row's events and results"]
     assert left[f"topic {result.name}"] == ["1 record of the row's events and results"]
     assert SECRET.encode() in logged()[topics[0]]
 
@@ -382,6 +384,7 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     for name, log in logged().items():
         assert SECRET.encode() not in log, name
         assert b"stays" in log, name
+    assert b"anew" in logged()[plan.side_topic.name]
     assert KEY not in told + json.dumps(report)
 
     assert erased(captured.path, "public.t", KEY)[0] == 1, "that batch may be done again still"

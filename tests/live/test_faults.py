@@ -426,7 +426,7 @@ def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
         for sink, words in (
             (f"{name}recreated", "was recreated .*lockstep snapshot table TABLE.*lockstep rebuild"),
             (f"{name}wider", "has 5 partitions.*rebuild the sink"),
-            (f"{name}search", "restart the job"),
+            (f"{name}search", "lockstep rebuild"),
             (f"{name}dropped", "lockstep rebuild"),
         ):
             assert re.search(words, job.wait_for("SinkFailed", sink=sink)["error"], re.DOTALL)

@@ -529,6 +529,52 @@ def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
+def test_a_table_that_is_tried_again_alone_and_in_vain_ends_no_job(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its neighbour is paused meanwhile, and goes on when it is resumed."""
+    _try_again_soon(monkeypatch)
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(lsn)
+        schema = _refuse_items(warehouse, pipeline)
+        pipeline.both(2, "second")
+        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        pipeline.order(Wish.PAUSE, ORDERS)
+        pipeline.wait_aside(ORDERS, AsideState.PAUSED)
+        before = pipeline.tries(ITEMS)
+        until(lambda: pipeline.tries(ITEMS) >= before + 2 or job.poll() is not None)
+        assert job.poll() is None
+        pipeline.both(3, "third")
+        pipeline.order(Wish.APPLY, ORDERS)
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second", 3: "third"})
+        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+        pipeline.wait_rows(ITEMS, {1: "first", 2: "second", 3: "third"})
+        assert job.stop() == 0
+
+
+def test_a_job_that_applies_all_there_is_tries_a_table_again_and_has_got_all(
+    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
+) -> None:
+    lsn = pipeline.both(1, "first")
+    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        pipeline.wait_watermark(lsn)
+        schema = _refuse_items(warehouse, pipeline)
+        pipeline.both(2, "second")
+        pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert job.stop() == 0
+        pipeline.make_due(ITEMS)
+        assert pipeline.apply_once(spark) == 1, "it was tried again, and in vain"
+        assert pipeline.tries(ITEMS) == 1
+        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
+    pipeline.make_due(ITEMS)
+    assert pipeline.apply_once(spark) == 0
+    pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
+    assert not pipeline.status().has_failed_tables
+
+
 def test_an_index_that_was_read_only_comes_back_by_itself(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -550,6 +596,32 @@ def test_an_index_that_was_read_only_comes_back_by_itself(
             client.indices.put_settings(index=index, body={block: None})
             pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
             pipeline.wait_aside(ITEMS, None)
+            assert job.stop() == 0
+    finally:
+        client.close()
+        pipeline.log.close()
+
+
+def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _try_again_soon(monkeypatch)
+    pipeline = Pipeline(endpoints, tmp_path)
+    pipeline.settings = OpenSearchSettings(urls=[endpoints.opensearch_url])
+    client = OpenSearch(endpoints.opensearch_url)
+    try:
+        held = pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(held)
+            (index,) = [name for name in client.indices.get(index="*") if pipeline.sink in name and "items" in name]
+            client.indices.delete(index=index)
+            pipeline.both(2, "second")
+            failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            assert failed is not None
+            assert (failed.retry_at_ms, "lockstep rebuild" in (failed.hint or "")) == (None, True)
+            pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+            assert pipeline.progress().watermark_lsn == held
             assert job.stop() == 0
     finally:
         client.close()

@@ -27,6 +27,7 @@ from jobs.generations.asides import (
     read_tables,
     taken_again,
 )
+from sinks.columns.shape import unprepared
 from sinks.memory import MemoryRecords, MemoryStore
 
 A, B = TableName("public", "a"), TableName('Odd "schema"', "b")
@@ -92,7 +93,10 @@ def test_a_clock_that_was_put_back_does_not_make_a_table_wait_for_longer() -> No
     assert aside.is_due(10**12 + 10**9)
 
 
-@pytest.mark.parametrize("error", [PositionMismatch("deletes may be missing"), NeedsRebuild("it no longer fits")])
+@pytest.mark.parametrize(
+    "error",
+    [PositionMismatch("deletes may be missing"), NeedsRebuild("it no longer fits"), unprepared("public.orders")],
+)
 def test_what_does_not_end_by_itself_is_tried_again_by_an_order_alone(error: LockstepError) -> None:
     trial = replace(_failing(None, now_ms=9), state=AsideState.RETRYING, tries=3)
     for before in (None, trial):

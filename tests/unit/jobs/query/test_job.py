@@ -202,6 +202,32 @@ def test_what_looks_beside_a_query_that_has_ended_changes_nothing_any_more() -> 
     assert load_asides(MemoryRecords(store), 1)[_B].state is AsideState.FAILED
 
 
+@pytest.mark.parametrize("state", [AsideState.RETRYING, AsideState.RESUMING])
+def test_a_table_that_fails_again_while_no_other_is_read_ends_no_job(state: AsideState) -> None:
+    """Its neighbours may be paused, and go on without it."""
+    store = prepared_store(1)
+    job, opened, lease = _refusing([_B], store)
+    opened.generations.save_progress(Progress({}, 0, 0, 0, {}))
+    job._plan = replace(job._plan, tables=[_B])
+    job._asides = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(state, 5, tries=3)}
+    with pytest.raises(_SetAside):
+        job._set_refused_aside(opened, lease)
+    asides = load_asides(opened.records, 1)
+    assert (asides[_A].state, asides[_B].state) == (AsideState.PAUSED, AsideState.FAILED)
+    assert asides[_B].tries == (4 if state is AsideState.RETRYING else 0)
+
+
+def test_a_job_that_has_applied_all_there_is_has_no_table_left_that_it_tries_again() -> None:
+    store = prepared_store(1)
+    job, opened, lease = _refusing([], store)
+    job._asides = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(AsideState.RETRYING, 5, reason="no room", tries=2)}
+    job._note_all_applied(lease)
+    expected = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(AsideState.RESUMING, 5)}
+    assert load_asides(opened.records, 1) == job._asides == expected
+    job._plan = replace(job._plan, once=True)
+    job._check_all_applied()
+
+
 @pytest.mark.parametrize(("refused", "has_progress"), [([_A, _B], True), ([_B], False)])
 def test_where_no_table_is_left_or_nothing_was_ever_applied_the_error_is_that_of_the_sink(
     refused: list[TableName], has_progress: bool

@@ -7,12 +7,13 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.kafka.topic_reader import Record
 from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from lockstep.erase.deleted_row import DeletedRow
-from lockstep.erase.streams import Mapped, has_key, is_of_row, mapped, may_come_again, place_of_reading
+from lockstep.erase.streams import Mapped, found_in, has_key, is_of_row, mapped, may_come_again, place_of_reading
 from tests.builders import column, table
 
 _FILE = """
@@ -160,6 +161,23 @@ def test_a_record_of_the_side_topic_is_of_the_row_by_its_event_or_by_the_key_of_
     key: bytes, value: dict[str, Any], is_wanted: bool
 ) -> None:
     assert is_of_row(key, orjson.dumps(value), HOW, {"id": 42}) is is_wanted
+
+
+def test_a_position_that_is_another_event_s_by_now_gets_no_tombstone() -> None:
+    """A topic that was made anew has other events at the positions of its predecessor."""
+
+    def record(offset: int, key: bytes, value: bytes | None) -> Record:
+        return Record(0, offset, key, value, f"t{offset}")
+
+    records = [
+        record(0, b"mine", b"row"), record(1, b"again", b"row"), record(2, b"reused", b"row"),
+        record(3, b"reused", b"another's"), record(4, b"other", b"another's"), record(5, b"again", b"another's"),
+        record(6, b"again", b"row"), record(7, b"gone", b"row"), record(8, b"gone", None),
+    ]  # fmt: skip
+    found = found_in(records, lambda record: record.value == b"row")
+    assert found.wanted == {b"mine": "t0", b"again": "t6", b"reused": "t2", b"gone": "t7"}
+    assert (found.removed, found.others) == ({b"gone": "t8"}, {b"reused": (0, 3)})
+    assert found.to_remove == {b"mine": "t0", b"again": "t6", b"gone": "t7"}
 
 
 def test_what_is_no_record_of_ours_is_of_no_row() -> None:
