@@ -39,6 +39,9 @@ from views.figures import Building, Doing, ViewFigures
 
 P0, P1 = ("t", 0), ("t", 1)
 
+LISTENING_SILENT_S = 300.0
+"""After so many seconds without a word, a task takes its driver for one that hangs, while ``listening``."""
+
 
 class Driver:
     """A driver that listens."""
@@ -71,11 +74,14 @@ class Driver:
 
 @contextmanager
 def listening(*, is_shared: bool = False) -> Iterator[Driver]:
+    """Where the machine is so busy that the driver's thread waits for seconds, it isn't taken for one that hangs."""
     driver = Driver(is_shared=is_shared)
     thread = threading.Thread(target=driver.long_batches.serve, args=(driver.ended,))
     thread.start()
     try:
-        yield driver
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("jobs.executor.long_batch.SILENT_S", LISTENING_SILENT_S)
+            yield driver
     finally:
         driver.ended.set()
         thread.join(300)
@@ -153,7 +159,7 @@ def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_i
 def test_a_task_that_has_not_listened_for_long_hears_what_was_said_meanwhile() -> None:
     now = 0.0
     with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
-        now = 100 * SILENT_S
+        now = 100 * LISTENING_SILENT_S
         line.tell(Told(shard=1))
         line.wait_stored(1, 300)
         assert line.take_stored() == 1
@@ -408,7 +414,7 @@ def test_a_driver_that_has_nothing_to_say_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("jobs.query.long_batches.GO_ON_S", 0.0)
     now = 0.0
     with listening() as driver, DriverLine(driver.path, monotonic=lambda: now) as line:
-        now += SILENT_S + 1
+        now += LISTENING_SILENT_S + 1
         until(lambda: not line.is_over())
 
 
