@@ -17,12 +17,13 @@ _POSTGRES_WANTS_TLS: Final = bytes((0, 0, 0, 8, 4, 210, 22, 47))
 _TIMEOUT_S: Final = 5.0
 
 
-def file_expires_ms(path: Path) -> int | None:
-    """When the first certificate of a PEM file to expire does, in milliseconds since 1970; None where there is none.
+def file_expires_ms(path: Path) -> int:
+    """When the first certificate of a PEM file to expire does, in milliseconds since 1970.
 
-    Raises OSError, and ValueError for a certificate that can't be read.
+    Raises OSError, and ValueError for a certificate that can't be read, or where there is none: the file may be being
+    written.
     """
-    return min(map(expires_ms, (b64decode(body) for body in _PEM.findall(path.read_bytes()))), default=None)
+    return min(map(expires_ms, (b64decode(body) for body in _PEM.findall(path.read_bytes()))))
 
 
 def server_expires_ms(host: str, port: int, *, is_postgres: bool = False) -> int | None:

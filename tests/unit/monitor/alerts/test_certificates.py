@@ -32,7 +32,8 @@ def test_the_earliest_of_a_file_counts(certificate: trustme.LeafCert, tmp_path: 
     path.write_bytes(later.cert_chain_pems[0].bytes() + certificate.cert_chain_pems[0].bytes())
     assert file_expires_ms(path) == _ms(_UNTIL)
     path.write_text("no certificate")
-    assert file_expires_ms(path) is None
+    with pytest.raises(ValueError):
+        file_expires_ms(path)
 
 
 def test_bytes_that_are_no_certificate_are_refused(certificate: trustme.LeafCert) -> None:

@@ -108,6 +108,12 @@ def test_a_certificate_that_can_not_be_read_now_stays_known_and_one_without_tls_
     assert after({"a": 1, "b": None}, {}) == {"a": 1}, "it was asked, and has none"
 
 
+def test_a_file_that_is_being_written_is_asked_for_again(tmp_path: Path) -> None:
+    path = tmp_path / "client.pem"
+    path.touch()
+    assert expiries({"client": partial(file_expires_ms, path)}) == {"client": None}
+
+
 def test_a_certificate_that_was_not_read_is_asked_for_again_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
