@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -97,7 +96,7 @@ class Timeline:
         until(listens, seconds=PATIENCE_S)
 
     def wait(self) -> None:
-        """Until the view is built, and the server has seen that readers have it."""
+        """Until the view is built."""
         config = self.captured.config
         target = emit_heartbeat(self.source.connection)
         deadline = time.monotonic() + BUILD_S
@@ -106,16 +105,6 @@ class Timeline:
                 assert self.job is not None
                 assert self.job.poll() is None, self.job.told()
                 assert time.monotonic() < deadline, (waited.late, self.job.told()[-5000:])
-        until(self._knows_view, seconds=PATIENCE_S)
-
-    def _knows_view(self) -> bool:
-        """It looks at the sinks now and then: a reader who comes earlier is told to come again."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", f"/views/{timeline.VIEW}/changes?follower_id=1")
-            return connection.getresponse().status == HTTPStatus.OK
-        finally:
-            connection.close()
 
     def kill(self) -> None:
         if self._server is not None:
