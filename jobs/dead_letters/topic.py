@@ -1,22 +1,16 @@
 """A pipeline's dead-letter topic: reads, adds and removes dead letters."""
 
-import time
 from collections.abc import Collection, Iterable, Iterator
-from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, Producer
 
-from cdc.kafka.client import new_client
 from cdc.kafka.control_topics import ClientSettings
+from cdc.kafka.delivery import deliver, delivering_producer
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
 from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter, event_value, read_dead_letter
-
-_DELIVERY_TIMEOUT_S: Final = 30
-_RECORD_BYTES_MAX: Final = 1_000_000_000
-"""librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
 
 
 class DeadLetterTopic:
@@ -60,35 +54,11 @@ class DeadLetterTopic:
         Sending them twice changes nothing. Raises Unavailable when the brokers don't answer, LockstepError when they
         refuse a record.
         """
-        producer = self._connect()
-        failures: list[KafkaError] = []
-
-        def delivered(error: KafkaError | None, _: Message) -> None:
-            if error is not None:
-                failures.append(error)
-
-        try:
-            for key, value in records:
-                deadline = time.monotonic() + _DELIVERY_TIMEOUT_S
-                while True:
-                    try:
-                        producer.produce(self.name, key=key, value=value, on_delivery=delivered)
-                        break
-                    except BufferError:  # the client's own queue is full of what is on its way
-                        if time.monotonic() > deadline:
-                            raise
-                        producer.poll(0.1)
-                producer.poll(0)
-            unsent = producer.flush(_DELIVERY_TIMEOUT_S + 5)
-        except BufferError as error:
-            raise Unavailable("the dead-letter topic takes no more records: Kafka doesn't answer") from error
-        except KafkaException as error:
-            failures.append(error.args[0])
-            unsent = 0
-        if unsent:
-            raise Unavailable(f"{unsent} dead letters didn't reach topic {self.name}")
-        if failures:
-            self._refuse(failures[0])
+        if self._producer is None:
+            self._producer = delivering_producer(self._client)
+        refusal = deliver(self._producer, self.name, ((key, value, ()) for key, value in records))
+        if refusal is not None:
+            self._refuse(refusal)
 
     def _refuse(self, error: KafkaError) -> None:
         timed_out = error.code() in {KafkaError._MSG_TIMED_OUT, KafkaError._TRANSPORT}
@@ -99,18 +69,3 @@ class DeadLetterTopic:
             hint="nothing was lost: the batch is read again; the topic must exist and take records as large as the"
             " tables'",
         )
-
-    def _connect(self) -> Producer:
-        if self._producer is None:
-            self._producer = new_client(
-                Producer,
-                {
-                    **self._client,
-                    "acks": "all",
-                    "enable.idempotence": True,
-                    "delivery.timeout.ms": _DELIVERY_TIMEOUT_S * 1000,
-                    "message.max.bytes": _RECORD_BYTES_MAX,
-                    "compression.type": "lz4",
-                },
-            )
-        return self._producer
