@@ -587,7 +587,7 @@ def test_an_index_that_was_read_only_comes_back_by_itself(
         pipeline.both(1, "first")
         with pipeline.job(spark) as job:
             pipeline.wait_rows(ITEMS, {1: "first"})
-            (index,) = [name for name in client.indices.get(index="*") if pipeline.sink in name and "items" in name]
+            (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
             block = "index.blocks.read_only_allow_delete"
             client.indices.put_settings(index=index, body={block: True})
             pipeline.both(2, "second")
@@ -614,7 +614,7 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
         with pipeline.job(spark) as job:
             pipeline.wait_rows(ITEMS, {1: "first"})
             pipeline.wait_watermark(held)
-            (index,) = [name for name in client.indices.get(index="*") if pipeline.sink in name and "items" in name]
+            (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
             client.indices.delete(index=index)
             pipeline.both(2, "second")
             failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
