@@ -45,7 +45,11 @@ class CatalogueShapes:
 
     ``publish`` says how a table's rows are encoded and where they
     go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway.
-    ``names_before`` gives the names of the columns that a table had before its epoch."""
+    ``names_before`` gives the names of the columns that a table had before its epoch.
+
+    ``wait_until_seen`` waits until the catalogue shows what the transaction that is read now did to a table: before,
+    two columns that have swapped their names look as if nothing had happened. Raises Unavailable when that takes long.
+    """
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class CatalogueShapes:
         say: Callable[[str], None],
         membership_of: Callable[[TableName], str | None] = lambda _: None,
         names_before: Callable[[Table], Collection[str]] = lambda _: (),
+        wait_until_seen: Callable[[TableName], None] = lambda _: None,
     ) -> None:
         self._sql = sql
         self._publication = pipeline.publication
@@ -63,6 +68,7 @@ class CatalogueShapes:
         self._say = say
         self._membership_of = membership_of
         self._names_before = names_before
+        self._wait_until_seen = wait_until_seen
         self._types = KnownTypes(sql)
         self._unchanged: dict[int, _Unchanged] = {}
 
@@ -84,6 +90,8 @@ class CatalogueShapes:
             and (said.relation, said.membership) == (relation, membership)
         ):
             return known_table
+        if commit_lsn is not None and _differs(known_table.table, relation):
+            self._wait_until_seen(name)
         asked_at = wal_end(self._sql)
         # Of the table alone: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id, self._types)
@@ -150,6 +158,16 @@ class CatalogueShapes:
         if default.text is None:
             return AddedValue(b"null")
         return AddedValue(json_encoder(column.value_type, column.is_array)(default.text.encode()))
+
+
+def _differs(known: Table, relation: Relation) -> bool:
+    """Whether a Relation message by itself shows that a table isn't as it was recorded."""
+    columns = [(column.name, column.type_oid, column.type_modifier) for column in known.columns]
+    return (
+        known.oid != relation.relation_id
+        or known.replica_identity is not relation.replica_identity
+        or columns != [(column.name, column.type_oid, column.type_modifier) for column in relation.columns]
+    )
 
 
 def _in_words(before: Table, after: Table) -> str:

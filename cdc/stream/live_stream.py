@@ -43,6 +43,7 @@ from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
 from cdc.stream.topics import TopicWatch
 from cdc.stream.transaction_spool import SpoolSpace
+from cdc.stream.visible_commits import VisibleCommits
 from cdc.stream.whole_transactions import WholeTransactions
 
 _STATUS_INTERVAL_S: Final = 2.0
@@ -161,6 +162,8 @@ class StreamOpener:
             report=self.committed,
             memory=toast.store,
         )
+        unfinished = UnfinishedTransactions()
+        visible = VisibleCommits(sql, unfinished, self.keep_alive)
         shapes = CatalogueShapes(
             sql,
             pipeline,
@@ -168,8 +171,8 @@ class StreamOpener:
             self.say,
             membership_of=lambda name: _membership(batch.state, name),
             names_before=partial(_names_before, records),
+            wait_until_seen=visible.wait_for_newest,
         )
-        unfinished = UnfinishedTransactions()
         assembler = self._assembler(
             state,
             published,
@@ -182,6 +185,7 @@ class StreamOpener:
             batch,
             moved_rows,
             unfinished,
+            visible,
             watch,
             ddl_told=lambda *_: loop.look_next(),
         )
@@ -230,6 +234,7 @@ class StreamOpener:
         batch: Batch,
         moved_rows: SpillingMap,
         unfinished: UnfinishedTransactions,
+        visible: VisibleCommits,
         watch: TableWatch,
         ddl_told: Notice,
     ) -> Assembler:
@@ -283,7 +288,7 @@ class StreamOpener:
             notices={REPAIR_PREFIX: asked, COPIES_PREFIX: ordered, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
             handoff=state.handoff,
-            on_uncaptured=lambda name: watch.described(batch.state, name),
+            on_uncaptured=lambda name: watch.described(batch.state, name, visible),
         )
         return assembler
 

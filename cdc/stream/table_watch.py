@@ -23,6 +23,7 @@ from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
 from cdc.stream.table_selection import SelectionChanged, can_join, select_tables, why_left
+from cdc.stream.visible_commits import VisibleCommits
 
 
 class _Altered(NamedTuple):
@@ -205,15 +206,16 @@ class TableWatch:
                 self._say(f"warning: {name} matches source.tables and isn't captured: {reason}")
         self._waiting = dict(selection.waiting)
 
-    def described(self, state: CaptureState, name: TableName) -> None:
+    def described(self, state: CaptureState, name: TableName, visible: VisibleCommits) -> None:
         """The stream describes a table that isn't captured. Raises SelectionChanged where it can be by now.
 
         That is before the transaction is published in which the table has its first rows. So whoever waits for that
-        transaction isn't told too early that sinks have it.
+        transaction isn't told too early that sinks have it. Raises Unavailable while nobody sees the transaction.
         """
         if not self._pipeline.source.matches(name):
             return
         try:
+            visible.wait_for_newest(name)
             if can_join(self._sql, self._pipeline, state, name):
                 self.require_selection(state)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):

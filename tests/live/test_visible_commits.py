@@ -1,0 +1,99 @@
+"""Transactions that the stream shows before any statement of the source sees them, as with a standby that is slow."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from lockstep.config import load
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database, until
+
+pytestmark = [pytest.mark.live, pytest.mark.alone]
+
+Show = Callable[[], None]
+
+
+@contextmanager
+def _unseen(database: Database, *statements: str) -> Iterator[tuple[int, Show]]:
+    """Commit these in one transaction that nobody sees until it is shown; its process and how that is done."""
+
+    def commit() -> None:
+        with psycopg.connect(database.dsn) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    database.execute("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
+    database.connection.execute("set synchronous_commit = local")
+    hanging = threading.Thread(target=commit)
+    waiting = "select pid from pg_stat_activity where wait_event = 'SyncRep' and datname = current_database()"
+    try:
+        hanging.start()
+        pid = until(lambda: [row[0] for row in database.connection.execute(waiting.encode()).fetchall()])[0]
+        yield pid, lambda: database.execute(f"select pg_cancel_backend({pid})")
+    finally:
+        database.execute("alter system reset synchronous_standby_names", "select pg_reload_conf()")
+        hanging.join()
+
+
+def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_published(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Else whoever waits for that transaction would be told that sinks have it, though none knows of the table."""
+    database.execute(
+        "create table t (id int primary key)",
+        "insert into t values (1)",
+        "create publication whole for tables in schema public with (publish_via_partition_root = true)",
+    )
+    captured = Captured(
+        database, endpoints.kafka_bootstrap, tmp_path, ("public.*",), source="publication = 'whole'"
+    ).start()
+    try:
+        captured.settle()
+        with _unseen(database, "create table late (id int primary key)", "insert into late values (1)") as (pid, show):
+            captured.wait_for(
+                "public.late was created or altered by a transaction that is committed and that nobody sees so far:"
+                f" process {pid} (no name) has committed and waits for a standby: see synchronous_standby_names"
+            )
+            database.execute("insert into t values (2)")
+            until(lambda: sum("nobody sees so far" in line for line in captured.said) > 1)
+            assert len(captured.events("public.t")) == 1, "nothing behind it is published"
+            show()
+            captured.wait_for("public.late is copied: 1 rows")
+        captured.config = load(captured.path)  # Kafka says which tables there are
+        captured.assert_equal()
+        assert [event.after for event in captured.events("public.late")] == [{"id": 1}]
+    finally:
+        captured.stop()
+
+
+def test_names_that_were_swapped_by_a_transaction_that_nobody_sees_are_told_apart(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute(
+        "create table pair (id int primary key, a text, b text)", "insert into pair values (1, 'of a', 'of b')"
+    )
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.pair",)).start()
+    try:
+        captured.settle()
+        swap = (
+            "alter table pair rename a to other",
+            "alter table pair rename b to a",
+            "alter table pair rename other to b",
+            "insert into pair values (2, 'of b', 'of a')",
+        )
+        with _unseen(database, *swap) as (_, show):
+            captured.wait_for("public.pair was created or altered by a transaction that is committed")
+            show()
+            captured.wait_for("public.pair has a new shape")
+        captured.settle()
+        newest = captured.schemas("public.pair")[-1]
+        assert newest.change.renamed == {"a": "b", "b": "a"}
+        assert newest.change.rewritten == ""
+        captured.assert_equal()
+    finally:
+        captured.stop()
