@@ -255,7 +255,7 @@ def _alter(database: Database) -> threading.Thread:
     return altering
 
 
-SLOWLY = WORKERS.replace("[capture]", "rows_per_s = 1000\n[capture]")
+SLOWLY = f"{WORKERS}\nrows_per_s = 1000"
 
 
 def _begin(captured: Captured) -> None:

@@ -69,9 +69,10 @@ def test_who_is_in_the_way_of_this_capture_is_named_and_of_no_other(captured: Ca
     whose = slot if is_ours else "another_pipelines"
 
     def wait_for_lock() -> None:
-        with psycopg.connect(database.dsn, application_name=APPLICATION, autocommit=True) as waiting:
+        with psycopg.connect(database.dsn, application_name=APPLICATION) as waiting:
             announce_capture(waiting, whose)
-            waiting.execute("alter table others set (fillfactor = 90)")
+            # It waits for the holder, and has no xid, for which the slot would wait as well.
+            waiting.execute("lock table others in share mode")
 
     def make_slot() -> None:
         with ReplicationConnection(database.source()) as waiting:
