@@ -2,7 +2,8 @@
 
 What must be ``alone`` runs first, on servers that hold nothing yet, and beside it what asks no server. What is ``busy``
 follows, one test after the other. All others run beside that, in several processes which take what it leaves of the
-processor. The last line is pytest's closing line for all parts together.
+processor. When these are done, a second process takes a share of what is busy. The last line is pytest's closing line
+for all parts together.
 """
 
 import argparse
@@ -11,12 +12,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 from xml.etree import ElementTree
 
 from tests.services import shared_servers
@@ -24,30 +26,40 @@ from tests.services import shared_servers
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that are chosen by their marks, and how pytest runs them."""
+    """Tests that are chosen by their marks, and how pytest runs them. ``is_shared``: another part has the same ones."""
 
     marks: str
     options: tuple[str, ...] = ()
     niceness: int = 0
+    is_shared: bool = False
 
 
 # Most of these tests wait for a server half of their time, and the busy ones leave half of the processor.
 BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile")
 
-# The parts of a step run beside each other.
-Steps = tuple[tuple[Part, ...], ...]
+# The lanes of a step run beside each other, and the parts of a lane one after the other.
+Lane = tuple[Part, ...]
+Steps = tuple[tuple[Lane, ...], ...]
+
+
+def _beside_each_other(busy: str, others: str) -> tuple[Lane, ...]:
+    return (
+        (Part(busy, is_shared=True),),
+        (Part(others, BESIDE, niceness=10), Part(busy, ("--backwards",), niceness=10, is_shared=True)),
+    )
+
 
 CHANGE: Steps = (
-    (Part("alone and not soak"), Part("unit and not busy and not alone and not soak", niceness=19)),
     (
-        Part("busy and not alone and not soak"),
-        Part("not unit and not busy and not alone and not soak", BESIDE, niceness=10),
+        (Part("alone and not soak"),),
+        (Part("unit and not busy and not alone and not soak", niceness=19),),
     ),
+    _beside_each_other("busy and not alone and not soak", "not unit and not busy and not alone and not soak"),
 )
 # Hypothesis tries more there, so its tests are among them.
 SOAK: Steps = (
-    (Part("alone and soak"),),
-    (Part("busy and not alone and soak"), Part("(soak or hypothesis) and not busy and not alone", BESIDE, niceness=10)),
+    ((Part("alone and soak"),),),
+    _beside_each_other("busy and not alone and soak", "(soak or hypothesis) and not busy and not alone"),
 )
 
 
@@ -71,40 +83,71 @@ def main() -> int:
     return next((code for code in codes if code), 0)
 
 
-def _run(step: Sequence[Part], reports: Path, arguments: Sequence[str]) -> list[int]:
-    """Run parts beside each other. The first one's output is seen at once, that of the others when they are done."""
+def _run(step: Sequence[Lane], reports: Path, arguments: Sequence[str]) -> list[int]:
+    """Run lanes beside each other. The first one's output is seen at once, that of the others when all are done."""
     reports.mkdir()
-    running: list[subprocess.Popen[bytes]] = []
-    outputs: list[Path] = []
+    runs = [_LaneRun(lane, reports / str(number), arguments, is_seen=not number) for number, lane in enumerate(step)]
     try:
-        for number, part in enumerate(step):
-            report = reports / f"{number}.xml"
-            if number == 0:
-                running.append(_start(part, report, arguments, output=None))
-                continue
-            outputs.append(report.with_suffix(".log"))
-            with outputs[-1].open("wb") as output:
-                running.append(_start(part, report, arguments, output=output))
-        codes = [process.wait() for process in running]
+        with ThreadPoolExecutor(len(runs)) as pool:
+            futures = [pool.submit(run.run) for run in runs]
+            try:
+                return [code for future in futures for code in future.result()]
+            except BaseException:  # interrupted
+                for run in runs:
+                    run.stop()
+                raise
     finally:
-        for process in running:
-            if process.poll() is None:  # interrupted
-                process.terminate()
-                process.wait()
-        for path in outputs:
-            sys.stdout.buffer.write(path.read_bytes())
+        for output in sorted(reports.rglob("*.log")):
+            sys.stdout.buffer.write(output.read_bytes())
             sys.stdout.flush()
-    return codes
 
 
-def _start(part: Part, report: Path, arguments: Sequence[str], *, output: IO[bytes] | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pytest", "-m", part.marks, *part.options, "--durations=30"]
-    process = subprocess.Popen(
-        [*command, f"--junitxml={report}", *arguments], stdout=output, stderr=None if output is None else output
-    )
-    if part.niceness:
-        os.setpriority(os.PRIO_PROCESS, process.pid, part.niceness)  # what it starts has the same
-    return process
+class _LaneRun:
+    """A lane, of which one part at a time runs."""
+
+    def __init__(self, lane: Lane, reports: Path, arguments: Sequence[str], *, is_seen: bool) -> None:
+        reports.mkdir()
+        self._lane = lane
+        self._reports = reports
+        self._arguments = arguments
+        self._is_seen = is_seen
+        self._lock = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._is_stopped = False
+
+    def run(self) -> list[int]:
+        """The exit codes of the parts, in order."""
+        codes = []
+        for number, part in enumerate(self._lane):
+            with self._lock:
+                if self._is_stopped:
+                    break
+                self._running = process = self._start(part, self._reports / f"{number}.xml")
+            codes.append(process.wait())
+        return codes
+
+    def stop(self) -> None:
+        """End what runs, and begin nothing more."""
+        with self._lock:
+            self._is_stopped = True
+            if self._running is not None and self._running.poll() is None:
+                self._running.terminate()
+
+    def _start(self, part: Part, report: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "pytest", "-m", part.marks, "--durations=30", f"--junitxml={report}"]
+        if part.is_shared:
+            claims = self._reports.parent / "claims"
+            claims.mkdir(exist_ok=True)
+            command += ["-p", "tests.sharing", f"--claims={claims}"]
+        command += [*part.options, *self._arguments]
+        if self._is_seen:
+            process = subprocess.Popen(command)
+        else:
+            with report.with_suffix(".log").open("wb") as output:
+                process = subprocess.Popen(command, stdout=output, stderr=output)
+        if part.niceness:
+            os.setpriority(os.PRIO_PROCESS, process.pid, part.niceness)  # what it starts has the same
+        return process
 
 
 def _counts(report: Path) -> Counter[str]:

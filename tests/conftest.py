@@ -1,9 +1,9 @@
 """Fixtures of every test folder, and how much Hypothesis tries.
 
 Markers say where a test runs. Nothing runs beside one that is ``alone``: it changes a server for everybody or needs the
-whole machine. One that is ``busy`` keeps a core at work, so they run one after the other. ``make soak`` runs what is
-marked ``soak``, ``make test`` all others. ``live`` needs servers. ``unit`` is what needs neither servers nor Spark, by
-its folder.
+whole machine. One that is ``busy`` keeps a core at work: they run one after the other beside all else, and two at once
+when nothing else is left. ``make soak`` runs what is marked ``soak``, ``make test`` all others. ``live`` needs servers.
+``unit`` is what needs neither servers nor Spark, by its folder.
 """
 
 import os
