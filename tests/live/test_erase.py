@@ -33,6 +33,7 @@ from stack.stack import Endpoints
 from tests.captured import Captured, StartCapture
 from tests.databases import Database, url_of
 from tests.pipeline import Pipeline, Process, wait_until
+from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -204,7 +205,7 @@ def test_only_the_tombstone_is_left_and_neither_key_nor_values_are_told(captured
 
 def test_after_its_time_the_tombstone_goes_too(captured: Captured) -> None:
     topic = captured.topic("public.t")
-    TopicAdmin(captured.client).change_config(topic, {"delete.retention.ms": "1"})
+    configure(captured.client, [topic], {"delete.retention.ms": "1"})
     codes = [erased(captured.path, "public.t", KEY)[0] for _ in range(2)]
     assert codes[-1] == 0
     assert [key for key, _ in log_of(captured.client, topic) if key != b"\0"] == [b'{"id":"b"}']

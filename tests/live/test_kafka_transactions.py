@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import STATE, control_topic, outbox_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError
@@ -16,6 +15,7 @@ from lockstep.doctor.kafka import check_kafka
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
+from tests.topics import configure
 
 pytestmark = pytest.mark.live
 
@@ -78,7 +78,7 @@ def _stopped_with_command(captured: Captured, topic: str, setting: str, value: i
 
 
 def _set(captured: Captured, topic: str, changes: Mapping[str, str]) -> None:
-    TopicAdmin(captured.client).change_config(topic, changes)
+    configure(captured.client, [topic], changes)
 
 
 @pytest.mark.parametrize("is_running", [True, False])

@@ -38,6 +38,7 @@ from tests.builders import column, table
 from tests.databases import until
 from tests.events import EPOCH, Change, Delete, Log, Put, kafka_settings
 from tests.searches import SINK, events, tell_all
+from tests.topics import configure
 
 pytestmark = pytest.mark.live
 
@@ -529,7 +530,7 @@ def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand:
     by_hand.add("bern", IN_BERN)
     (said,) = [finding for finding in check_searches(by_hand.config, sinks=[SINK]) if finding.severity == "error"]
     assert (said.what, said.fix) == (refused.value.message, refused.value.hint)
-    cluster.change_config(topic, {"cleanup.policy": "compact"})
+    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "compact"})
     by_hand.write(profile(1, "Thun"))
     seconds = [0.0]
     follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
@@ -541,12 +542,12 @@ def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand:
     assert watch.look() == StandingSearches(1, 0, {}, 0.0)
     watch.close()
     seconds[0] += 601
-    cluster.change_config(topic, {"cleanup.policy": "delete"})
+    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "delete"})
     with pytest.raises(LockstepError, match=r"has cleanup\.policy=delete"):
         follower.step()
     assert "has cleanup.policy=delete" in str(by_hand.problems()["bern"])
     follower.close()
-    cluster.change_config(topic, {"cleanup.policy": "compact"})
+    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "compact"})
     producer = Producer(by_hand.log.kafka.client())
     producer.produce(topic, b"mine", b"key")
     producer.flush()
