@@ -182,7 +182,7 @@ def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all
 
 
 _ROWS = 60
-_WEBHOOK_KILLS = 4
+_WEBHOOK_KILLS = 2
 
 
 def test_kill_9_of_a_job_whose_webhook_refuses_rows_loses_none_of_them(

@@ -22,12 +22,16 @@ BUILDING_POINTS = 14
 STEP_POINTS = 6
 
 
+# For every change, the kills of a shard have Redis.
+REDIS_IN_SOAK = pytest.param("redis", marks=pytest.mark.soak)
+
+
 @pytest.fixture
 def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
     return view_pipelines()
 
 
-@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+@pytest.mark.parametrize("kind", [REDIS_IN_SOAK, "warehouse"])
 def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str) -> None:
     settings = pipeline.settings(kind)
     task = pipeline.task(settings)
@@ -43,7 +47,7 @@ def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, view_tasks: Vie
         assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
-@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+@pytest.mark.parametrize("kind", [REDIS_IN_SOAK, "warehouse"])
 def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str
 ) -> None:
@@ -226,7 +230,7 @@ def test_another_run_writes_nothing_that_the_sinks_progress_has(pipeline: ViewPi
     assert len(pipeline.rows(settings)) == len(pipeline.states[lsn]) - 1
 
 
-@pytest.mark.parametrize("kind", ["redis", "warehouse"])
+@pytest.mark.parametrize("kind", ["redis", pytest.param("warehouse", marks=pytest.mark.soak)])
 def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
     pipeline: ViewPipeline, view_tasks: ViewTasks, kind: str
 ) -> None:
@@ -277,7 +281,7 @@ def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
     assert pipeline.rows(settings) == pipeline.states[lsn] == {}
 
 
-@pytest.mark.parametrize("kind", ["redis", "opensearch"])
+@pytest.mark.parametrize("kind", ["redis", pytest.param("opensearch", marks=pytest.mark.soak)])
 def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path, kind: str
 ) -> None:
