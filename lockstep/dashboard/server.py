@@ -527,6 +527,7 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
     ) -> Response:
         """The rows of a view, then its changes, in whole transactions; every column of its key may be a filter.
 
+        `waiting` says why nothing comes yet, as before a generation of the view is live.
         `reset` says that all rows follow. Each is a `row`, and `synced` says as of which LSN they are. Then come
         `upsert` and `delete`, and `commit` says that the rows are those of its LSN. Where nothing can come any more,
         the last one is `trouble`. A reader that comes back with `Last-Event-ID` gets what it lacks.

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import tempfile
 import threading
 import time
@@ -47,6 +48,9 @@ _IDLE_S: Final = 60.0
 """How long a view is followed after its last reader has left."""
 
 _LOOK_S: Final = 0.2
+"""How often it is looked whether a generation is live, for a reader that waits for one."""
+
+_NONE_LIVE: Final = "no live generation of the view has been seen yet: `lockstep generations` shows them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,11 @@ def end_frame(event: str, at: At, event_id: str) -> bytes:
     """All that came before is of this LSN."""
     document = orjson.dumps({"epoch": at.epoch, "lsn": format_lsn(at.lsn)}).decode()
     return f"event: {event}\nid: {event_id}\ndata: {document}\n\n".encode()
+
+
+def waiting_frame(message: str) -> bytes:
+    """Why nothing comes yet."""
+    return b"event: waiting\ndata: %b\n\n" % orjson.dumps({"message": message})
 
 
 def trouble_frame(message: str) -> bytes:
@@ -268,39 +277,59 @@ class ViewChanges:
             followed.close()
 
     def follow(self, view: str, key: Sequence[str], wanted: Filter, last_id: str | None) -> AsyncIterator[bytes]:
-        """The frames for one reader. Raises Unavailable where there are too many, and before a generation is live."""
-        generation = self._live(view)
-        if generation is None:
-            raise Unavailable("no generation of the view is live yet", hint="`lockstep generations` shows them")
+        """The frames for one reader, who waits until a generation is live. Raises Unavailable for one too many."""
         if self._readers >= READERS_MAX:
             raise Unavailable(f"{READERS_MAX} readers follow views already")
-        for other, followed in list(self._followed.items()):
-            if followed.trouble is not None:
-                del self._followed[other]
-        this = Wanted(view, generation, tuple(key))
-        if this not in self._followed:
-            if len(self._followed) >= VIEWS_MAX:
-                raise Unavailable(f"{VIEWS_MAX} views are followed already")
-            self._followed[this] = FollowedView(self._kafka, self._pipeline, this, asyncio.get_running_loop())
-            self._followed[this].start()
-        self._followed[this].left_s = time.monotonic()  # its reader comes in a moment
-        return self._frames(this, self._followed[this], wanted, last_id)
+        return self._frames(view, tuple(key), wanted, last_id)
 
     async def _frames(
-        self, this: Wanted, followed: FollowedView, wanted: Filter, last_id: str | None
+        self, view: str, key: tuple[str, ...], wanted: Filter, last_id: str | None
     ) -> AsyncIterator[bytes]:
         self._readers += 1
-        followed.readers += 1
         try:
             yield b"retry: 2000\n\n"
+            told_s = -math.inf
+            while (generation := self._live(view)) is None:
+                if self._is_closed():
+                    return
+                if time.monotonic() - told_s > _ALIVE_S:
+                    told_s = time.monotonic()
+                    yield waiting_frame(_NONE_LIVE)
+                await asyncio.sleep(_LOOK_S)
+            of_generation = self._of_generation(Wanted(view, generation, key), wanted, last_id)
+            async with contextlib.aclosing(of_generation) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            self._readers -= 1
+
+    async def _of_generation(self, this: Wanted, wanted: Filter, last_id: str | None) -> AsyncGenerator[bytes, None]:
+        try:
+            followed = self._following(this)
+        except Unavailable as error:
+            yield trouble_frame(error.message)
+            return
+        followed.readers += 1
+        try:
             reading = _Reading(followed, wanted, last_id, partial(self._over, this))
             async with contextlib.aclosing(reading.frames()) as frames:
                 async for frame in frames:
                     yield frame
         finally:
-            self._readers -= 1
             followed.readers -= 1
             followed.left_s = time.monotonic()
+
+    def _following(self, this: Wanted) -> FollowedView:
+        """What reads it, begun where nothing does yet. Raises Unavailable where too many views are followed."""
+        for other, followed in list(self._followed.items()):
+            if followed.trouble is not None:
+                del self._followed[other]
+        if this not in self._followed:
+            if len(self._followed) >= VIEWS_MAX:
+                raise Unavailable(f"{VIEWS_MAX} views are followed already")
+            self._followed[this] = FollowedView(self._kafka, self._pipeline, this, asyncio.get_running_loop())
+            self._followed[this].start()
+        return self._followed[this]
 
     def _over(self, this: Wanted) -> bool:
         """Whether another generation is live, or the server ends."""

@@ -168,10 +168,10 @@ class _Demo:
             counts=self.counts,
             is_rebuilding=self._rebuild.is_due_or_running,
         )
-        if self._as_json or not err.is_terminal:
-            self._watch_in_lines(traffic, endpoints)
-        else:
+        if err.is_terminal:
             self._watch_on_screen(traffic, endpoints)
+        else:
+            self._watch_in_lines(traffic, endpoints)
         return self._finish(load(self._config_file), source, collector)
 
     def stop(self, *, keep: bool) -> None:
@@ -260,6 +260,11 @@ class _Demo:
         comparisons = compare(config, say=self._say)
         ok = all(compared.is_equal for tables in comparisons.values() for compared in tables)
         ok = ok and not any(lag.rejected.values())
+        (err if self._as_json else out).print(comparison_table(comparisons))
+        for name, count in lag.rejected.items():
+            if count:
+                listed = f"lockstep rejections list --config {self._config_file}"
+                say(f"{name} rejected {count} events; their reasons: {listed}")
         if self._as_json:
             servers = {server.name: server.version for server in self._stack.status()}
             document = result_document(
@@ -273,12 +278,6 @@ class _Demo:
                 versions=used_versions(servers),
             )
             _print_json(document)
-        else:
-            out.print(comparison_table(comparisons))
-            for name, count in lag.rejected.items():
-                if count:
-                    listed = f"lockstep rejections list --config {self._config_file}"
-                    say(f"{name} rejected {count} events; their reasons: {listed}")
         self._say(f"{'every' if ok else 'NOT every'} sink and view is equal to the source")
         return 0 if ok else EXIT_FAILED
 

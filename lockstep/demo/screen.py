@@ -86,10 +86,10 @@ def _traffic(facts: Facts) -> Text:
 
 
 def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]]) -> Table:
-    """The result for people."""
+    """The result for people. It fits into 80 characters."""
     table = Table(title="every row of every sink and view against the source", title_justify="left")
-    for heading in ("sink", "table", "source rows", "sink rows", "missing", "extra", "different", ""):
-        table.add_column(heading, justify="left" if heading in ("sink", "table", "") else "right")
+    for heading in ("sink", "table", "source\nrows", "sink\nrows", "result"):
+        table.add_column(heading, justify="right" if heading.endswith("rows") else "left")
     for sink, comparisons in comparisons_by_sink.items():
         for comparison in comparisons:
             table.add_row(
@@ -97,10 +97,19 @@ def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]
                 str(comparison.table),
                 f"{comparison.source_rows:,}",
                 f"{comparison.sink_rows:,}",
-                f"{comparison.missing.count:,}",
-                f"{comparison.extra.count:,}",
-                f"{comparison.different.count:,}"
-                + (f" ({', '.join(comparison.columns)})" if comparison.columns else ""),
-                Text("equal", style="green") if comparison.is_equal else Text("NOT EQUAL", style="bold red"),
+                _result(comparison),
             )
     return table
+
+
+def _result(comparison: TableComparison) -> Text:
+    if comparison.is_equal:
+        return Text("equal", style="green")
+    found = {
+        "missing": comparison.missing.count,
+        "extra": comparison.extra.count,
+        "different": comparison.different.count,
+    }
+    words = ", ".join(f"{count:,} {what}" for what, count in found.items() if count)
+    columns = f" ({', '.join(comparison.columns)})" if comparison.columns else ""
+    return Text(f"NOT EQUAL: {words}{columns}", style="bold red")

@@ -55,6 +55,24 @@ _SHOWN = """
 )
 """
 
+_LOOKS_LATER = """
+import sys, time
+from pathlib import Path
+from lockstep.dashboard.sampler import Sampler
+from lockstep.demo.page import main
+
+file, look = Path(sys.argv[1]), Sampler._look
+
+def look_later(sampler):
+    while not file.exists():
+        time.sleep(0.05)
+    return look(sampler)
+
+Sampler._look = look_later
+sys.exit(main(sys.argv[2:]))
+"""
+"""The page's server, which looks at the pipeline only once a file is there."""
+
 
 class Timeline:
     """The demo's network, captured, with its view in Redis, and the server of its page at one address."""
@@ -81,11 +99,12 @@ class Timeline:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}{timeline.ADDRESS}"
 
-    def serve(self) -> None:
-        """Returns once it listens."""
+    def serve(self, *, look_once: Path | None = None) -> None:
+        """Returns once it listens. With a file it looks at the pipeline only once that is there."""
+        program = ["-m", "lockstep.demo.page"] if look_once is None else ["-c", _LOOKS_LATER, str(look_once)]
         environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
         with self._log.open("ab") as log:
-            command = [sys.executable, "-m", "lockstep.demo.page", "--config", str(self.captured.path)]
+            command = [sys.executable, *program, "--config", str(self.captured.path)]
             self._server = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
 
         def listens() -> bool:
@@ -249,6 +268,25 @@ def test_a_restart_of_the_server_is_survived(browser: Browser, network: Timeline
         page.get_by_label("Your tweet").press("Enter")
         expect_measured(page, "Your tweet")
         expect_equal(page, network, user)
+
+
+def test_a_page_that_is_opened_before_the_server_has_looked_waits(
+    browser: Browser, network: Timeline, tmp_path: Path
+) -> None:
+    file = tmp_path / "look"
+    network.kill()
+    network.serve(look_once=file)
+    try:
+        with opened(browser, network.address) as tab:
+            connection = tab.page.locator("#connection")
+            expect(connection).to_contain_text("no live generation of the view", timeout=PATIENCE_MS)
+            file.touch()
+            expect_equal(tab.page, network, timeline.VISITOR)
+            expect(connection).to_have_text("live", timeout=PATIENCE_MS)
+            assert tab.complaints == []
+    finally:
+        network.kill()
+        network.serve()
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, network: Timeline) -> None:

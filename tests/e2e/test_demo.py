@@ -3,16 +3,21 @@
 import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
+import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from rich.cells import cell_len
 
 from tests.services import temporary_directory
 
@@ -22,6 +27,42 @@ ROOT = Path(__file__).parents[2]
 
 # Five servers, Spark and the traffic share the machine with other tests.
 PATIENCE_S = 900
+
+ROWS, COLUMNS = 24, 80
+CTRL_C = b"\x03"
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\].*?(?:\x1b\\|\x07)")
+"""What moves the cursor, colours and links, and isn't shown."""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """A screen and a keyboard; ``name`` is the device. What comes on its screen is among the messages."""
+
+    name: str
+    keyboard: int
+
+    def press(self, keys: bytes) -> None:
+        os.write(self.keyboard, keys)
+
+
+@pytest.fixture
+def terminal(directory: Path) -> Iterator[Terminal]:
+    """A small one, for one command."""
+    keyboard, screen = pty.openpty()
+    termios.tcsetwinsize(screen, (ROWS, COLUMNS))
+
+    def keep() -> None:
+        with (directory / "messages.txt").open("ab") as file, contextlib.suppress(OSError):  # at its end
+            while shown := os.read(keyboard, 1 << 16):
+                file.write(shown)
+                file.flush()
+
+    keeping = threading.Thread(target=keep, daemon=True)
+    keeping.start()
+    yield Terminal(os.ttyname(screen), keyboard)
+    os.close(screen)
+    keeping.join(60)
+    os.close(keyboard)
 
 
 @pytest.fixture
@@ -47,14 +88,18 @@ def processes_of(directory: Path) -> list[psutil.Process]:
     return processes
 
 
-def start(directory: Path, *options: str) -> subprocess.Popen[str]:
-    """The command in its own session, as a terminal would start it, with its messages in a file."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (directory / "messages.txt").open("w") as messages:
+def start(directory: Path, *options: str, terminal: Terminal | None = None) -> subprocess.Popen[str]:
+    """The command in its own session, as a terminal would start it, with its messages on one or in a file."""
+    hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    command = [sys.executable, "-m", "lockstep", "demo", "--directory", str(directory / "demo"), *options]
+    if terminal is not None:  # who begins a session and opens a terminal gets the keys that are pressed there
+        command = ["sh", "-c", 'exec "$@" <"$0" 2>"$0"', terminal.name, *command]
+    with (directory / "messages.txt").open("w" if terminal is None else "a") as messages:
         return subprocess.Popen(
-            [sys.executable, "-m", "lockstep", "demo", "--directory", str(directory / "demo"), *options],
+            command,
             cwd=directory,
-            env=environment,
+            env={**kept, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color"},
             stdout=subprocess.PIPE,
             stderr=messages,
             text=True,
@@ -71,17 +116,17 @@ def wait_for_message(directory: Path, demo: subprocess.Popen[str], pattern: str)
 
 
 def messages(directory: Path) -> str:
-    return (directory / "messages.txt").read_text()
+    return _CONTROL.sub("", (directory / "messages.txt").read_text(errors="replace"))
 
 
-def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
+def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory, terminal):
     killed = start(directory, "--rate", "15")
     wait_for_message(directory, killed, r"in Kafka \d")
     killed.kill()
     killed.communicate()
     assert len(processes_of(directory)) > 5
 
-    demo = start(directory, "--seconds", "6", "--rate", "15", "--json")
+    demo = start(directory, "--seconds", "6", "--rate", "15", "--json", terminal=terminal)
     output, _ = demo.communicate(timeout=PATIENCE_S)
 
     assert demo.returncode == 0, messages(directory)
@@ -106,6 +151,36 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
         assert all(comparison["equal"] for comparison in sink["tables"].values())
     assert result["source"]["views.timeline"] > 1000
     assert processes_of(directory) == []
+    expect_shown(messages(directory))
+
+
+def expect_shown(screen: str) -> None:
+    """What people see: addresses, stages, examples, keys, and the comparison; nothing of a table is cut off."""
+    for shown in (
+        "live timeline",
+        "search: lamps below 1500, in OpenSearch",
+        "cache: an order, in Valkey",
+        "warehouse: revenue by country, in SQL",
+        "Ctrl-C stops everything",
+        "the writer stops in 0 s",
+        "every sink and view is equal to the source",
+    ):
+        assert shown in screen, shown
+    lines = screen.splitlines()
+    rows = [line.split("│") for line in lines if line.startswith("│")]
+    assert {cell_len(line) for line in lines if line.startswith(("┏", "│"))} <= set(range(COLUMNS + 1))
+    states = {row[1].strip(): row[2].strip() for row in rows}
+    for stage in (
+        "WAL end",
+        "in Kafka",
+        "applied: search",
+        "applied: cache",
+        "applied: warehouse",
+        "applied: timeline",
+    ):
+        assert stage in states, states
+    compared = {(row[1].strip(), row[-2].strip()) for row in rows if "equal" in row[-2].lower()}
+    assert compared == {(sink, "equal") for sink in ("search", "cache", "warehouse", "timeline")}
 
 
 @pytest.mark.parametrize(
@@ -116,11 +191,11 @@ def test_after_a_killed_run_every_row_of_every_sink_is_equal(directory):
         pytest.param(r"in Kafka \d", id="stream", marks=pytest.mark.soak),
     ],
 )
-def test_two_signals_leave_no_process_running(directory, message):
-    demo = start(directory)
+def test_two_signals_leave_no_process_running(directory, terminal, message):
+    demo = start(directory, terminal=terminal)
     wait_for_message(directory, demo, message)
 
-    demo.send_signal(signal.SIGINT)
+    terminal.press(CTRL_C)
     wait_for_message(directory, demo, "stopping")
     demo.send_signal(signal.SIGTERM)
     demo.communicate(timeout=PATIENCE_S)

@@ -13,7 +13,6 @@ import pytest
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
-from cdc.model.errors import Unavailable
 from cdc.model.tag import Tag
 from jobs.executor.task_input import ViewTopicInput
 from jobs.executor.view_topic import ViewTopic
@@ -111,7 +110,9 @@ def writer(endpoints: Endpoints) -> Iterator[Writer]:
     made.topic.close()
 
 
-def follow(writer: Writer, work: Callable[[ViewChanges], Awaitable[None]], *, live: list[int] | None = None) -> None:
+def follow(
+    writer: Writer, work: Callable[[ViewChanges], Awaitable[None]], *, live: list[int | None] | None = None
+) -> None:
     """Run readers in a loop of their own. ``live`` is the generation that is live, which they may change."""
     generation = live or [1]
 
@@ -239,7 +240,7 @@ def test_a_reader_that_does_not_keep_up_is_told_to_resume(writer: Writer, monkey
 
 def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> None:
     first = writer.step((1, 1, "a"))
-    live = [1]
+    live: list[int | None] = [1]
     other = Writer(writer.kafka, 2, writer.pipeline)
     other.step((1, 5, "other"))
 
@@ -258,6 +259,36 @@ def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> 
     other.topic.close()
 
 
+def test_a_reader_that_comes_before_a_generation_is_live_waits_for_it(writer: Writer) -> None:
+    first = writer.step((1, 1, "a"))
+    live: list[int | None] = [None]
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        await reader.until(lambda: reader.events == ["waiting"])
+        live[0] = 1
+        await reader.until_lsn(first)
+        assert reader.events == ["waiting", "reset", "row", "synced"]
+        assert reader.rows == writer.rows
+
+    follow(writer, work, live=live)
+
+
+def test_a_view_beyond_those_that_may_be_followed_is_refused(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = writer.step((1, 1, "a"))
+    monkeypatch.setattr(view_changes, "VIEWS_MAX", 1)
+
+    async def work(changes: ViewChanges) -> None:
+        reader = Reader(changes.follow("timeline", KEY, {}, None))
+        await reader.until_lsn(first)
+        other = Reader(changes.follow("other", KEY, {}, None))
+        with pytest.raises(StopAsyncIteration):
+            await other.until(lambda: False)
+        assert other.trouble == "1 views are followed already"
+
+    follow(writer, work)
+
+
 def test_a_view_without_a_topic_yet_says_so(endpoints: Endpoints) -> None:
     async def main() -> None:
         kafka = kafka_settings(endpoints.kafka_bootstrap)
@@ -267,8 +298,5 @@ def test_a_view_without_a_topic_yet_says_so(endpoints: Endpoints) -> None:
             await reader.until(lambda: False)
         assert reader.trouble is not None
         assert "doesn't exist yet" in reader.trouble
-        no_generation = ViewChanges(kafka, "nosuch", live=lambda _: None, is_closed=lambda: False)
-        with pytest.raises(Unavailable):
-            no_generation.follow("timeline", KEY, {}, None)
 
     asyncio.run(main())

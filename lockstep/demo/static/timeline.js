@@ -34,8 +34,9 @@ function open() {
     // After a break, whatever wasn't whole comes once more.
     coming = null;
     changes = [];
-    connection("live");
+    connection("reading");
   });
+  own.addEventListener("waiting", ({ data }) => connection(JSON.parse(data).message));
   own.addEventListener("reset", () => {
     coming = new Map();
     changes = [];
@@ -85,6 +86,7 @@ function step(lsn) {
   };
   changes = [];
   asOf = lsn;
+  connection("live");
   draw();
   seen.atMs = Date.now() + clockAheadMs;
   for (const done of waiting) {
@@ -231,8 +233,9 @@ function answer(words) {
   element("answer").textContent = words;
 }
 
+/** Words that are there already aren't set again: a screen reader would say them at each step. */
 function connection(words) {
-  element("connection").textContent = words;
+  if (element("connection").textContent !== words) element("connection").textContent = words;
 }
 
 /* It begins */

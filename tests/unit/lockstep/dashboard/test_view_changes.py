@@ -1,6 +1,11 @@
-import orjson
+import asyncio
 
-from lockstep.dashboard.view_changes import EventId, Recent, Step, end_frame, scope_of
+import orjson
+import pytest
+
+from cdc.kafka.settings import KafkaSettings
+from lockstep.dashboard import view_changes
+from lockstep.dashboard.view_changes import EventId, Recent, Step, ViewChanges, end_frame, scope_of
 from lockstep.dashboard.view_copy import At
 from monitor.view_feed import ViewRecord
 
@@ -57,3 +62,24 @@ def test_a_commit_says_its_lsn() -> None:
     assert end_frame("commit", At(1, 5, 2, 0x16B3748), "x") == (
         b'event: commit\nid: x\ndata: {"epoch":2,"lsn":"0/16B3748"}\n\n'
     )
+
+
+def test_a_reader_that_waits_for_a_live_generation_is_told_so_until_the_server_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(view_changes, "_LOOK_S", 0.0)
+    looks: list[str] = []
+
+    def live(view: str) -> None:
+        looks.append(view)
+
+    async def main() -> list[bytes]:
+        changes = ViewChanges(
+            KafkaSettings(bootstrap_servers="127.0.0.1:1"), "shop", live=live, is_closed=lambda: len(looks) == 3
+        )
+        return [frame async for frame in changes.follow("timeline", ("id",), {}, None)]
+
+    retry, waiting = asyncio.run(main())
+    assert retry.startswith(b"retry: ")
+    assert waiting.startswith(b'event: waiting\ndata: {"message":"no live generation of the view has been seen yet')
+    assert looks == ["timeline"] * 3

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from cdc.model.table import TableName
 from lockstep.demo.examples import examples
 from lockstep.demo.screen import Facts, comparison_table, links, queries, screen
 from lockstep.demo.writer import Counts
+from lockstep.terminal import WholeTexts
 from lockstep.verify.full_comparison import Differences, TableComparison
 from monitor.lag import LagReport, Stage
 from tests.builders import ORDERS
@@ -91,5 +93,19 @@ def test_the_result_says_which_table_is_not_equal():
 
     text = shown(comparison_table({"search": [good], "cache": [bad]}))
 
-    assert "NOT EQUAL" in text
-    assert "1 (note)" in text
+    assert "NOT EQUAL: 1 different (note)" in text
+
+
+def test_the_result_is_a_table_on_a_terminal_of_80_characters():
+    table = TableName("public", "a_table_of_a_long_name")
+    equal = TableComparison(table, 12_345_678, 12_345_678, NONE, NONE, NONE, ())
+    text = io.StringIO()
+
+    WholeTexts(width=80, height=24, file=text, force_terminal=True, color_system=None).print(
+        comparison_table({"warehouse": [equal]})
+    )
+
+    (row,) = [line for line in text.getvalue().splitlines() if "warehouse" in line]
+    assert row.split("│")[1].strip() == "warehouse"
+    assert row.split("│")[-2].strip() == "equal"
+    assert len(row) <= 80
