@@ -33,8 +33,11 @@ _ANSWER_BYTES_MAX: Final = 64 * 1024
 
 _PHRASES: Final = {status.value: status.phrase for status in http.HTTPStatus}
 
-_NOT_OF_THE_DOCUMENT: Final = frozenset({401, 402, 403, 404, 405, 407, 408, 410, 421, 423, 425, 426, 429, 451})
-"""Statuses from 400 to 499 that say something of the login, the address or the moment: any document would get them."""
+_NOT_OF_THE_DOCUMENT: Final = frozenset({401, 407, 408, 425, 429})
+"""Statuses from 400 to 499 that say something of the login or the moment: any document would get them."""
+
+_PERHAPS_OF_THE_DOCUMENT: Final = frozenset({402, 403, 404, 405, 410, 421, 423, 426, 451})
+"""Statuses of a wrong address or of lost rights, which some endpoints give because of what they are sent."""
 
 
 class DocumentRefused(LockstepError):
@@ -42,7 +45,19 @@ class DocumentRefused(LockstepError):
 
     def __init__(self, host: str | None, status: int) -> None:
         super().__init__(f"the webhook at {host} refused it with status {status}")
-        self.answer = f"{status} {_PHRASES.get(status, '')}".rstrip()
+        self.answer = _answer(status)
+
+
+class PerhapsRefused(Unavailable):
+    """The endpoint refuses this document or any: whether it takes another one tells. ``answer`` as DocumentRefused."""
+
+    def __init__(self, host: str | None, status: int) -> None:
+        super().__init__(f"the webhook at {host} answered with status {status}")
+        self.answer = _answer(status)
+
+
+def _answer(status: int) -> str:
+    return f"{status} {_PHRASES.get(status, '')}".rstrip()
 
 
 class WebhookSettings(Settings):
@@ -161,8 +176,9 @@ class Webhook:
     def post(self, document: bytes) -> None:
         """Return once it is received.
 
-        Raises DocumentRefused where the endpoint takes anything but this document, Unavailable where it isn't received
-        for another reason, and ConfigurationError for a wrong setting.
+        Raises DocumentRefused where the endpoint takes anything but this document, PerhapsRefused where other documents
+        tell whether it does, Unavailable where it isn't received for another reason, and ConfigurationError for a wrong
+        setting.
         """
         parts = urlsplit(self.address().get_secret_value())
         headers = {"Content-Type": "application/json", "User-Agent": "lockstep", **self.headers()}
@@ -174,6 +190,8 @@ class Webhook:
             # The error's own words may hold a header that couldn't be sent.
             reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
             raise Unavailable(f"the webhook at {parts.hostname} can't be reached: {reason}") from None
+        if status in _PERHAPS_OF_THE_DOCUMENT:
+            raise PerhapsRefused(parts.hostname, status)
         if 400 <= status < 500 and status not in _NOT_OF_THE_DOCUMENT:
             raise DocumentRefused(parts.hostname, status)
         if status >= 300:

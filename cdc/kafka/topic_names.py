@@ -102,6 +102,13 @@ def is_stream_result_topic(prefix: str, topic: str) -> bool:
     return re.fullmatch(rf"{re.escape(control_topic(prefix, STREAM_QUERIES))}\.[^.]+\.g[1-9]\d*", topic) is not None
 
 
+def stream_result_generation(prefix: str, query: str, topic: str) -> int | None:
+    """The generation whose rows a topic has, of a build of this query's result; None where it is no such topic."""
+    start, _, number = topic.rpartition(".g")
+    is_one = is_stream_result_topic(prefix, topic) and start == stream_query_topic(prefix, query)
+    return int(number) if is_one else None
+
+
 def is_outbox_topic(prefix: str, topic: str) -> bool:
     """Whether it is the topic of some aggregate type. A table's never is: its schema's dot would be the third."""
     return topic.startswith(f"{prefix}.{_OUTBOX}.")

@@ -5,13 +5,13 @@ posted is kept with the result, about once a second and whenever something is in
 those since then again, with the same ids.
 
 A row that the receiver refuses for what it is becomes a rejection, and those behind it go on. It is kept as a dead
-letter before the next one is posted.
+letter before the next one is posted. ``jobs.streams.row_delivery`` says when it is the row.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final
@@ -21,7 +21,6 @@ from cdc.kafka.topic_names import stream_result_topic
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
-from cdc.webhook import DocumentRefused
 from jobs.executor.result import Failure
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, record_name
@@ -30,6 +29,7 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted, going_on, kept_back, posted_document, refused_row
 from jobs.streams.records import posted_name
 from jobs.streams.refused_rows import RefusedRows, TooManyRefused, check_refused
+from jobs.streams.row_delivery import RowDelivery
 from jobs.streams.settings import row_webhook
 
 logger = logging.getLogger("lockstep.streams")
@@ -39,9 +39,6 @@ _LOOK_S: Final = 2.0
 _TICK_S: Final = 0.2
 _CLOSE_S: Final = 15.0
 """Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
-
-_TRIES: Final = 3
-"""How often a row is posted that the receiver refuses for what it is."""
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
@@ -88,6 +85,8 @@ class RowPoster:
         self._saved_at = 0.0
         self._refused = RefusedRows(plan)
         self._refused_in_a_row = 0
+        self._delivery: tuple[str, RowDelivery] | None = None
+        """Of the topic with this id, whose rows are being posted, or were last."""
         self._has_posted_more = False
         """A row was taken or refused for good since the last failure."""
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
@@ -226,12 +225,13 @@ class RowPoster:
                 self._save(name, at)
             return
         end = at.offset + at.waiting
+        delivery = self._delivery_of(at.topic_id, generation)
         try:
             reader = TopicReader(self._plan.kafka.client(), with_tags=True)
             with closing(reader.records(topic, {0: at.offset})) as records:
                 for record in records:
                     self._check_going_on()
-                    is_taken = self._is_taken(topic, generation, record)
+                    is_taken = self._is_taken(delivery, topic, generation, record)
                     self._has_posted_more = True
                     offset = record.offset + 1
                     at = replace(
@@ -254,49 +254,59 @@ class RowPoster:
                 self._save(name, at)
             raise
 
-    def _is_taken(self, topic: str, generation: int, record: Record) -> bool:
+    def _is_taken(self, delivery: RowDelivery, topic: str, generation: int, record: Record) -> bool:
         """Whether the receiver has the row, or the row is kept as a rejection.
 
-        Raises what the webhook raises but DocumentRefused, and as ``RefusedRows.keep``.
+        Raises as ``RowDelivery.refusal`` and as ``RefusedRows.keep``.
         """
         if record.value is None:
             return True
-        document = self._document(generation, record.key, record.value)
-        refused = self._refusal(document)
-        if refused is None:
-            self._refused_in_a_row = 0
+        answer = delivery.refusal(record, lambda: self._behind(topic, record))
+        if answer is None:
             self._refused.close(record.key)
             return True
-        reason = refused_row(refused.answer)
+        reason = refused_row(answer)
         check_refused(self._plan.name, self._refused_in_a_row, reason)
         self._check_going_on()
         at_ms = time.time_ns() // 1_000_000
         self._refused.keep(record, topic=topic, generation=generation, reason=reason, at_ms=at_ms)
         self._refused_in_a_row += 1
-        subject: Mapping[str, str | int] = {
-            "stream_query": self._plan.name,
-            "generation": generation,
-            "offset": record.offset,
-        }
         step = f"`lockstep rejections list {self._plan.name}` shows it"
-        logger.warning(LogMessage("row is rejected", subject, f"{reason}; {step}"))
+        logger.warning(LogMessage("row is rejected", self._row(generation, record), f"{reason}; {step}"))
         return False
 
-    def _refusal(self, document: bytes) -> DocumentRefused | None:
-        """Why the receiver refuses a document each time, None where it has it. Raises _Closed too."""
-        tries = 0
-        while True:
-            try:
-                self._webhook.post(document)
-            except DocumentRefused as refused:
-                tries += 1
-                if tries >= _TRIES:
-                    return refused
-            else:
-                return None
-            with self._changed:
-                self._changed.wait_for(lambda: self._is_closing, self._wait_first_s * tries)
-            self._check_going_on()
+    def _row(self, generation: int, record: Record) -> Mapping[str, str | int]:
+        """Which row it is, for the log."""
+        return {"stream_query": self._plan.name, "generation": generation, "offset": record.offset}
+
+    def _behind(self, topic: str, record: Record) -> Generator[Record, None, None]:
+        return TopicReader(self._plan.kafka.client()).records(topic, {0: record.offset + 1})
+
+    def _delivery_of(self, topic_id: str, generation: int) -> RowDelivery:
+        """The delivery of a build's rows: what it knows of them holds for one topic."""
+        if self._delivery is not None and self._delivery[0] == topic_id:
+            return self._delivery[1]
+
+        def post(record: Record) -> None:
+            assert record.value is not None
+            self._webhook.post(self._document(generation, record.key, record.value))
+
+        def received() -> None:
+            self._refused_in_a_row = 0
+
+        def overtaken(record: Record) -> None:
+            why = "the webhook refused it before, and not any more"
+            logger.warning(LogMessage("row is posted after one behind it", self._row(generation, record), why))
+
+        delivery = RowDelivery(post, pause=self._pause, received=received, overtaken=overtaken)
+        self._delivery = topic_id, delivery
+        return delivery
+
+    def _pause(self, tries: int) -> None:
+        """Wait before a row is posted again. Raises as ``_check_going_on``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closing, self._wait_first_s * tries)
+        self._check_going_on()
 
     def _check_going_on(self) -> None:
         """Raise _Closed where it is to end, and what the lease raises."""

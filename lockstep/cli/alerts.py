@@ -21,7 +21,7 @@ _LOOK_MAX_MS: Final = 60_000
 
 
 def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show which alerts are open, which are silenced, and what is still to be delivered.
+    """Show which alerts are open, which are silenced, what is still to be delivered, and what never was.
 
     It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
     open, and 4 when nobody on this machine looks.
@@ -39,6 +39,7 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
                 "open": [entry.to_json() for entry in state.book.values()],
                 "silenced_until_ms": silences,
                 "undelivered": waiting,
+                "dropped": [each.to_json() for each in state.dropped],
                 "watched": trouble is None,
                 "looked_ms": watcher.looked_ms,
             }
@@ -58,6 +59,12 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             _write(f"{name} is silenced until {time_text(until_ms)}")
         for channel, count in waiting.items():
             _write(f"{channel}: {count} messages are still to be delivered")
+        for each in state.dropped:
+            message, condition = each.message, each.message.condition
+            what = f"{message.kind.value} {condition.name}/{condition.subject} of {time_text(message.at_ms)}"
+            _write(f"{each.channel} never got: {what}")
+            _write(f"    {condition.sentence}")
+            _write(f"    {each.reason}")
     raise typer.Exit(EXIT_UNWATCHED if trouble is not None else EXIT_FAILED if state.book else 0)
 
 

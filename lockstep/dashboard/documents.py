@@ -127,6 +127,7 @@ def pipeline_state(
         topics=TopicsState(count=subject.topics, events_per_s=rates.published),
         sinks=sinks,
         stream_queries=tuple(map(_stream_query, stream_queries)),
+        webhook_rejections=sum(lag.get("refused_rows", {}).values()),
         problems=(*_problems(lag, capture, sinks, trouble), *_problems_of_queries(stream_queries)),
         open_alerts=open_alerts,
     )

@@ -156,7 +156,10 @@ class Problem(Document):
 
 
 class PipelineState(Document):
-    """All that the first screen shows. It is sent again with each sample. ``open_alerts`` are those before it."""
+    """All that the first screen shows. It is sent again with each sample. ``open_alerts`` are those before it.
+
+    ``webhook_rejections`` counts the rows that webhooks of stream queries refused, and that are open.
+    """
 
     pipeline: str
     version: str
@@ -166,6 +169,7 @@ class PipelineState(Document):
     topics: TopicsState
     sinks: tuple[SinkState, ...]
     stream_queries: tuple[StreamQueryState, ...] = ()
+    webhook_rejections: int = 0
     problems: tuple[Problem, ...]
     open_alerts: int
 

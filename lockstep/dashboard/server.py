@@ -233,7 +233,7 @@ def dashboard_app(
     )
     _tell_errors(app)
     _add_page(app)
-    _add_looks(app, sampler, questions, streams, attendant)
+    _add_looks(app, config, sampler, questions, streams, attendant)
     _add_answers(app, sampler, questions, running, log, attendant)
     _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
@@ -316,8 +316,15 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _add_looks(
-    app: FastAPI, sampler: Sampler, questions: Questions, streams: EventStreams, attendant: Attendant
+    app: FastAPI,
+    config: Config,
+    sampler: Sampler,
+    questions: Questions,
+    streams: EventStreams,
+    attendant: Attendant,
 ) -> None:
+    webhooks = [name for name, query in config.stream_queries.items() if query.webhook is not None]
+
     @app.get("/healthz")
     async def healthz() -> model.Health:
         """Whether the process lives."""
@@ -335,7 +342,7 @@ def _add_looks(
         state, report = sampler.state, sampler.report
         gauges = Gauges(Part.DASHBOARD)
         if state is not None and report is not None:
-            gauges = gauges_of(report, now_s=state.sampled_ms / 1000)
+            gauges = gauges_of(report, now_s=state.sampled_ms / 1000, webhooks=webhooks)
         add_stream_queries(gauges, attendant.stream_queries)
         return Response(exposition(gauges), media_type=CONTENT_TYPE_LATEST)
 

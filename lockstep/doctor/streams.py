@@ -61,7 +61,8 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
     findings += written_topics(cluster, subject, plans, named=plans)
     if plan.query.webhook is not None:  # rows that it refuses are kept
         letters = dead_letter_plan(config.pipeline.name, config.kafka.topics)
-        findings += written_topics(cluster, subject, {letters.name: letters}, named=(), rights=_SIDE_RIGHTS)
+        plans, kind = {letters.name: letters}, "the dead-letter topic"
+        findings += written_topics(cluster, subject, plans, named=(), rights=_SIDE_RIGHTS, kind=kind)
     return findings
 
 

@@ -18,15 +18,16 @@ def written_topics(
     *,
     named: Collection[str],
     rights: Collection[str] = _RIGHTS,
+    kind: str = "topic",
 ) -> list[Finding]:
     """What lacks for these topics, by their names; of those of ``named`` also that nothing does.
 
-    Nothing is created. Raises what the brokers raise.
+    ``kind`` is what such a topic is called. Nothing is created. Raises what the brokers raise.
     """
     existing = cluster.partition_counts(plans)
     lacking = cluster.lacking_rights(plans, rights)
     findings = [
-        error(subject, f"the right {', '.join(without)} on topic {topic} lacks", JOB_STOPS, without_rights(without))
+        error(subject, f"the right {', '.join(without)} on {kind} {topic} lacks", JOB_STOPS, without_rights(without))
         for topic, without in lacking.items()
     ]
     missing = [plan for topic, plan in plans.items() if topic not in existing and topic not in lacking]

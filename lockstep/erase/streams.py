@@ -15,7 +15,7 @@ import orjson
 from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import is_stream_result_topic, stream_query_topic
+from cdc.kafka.topic_names import stream_query_topic, stream_result_generation
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
@@ -194,7 +194,8 @@ class StreamQueryErasing:
     def is_rejected_row(self, topic: str, key: bytes) -> bool:
         """Whether a rejection of this topic and key is of the row: the webhook of a query has refused it."""
         return any(
-            _is_result_of(self._pipeline, query, topic) and has_key(_parsed(key), how.in_result, self._row.key)
+            stream_result_generation(self._pipeline, query, topic) is not None
+            and has_key(_parsed(key), how.in_result, self._row.key)
             for query, how in self._mapped.items()
         )
 
@@ -257,14 +258,15 @@ class StreamQueryErasing:
             yield self._erased(side, found, of_row, is_again=is_again, only_look=only_look)
         if how.in_result is None:
             return
-        for topic in sorted(topic for topic in there if _is_result_of(self._pipeline, query, topic)):
+        results = {topic: stream_result_generation(self._pipeline, query, topic) for topic in there}
+        for topic in sorted(topic for topic, generation in results.items() if generation is not None):
 
             def of_result(record_key: bytes) -> bool:
                 return has_key(_parsed(record_key), how.in_result, self._row.key)
 
             found = self._found(topic, lambda record: of_result(record.key))
             tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
-            is_last = topic.endswith(f".g{newest}") and figures is not None
+            is_last = results[topic] == newest and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
             yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
 
@@ -320,10 +322,6 @@ def _tag_of(figures: Figures | None) -> str:
     from jobs.executor.stream_results import batch_tag  # which has PyArrow with it
 
     return batch_tag(-1 if figures is None else figures.batch)
-
-
-def _is_result_of(pipeline: str, query: str, topic: str) -> bool:
-    return is_stream_result_topic(pipeline, topic) and topic.rpartition(".")[0] == stream_query_topic(pipeline, query)
 
 
 def _reads(query: StreamQuerySettings, stream: str) -> bool:

@@ -24,7 +24,7 @@ from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from cdc.model.table import TableName
 from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
-from cdc.webhook import DocumentRefused
+from cdc.webhook import DocumentRefused, PerhapsRefused
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
@@ -46,6 +46,7 @@ from lockstep.rejections.events import (
     stored,
     versions_of,
 )
+from lockstep.rejections.newer_builds import NewerBuilds
 from lockstep.rejections.output import Tables, counted, key_text, position_text, rejection_json, table_text
 from lockstep.rejections.selection import Selection
 from sinks.contract import Batch, OpenedSink, Outcome, Progress
@@ -159,7 +160,8 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
 def _posted(config: Config, name: str, book: RejectionBook, selection: Selection) -> Retried:
     """Post the rows that are meant to the query's webhook, in the order in which they were refused.
 
-    One is closed once it is received, so an interrupted retry can be run again.
+    One is closed once it is received, so an interrupted retry can be run again. Of a key only the newest row is posted,
+    of all builds of the result: the receiver would go back with any other. Those before it are closed with it.
     """
     settings = config.stream_queries[name].webhook
     chosen, _ = book.read(name, selection)
@@ -170,29 +172,61 @@ def _posted(config: Config, name: str, book: RejectionBook, selection: Selection
             f"stream query {name} has no webhook to post its rows to",
             hint=f"set stream_queries.{name}.webhook, or `lockstep rejections discard {name}` gives them up",
         )
-    retried, seen = Retried(selection.generation), 0
+    pipeline, retried, seen = config.pipeline.name, Retried(selection.generation), set[bytes]()
+    refused = dict.fromkeys((each.record_key for each in chosen), "it is no row of a stream query; discard it")
+    closed = set[bytes]()
+    # A sink may have had this name before.
+    rows = [each for each in book.read(name)[0] if is_stream_result_topic(pipeline, each.position.topic)]
+    of_key: dict[bytes, list[DeadLetter]] = {}
+    for each in sorted(rows, key=lambda each: each.generation):
+        of_key.setdefault(each.key, []).append(each)
+    to_post = []
+    for each in chosen:
+        if not is_stream_result_topic(pipeline, each.position.topic):
+            continue
+        last = of_key.get(each.key, [each])[-1]
+        if last.generation > each.generation:
+            reason = f"generation {last.generation} has a newer row of this key, which was refused too: retry that one"
+            refused[each.record_key] = reason
+        else:
+            to_post.append(each)
+    newer = NewerBuilds(
+        config.kafka.client(),
+        pipeline,
+        name,
+        keys={each.key for each in to_post},
+        generation=min((each.generation for each in to_post), default=0),
+    )
     with row_webhook(name, settings) as webhook:
-        for dead_letter, row in book.topic.values(chosen):
-            seen += 1
-            if row is None or not is_stream_result_topic(config.pipeline.name, dead_letter.position.topic):
-                # A sink may have had this name before.
-                retried.refused.append(replace(dead_letter, reason="it is no row of a stream query; discard it"))
+        for dead_letter, row in book.topic.values(to_post):
+            seen.add(dead_letter.record_key)
+            if row is None:
+                continue
+            build = newer.other_row_in(dead_letter.key, row, dead_letter.generation)
+            if build is not None:
+                reason = f"generation {build} has another row of this key, which its job posts"
+                refused[dead_letter.record_key] = reason
                 continue
             document = posted_document(
-                pipeline=config.pipeline.name,
-                query=name,
-                generation=dead_letter.generation,
-                key=dead_letter.key,
-                row=row,
+                pipeline=pipeline, query=name, generation=dead_letter.generation, key=dead_letter.key, row=row
             )
             try:
                 webhook.post(document)
-            except DocumentRefused as refused:
-                retried.refused.append(replace(dead_letter, reason=refused_row(refused.answer)))
+            except (DocumentRefused, PerhapsRefused) as error:
+                refused[dead_letter.record_key] = refused_row(error.answer)
                 continue
-            book.close([dead_letter])
+            older = [each for each in of_key.get(dead_letter.key, ()) if each.generation < dead_letter.generation]
+            received = [dead_letter, *older]
+            book.close(received)
+            closed |= {each.record_key for each in received}
+    unread = {each.record_key for each in to_post} - seen
+    for each in chosen:
+        if each.record_key in closed:
             retried.taken += 1
-    retried.gone = len(chosen) - seen
+        elif each.record_key in unread:
+            retried.gone += 1
+        else:
+            retried.refused.append(replace(each, reason=refused[each.record_key]))
     return retried
 
 

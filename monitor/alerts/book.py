@@ -52,6 +52,35 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """A message that a channel never got, and why. ``dropped_ms`` is when it was given up."""
+
+    channel: str
+    message: Message
+    reason: str
+    dropped_ms: int
+
+    @property
+    def condition(self) -> tuple[str, Key]:
+        """The channel, and of what it wasn't told."""
+        return self.channel, self.message.condition.key
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "channel": self.channel,
+            "reason": self.reason,
+            "dropped_ms": self.dropped_ms,
+            "message": self.message.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Dropped":
+        return cls(
+            fields["channel"], Message.from_json(fields["message"]), str(fields["reason"]), int(fields["dropped_ms"])
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A condition that holds, or was told and may be over. ``told`` is how bad it was said to be; None: not yet.
 

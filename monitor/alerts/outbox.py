@@ -14,7 +14,7 @@ from typing import Final
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.webhook import DocumentRefused
-from monitor.alerts.book import Message
+from monitor.alerts.book import Dropped, Message
 from monitor.alerts.channels import Channel
 
 logger = logging.getLogger("lockstep.alerts")
@@ -26,6 +26,9 @@ _BUG_TRIES: Final = 5
 _QUEUE_MAX: Final = 1000
 """A channel that is down for so long loses the oldest messages."""
 
+DROPPED_MAX: Final = 100
+"""So many of those that were dropped are kept, the newest ones."""
+
 
 class Outbox:
     """Delivers messages in order, per channel, again and again until the channel takes them.
@@ -33,6 +36,8 @@ class Outbox:
     One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through. One that a
     webhook refuses for what it is, so often, is dropped once another one behind it is taken: as long as none is, it
     isn't known that the message is to blame.
+
+    What was dropped is kept for somebody to list, until the channel takes another message of the same condition.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Outbox:
         self._is_closed = False
         self._queues = {name: collections.deque[Message](maxlen=_QUEUE_MAX) for name in channels}
         self._staged: list[Message] = []
+        self._dropped = collections.deque[Dropped](maxlen=DROPPED_MAX)
         self._threads = [
             threading.Thread(target=self._work, args=(name, channel), name=f"alert-{name}", daemon=True)
             for name, channel in channels.items()
@@ -69,17 +75,23 @@ class Outbox:
             self._staged = []
             self._changed.notify_all()
 
-    def add(self, queues: Mapping[str, Sequence[Message]]) -> None:
-        """Have what is left of before delivered, by the channels that it is for."""
+    def add(self, queues: Mapping[str, Sequence[Message]], dropped: Iterable[Dropped] = ()) -> None:
+        """Have what is left of before delivered, by the channels that it is for, and ``dropped`` among what was."""
         with self._changed:
+            self._dropped.extend(dropped)
             for name, queue in self._queues.items():
                 queue.extend(queues.get(name, ()))
             self._changed.notify_all()
 
     def queues(self) -> dict[str, list[Message]]:
         """What is still to be delivered."""
+        return self.left()[0]
+
+    def left(self) -> tuple[dict[str, list[Message]], list[Dropped]]:
+        """What is still to be delivered, and what was dropped, oldest first. Of one moment: none is in neither."""
         with self._changed:
-            return {name: [*queue, *self._staged] for name, queue in self._queues.items()}
+            queues = {name: [*queue, *self._staged] for name, queue in self._queues.items()}
+            return queues, list(self._dropped)
 
     def close(self) -> None:
         """Deliver nothing more. Who is at it may go on for a few seconds."""
@@ -102,6 +114,7 @@ class Outbox:
                 message = next(each for each in queue if not _is_among(each, refused))
                 is_last = queue[-1] is message
             tries += 1
+            dropped: Dropped | None = None
             try:
                 channel.send(message)
             except DocumentRefused as refusal:
@@ -115,7 +128,8 @@ class Outbox:
                         refused.append(message)
                         tries = 0
                     continue
-                logger.error(_dropped(name, message, "the webhook refuses it, and has taken one behind it"))  # noqa: TRY400
+                why = f"{refusal.message}, and has taken one behind it"
+                dropped = _dropped(name, message, why)
             except (LockstepError, OSError) as error:
                 reason = error.message if isinstance(error, LockstepError) else type(error).__name__
                 self._say_once(name, f"{reason}; it goes on trying", tries)
@@ -126,7 +140,7 @@ class Outbox:
                 if tries < _BUG_TRIES:
                     self._pause(tries)
                     continue
-                logger.exception(_dropped(name, message, f"it failed {tries} times"))
+                dropped = _dropped(name, message, f"it failed {tries} times with {type(bug).__name__}", bug)
             else:
                 to_blame, refused = [*to_blame, *refused], []
             tries = 0
@@ -135,7 +149,18 @@ class Outbox:
                 left = [each for each in queue if each is not message]
                 queue.clear()
                 queue.extend(left)
+                if dropped is not None:
+                    self._dropped.append(dropped)
+                else:
+                    self._forget(name, message)
             self._delivered()
+
+    def _forget(self, name: str, message: Message) -> None:
+        """Whoever has been told of the condition by now lacks nothing of before. ``_changed`` is held."""
+        told = name, message.condition.key
+        kept = [each for each in self._dropped if each.condition != told]
+        self._dropped.clear()
+        self._dropped.extend(kept)
 
     def _say_once(self, name: str, why: str, tries: int) -> None:
         if tries == 1:
@@ -153,6 +178,8 @@ def _is_among(message: Message, messages: Sequence[Message]) -> bool:
     return any(each is message for each in messages)
 
 
-def _dropped(channel: str, message: Message, why: str) -> LogMessage:
+def _dropped(channel: str, message: Message, why: str, bug: Exception | None = None) -> Dropped:
+    """Give a message up, and say so."""
     subject = {"channel": channel, "name": message.condition.name, "subject": message.condition.subject}
-    return LogMessage("alert is dropped", subject, why)
+    logger.error(LogMessage("alert is dropped", subject, f"{why}; `lockstep alerts list` shows it"), exc_info=bug)
+    return Dropped(channel, message, why, time.time_ns() // 1_000_000)

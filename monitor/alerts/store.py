@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from cdc.model.errors import LockstepError
-from monitor.alerts.book import Entry, Key, Message
+from monitor.alerts.book import Dropped, Entry, Key, Message
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -29,10 +29,14 @@ _Parsed = TypeVar("_Parsed")
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``queues`` has what each channel is still to deliver, oldest first, by the channel's name."""
+    """``queues`` has what each channel is still to deliver, oldest first, by the channel's name.
+
+    ``dropped`` has what channels never got, oldest first.
+    """
 
     book: Mapping[Key, Entry] = field(default_factory=dict)
     queues: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+    dropped: Sequence[Dropped] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class AlertStore:
                 "queues": {
                     channel: [message.to_json() for message in messages] for channel, messages in state.queues.items()
                 },
+                "dropped": [each.to_json() for each in state.dropped],
             },
         )
 
@@ -208,7 +213,9 @@ def _state(document: Mapping[str, Any]) -> State:
         channel: [Message.from_json(message) for message in messages]
         for channel, messages in document["queues"].items()
     }
-    return State({entry.condition.key: entry for entry in entries}, queues)
+    # One that was written before any could be dropped has no list of them.
+    dropped = [Dropped.from_json(each) for each in document.get("dropped", ())]
+    return State({entry.condition.key: entry for entry in entries}, queues, dropped)
 
 
 def _until_ms(document: Mapping[str, Any]) -> dict[str, int]:

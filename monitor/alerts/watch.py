@@ -126,7 +126,7 @@ class AlertWatch:
         with self._saving:
             self._book = {**state.book, **self._book}
             outbox = self._opened()
-            outbox.add(state.queues)
+            outbox.add(state.queues, state.dropped)
             self._is_loaded = True
             self._write(outbox)
 
@@ -146,7 +146,7 @@ class AlertWatch:
             return
         told = {key: entry for key, entry in self._book.items() if entry.told}
         try:
-            self._store.save(State(told, outbox.queues()))
+            self._store.save(State(told, *outbox.left()))
         except LockstepError as error:
             self._say_trouble(error)
 

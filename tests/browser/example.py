@@ -64,6 +64,7 @@ def state(**changes: Any) -> Document:
             _sink("warehouse", "warehouse", seconds_behind=0.4, bytes_behind=45_875, events_behind=86),
         ],
         "stream_queries": [],
+        "webhook_rejections": 0,
         "problems": [],
         "open_alerts": 0,
     }
@@ -132,7 +133,7 @@ def query_stopped() -> Document:
     running |= {"since_ms": None, "reason": None, "next_step": None, **figures}
     stopped = {**running, "name": "sessions", "state": "stopped", "reason": reason, "next_step": step}
     problems = [_problem("stream query sessions", "stopped", reason, step)]
-    return state(stream_queries=[running, stopped], problems=problems, open_alerts=1)
+    return state(stream_queries=[running, stopped], webhook_rejections=4, problems=problems, open_alerts=1)
 
 
 STATES = {

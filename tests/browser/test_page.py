@@ -102,6 +102,13 @@ def test_a_lost_slot_is_the_headline(browser: Browser, api: FakeApi) -> None:
         expect(shown.page.locator(".headline > div").nth(1)).to_contain_text("lost")
 
 
+def test_the_badge_of_rejections_counts_those_of_sinks_and_of_webhooks(browser: Browser, api: FakeApi) -> None:
+    for state, count in ((example.stopped, "3"), (example.query_stopped, "4")):
+        api.show(state)
+        with opened(browser, api.address) as shown:
+            expect(shown.page.locator('nav a[href="#/rejections"] .badge')).to_have_text(count)
+
+
 def test_figures_move_without_losing_the_focus_or_what_is_typed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/tables") as shown:
         page = shown.page

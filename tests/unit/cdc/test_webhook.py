@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import ConfigurationError, Unavailable
-from cdc.webhook import DocumentRefused, Webhook, WebhookSettings
+from cdc.webhook import DocumentRefused, PerhapsRefused, Webhook, WebhookSettings
 from tests.receivers import Receiver
 
 VARIABLE = "LOCKSTEP_TEST_WEBHOOK_URL"
@@ -79,7 +79,7 @@ def test_a_slow_answer_takes_no_time_from_the_next_one(receiver: Receiver, monke
     assert (len(receiver.documents), receiver.connections) == (2, 1)
 
 
-@pytest.mark.parametrize("status", [301, 401, 403, 404, 408, 410, 429, 500, 503])
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 407, 408, 410, 425, 429, 500, 503])
 def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: Receiver, status: int) -> None:
     receiver.status = status
     with (
@@ -87,6 +87,16 @@ def test_any_other_status_than_a_receipt_says_that_it_is_not_received(receiver: 
         pytest.raises(Unavailable, match=f"the webhook at 127.0.0.1 answered with status {status}"),
     ):
         sender.post(b"{}")
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405, 407, 408, 410, 421, 423, 425, 426, 429, 451, 503])
+def test_what_any_document_may_get_is_told_from_what_only_the_next_document_can_tell(
+    receiver: Receiver, status: int
+) -> None:
+    receiver.status = status
+    with webhook(url=f"http://127.0.0.1:{receiver.port}/hook") as sender, pytest.raises(Unavailable) as error:
+        sender.post(b"{}")
+    assert isinstance(error.value, PerhapsRefused) is (status not in (401, 407, 408, 425, 429, 503))
 
 
 @pytest.mark.parametrize(("status", "answer"), [(400, "400 Bad Request"), (413, "413 "), (422, "422 "), (499, "499")])

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cli.main import exit_code
 from lockstep.config import load
-from monitor.alerts.book import Entry, Kind, Message
+from monitor.alerts.book import Dropped, Entry, Kind, Message
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.store import AlertStore, State
 
@@ -53,6 +53,27 @@ def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: py
     assert [each["name"] for each in document["open"]] == ["lag"]
     assert document["undelivered"] == {"webhook": 1}
     assert document["watched"] is True
+    watching.close()
+
+
+def test_what_a_channel_never_got_is_listed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watching = _store(config)
+    assert watching.take_lock()
+    condition = Condition("gap", "shop", Severity.CRITICAL, "changes never came", "look", 1_800_000_000_000)
+    message = Message("i", Kind.OPENED, "shop", 1_800_000_030_000, condition)
+    _store(config).save(State(dropped=[Dropped("webhook", message, "it refused it with status 413", 2)]))
+    assert exit_code(["alerts", "list", "-c", str(config)]) == 0
+    page = capsys.readouterr().out
+    assert "webhook never got: opened gap/shop of 2027-01-15 08:00:30 UTC" in page
+    assert "changes never came" in page
+    assert "it refused it with status 413" in page
+    assert exit_code(["alerts", "list", "--json", "-c", str(config)]) == 0
+    (shown,) = json.loads(capsys.readouterr().out)["dropped"]
+    assert (shown["channel"], shown["reason"], shown["message"]["name"]) == (
+        "webhook",
+        "it refused it with status 413",
+        "gap",
+    )
     watching.close()
 
 

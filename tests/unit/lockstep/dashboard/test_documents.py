@@ -87,6 +87,13 @@ def test_the_figures_are_those_of_the_lag_report() -> None:
     assert (state.sinks[0].read, state.sinks[0].visible) == (StageFigures(**_figures(read)), None)
     assert state.source.retained_bytes == 512
     assert state.problems == ()
+    assert state.webhook_rejections == 0
+
+
+def test_rows_that_webhooks_refused_are_counted_for_the_page() -> None:
+    state = state_of(replace(looked(source(), sink()), refused_rows={"recent": 2, "taps": 3}))
+    assert state.webhook_rejections == 5
+    assert [problem.where for problem in state.problems] == ["recent", "taps"]
 
 
 def test_a_stream_query_is_shown_and_one_that_stopped_is_a_problem_with_reason_and_step() -> None:

@@ -60,3 +60,8 @@ def _work_as_service(directory: Path) -> None:
     store.save(State())
     assert store.silences(now_ms=1) == {"lag": 9}
     store.silence("lag", 0, now_ms=1)
+
+
+def test_a_state_of_before_any_message_could_be_dropped_is_read(tmp_path: Path) -> None:
+    (tmp_path / "state.json").write_text('{"format": 1, "open": [], "queues": {"webhook": []}}')
+    assert AlertStore(tmp_path).load() == State({}, {"webhook": []}, [])

@@ -21,10 +21,10 @@ import trustme
 
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.webhook import DocumentRefused, WebhookSettings
-from monitor.alerts.book import Kind, Message
+from monitor.alerts.book import Dropped, Kind, Message
 from monitor.alerts.channels import Command, Mail, WebhookChannel
 from monitor.alerts.conditions import Condition, Severity
-from monitor.alerts.outbox import Outbox
+from monitor.alerts.outbox import DROPPED_MAX, Outbox
 from monitor.alerts.settings import AlertSettings, MailSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
@@ -364,6 +364,34 @@ def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest
     assert channel.told == ["stalled", "disk-filling"]
     dropped = [text for record in caplog.records if "alert is dropped" in (text := record.getMessage())]
     assert ["name=gap" in dropped[0], "name=lag" in dropped[1], len(dropped)] == [True, True, 2]
+    kept = outbox.left()[1]
+    assert [(each.channel, each.message.condition.name) for each in kept] == [("hook", "gap"), ("hook", "lag")]
+    assert kept[0].reason == "the webhook at hook refused it with status 413, and has taken one behind it"
+
+
+def test_what_was_dropped_is_kept_up_to_a_bound_and_until_its_condition_is_told() -> None:
+    names = [f"rule{number}" for number in range(DROPPED_MAX + 2)]
+    channel = _Refusing(*names)
+    outbox = Outbox({"hook": channel, "other": _Refusing()}, delivered=lambda: None, wait_first_s=0)
+    try:
+        outbox.add({"hook": _messages(*names, "gap")})
+        until(lambda: outbox.queues() == {"hook": [], "other": []})
+        assert [each.message.condition.name for each in outbox.left()[1]] == names[2:], "the newest"
+        channel.refused = set()
+        outbox.add({"hook": _messages(names[-1]), "other": _messages(names[-2])})
+        until(lambda: outbox.queues() == {"hook": [], "other": []})
+        assert [each.message.condition.name for each in outbox.left()[1]] == names[2:-1]
+    finally:
+        outbox.close()
+
+
+def test_what_was_dropped_is_known_to_the_next_process(tmp_path: Path) -> None:
+    dropped = Dropped("webhook", _MESSAGE, "it refuses it", 7)
+    AlertStore(tmp_path).save(State(dropped=[dropped]))
+    with AlertWatch("shop", AlertSettings(directory=tmp_path)) as watch:
+        watch.look(Unavailable("no answer"), now_ms=1)
+        assert watch.tells
+    assert AlertStore(tmp_path).load().dropped == [dropped]
 
 
 def test_a_webhook_that_refuses_all_messages_loses_none_of_them() -> None:

@@ -86,6 +86,18 @@ def test_rows_that_wait_for_a_webhook_are_counted_where_that_is_known() -> None:
     assert shown == [("lockstep_stream_query_undelivered_rows", "recent", 3.0)]
 
 
+def test_a_query_with_a_webhook_that_has_refused_nothing_has_a_series_too() -> None:
+    lag = LagReport((), True, 0, {}, refused_rows={"recent": 3})
+
+    def told(lag: LagReport) -> dict[str, float]:
+        gauges = gauges_of(lag, now_s=1.0, webhooks=["recent", "taps"])
+        name = "lockstep_stream_query_open_rejections"
+        return {s.labels["sink"]: s.value for metric in gauges for s in metric.samples if s.name == name}
+
+    assert told(lag) == {"recent": 3.0, "taps": 0.0}
+    assert told(replace(lag, silent_servers={"kafka": Unavailable("no answer")})) == {}
+
+
 def test_of_what_a_silent_server_would_tell_nothing_is_said() -> None:
     stage = Stage("applied: cache", 10, 0, 0.0, 0, _SINK, StageState.CURRENT)
     whole = LagReport((stage,), True, 0, {}, open_rejections={"cache": 0}, paused_copies=("public.t",), broken=("no",))
