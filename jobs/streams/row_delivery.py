@@ -2,10 +2,11 @@
 
 Some statuses say neither: with 404 the address may be wrong, or the row of something that the receiver doesn't know.
 Then the rows behind it are posted ahead until one is taken. If the row is refused again after that, it is the row. As
-long as none is taken, it is the receiver, and the row waits.
+long as none is taken, it is the receiver, and the row waits. No row is posted ahead of an earlier one of its key: the
+receiver would go back with that one.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
 from typing import Final
@@ -17,6 +18,9 @@ from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX
 
 AHEAD_MAX: Final = REFUSED_IN_A_ROW_MAX - 1
 """So many rows behind one are posted ahead at most, none of which is taken."""
+
+_LOOKED_AT_MAX: Final = 10_000
+"""So many rows behind one are looked at in each try, where most have the same keys."""
 
 _TRIES: Final = 3
 """How often a row is posted that the receiver refuses, before that counts."""
@@ -63,7 +67,7 @@ class RowDelivery:
             return None
         refused = self._tried(row)
         if isinstance(refused, PerhapsRefused) and at not in self._refused:
-            self._take_one_behind(refused, behind)
+            self._take_one_behind(row.key, refused, behind)
             self._refused.add(at)
             refused = self._tried(row)
             if refused is None:  # so it was the receiver, and it may have been for those as well
@@ -90,15 +94,16 @@ class RowDelivery:
         if any(offset > row.offset for offset, _ in self._taken):
             self._overtaken(row)
 
-    def _take_one_behind(self, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]) -> None:
+    def _take_one_behind(
+        self, refused_key: bytes, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]
+    ) -> None:
         """Return once the receiver has a row behind the one that it has refused. Raises Unavailable where it has none.
 
         Few are tried at first: a receiver that was away for a moment gets the rest in order.
         """
         not_taken = set[_At]()
         with closing(behind()) as rows:
-            wanted = (row for row in rows if row.value is not None and (row.offset, row.key) not in self._taken)
-            for row in islice(wanted, self._ahead_max):
+            for row in islice(self._first_of_each_key(refused_key, rows), self._ahead_max):
                 try:
                     self._post(row)
                 except PerhapsRefused:
@@ -118,3 +123,12 @@ class RowDelivery:
             hint="mend the receiver, or the query's `webhook`; where it is the row, it becomes a rejection once the"
             " receiver has taken one behind it",
         )
+
+    def _first_of_each_key(self, refused_key: bytes, rows: Iterable[Record]) -> Iterator[Record]:
+        """Of the rows behind a refused one those that no row of their key waits before."""
+        waiting = {refused_key}
+        for row in islice(rows, _LOOKED_AT_MAX):
+            if row.value is None or (row.offset, row.key) in self._taken or row.key in waiting:
+                continue
+            waiting.add(row.key)
+            yield row

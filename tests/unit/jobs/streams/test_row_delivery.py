@@ -181,3 +181,24 @@ def test_whatever_is_refused_and_wherever_it_ends_each_row_is_received_or_reject
         assert len(got) == len(set(got)), "each once"
         late = [number for at, number in enumerate(got) if any(number < other for other in got[:at])]
         assert late == delivered.overtaken
+
+
+def test_no_row_is_posted_ahead_of_an_earlier_one_of_its_key(receiver: Receiver, webhook: Webhook) -> None:
+    """Also where the receiver takes the earlier one after all: it would go back with it."""
+    delivered = Delivered(receiver, webhook, 6)
+    of_key = {0: b"a", 1: b"a", 2: b"b", 3: b"b", 4: b"a", 5: b"c"}
+    delivered.rows = [Record(0, row.offset, of_key[row.offset], row.value) for row in delivered.rows]
+    receiver.refuses = answers(lambda number: 404 if number != 5 and 5 not in delivered.received else None)
+    while delivered.go_on():
+        assert 4 not in delivered.received
+        assert delivered.received in ([], [5])
+    assert delivered.received == [5, 0, 1, 2, 3, 4]
+    assert delivered.rejected == {}
+
+
+def test_rows_of_one_key_alone_tell_nothing_of_each_other(receiver: Receiver, webhook: Webhook) -> None:
+    delivered = Delivered(receiver, webhook, 3)
+    delivered.rows = [Record(0, row.offset, b"one", row.value) for row in delivered.rows]
+    receiver.refuses = answers(lambda number: 404 if number == 0 else None)
+    assert "404" in delivered.go_on()
+    assert (delivered.received, delivered.rejected) == ([], {})
