@@ -370,6 +370,10 @@ class CoordinationRecords(Protocol):
         """A record, or None when there is none of that name."""
         ...
 
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        """Those of these records that there are, asked for at once. Each is as of a moment of its own."""
+        ...
+
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         """Store a record, or remove it with None.
 

@@ -314,6 +314,10 @@ class MemoryRecords:
         with self._store.lock:
             return self._store.records.get(name)
 
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        with self._store.lock:
+            return {name: self._store.records[name] for name in names if name in self._store.records}
+
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._store.lock:
             if fence and fence != self._store.generation(self._number).fence:

@@ -1,10 +1,10 @@
 """Generations of a destination in memory, and a clock that tests move."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import Clock, GenerationLease
-from sinks.memory import MemorySink, MemoryStore, open_memory
+from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from tests.builders import column, table
 
 ORDERS = table(column("id", "int8"), column("note"))
@@ -38,3 +38,19 @@ def lease_of(store: MemoryStore, gate: BatchGate, now: Time) -> GenerationLease:
     lease = GenerationLease(open_memory(store, 1), 1, monotonic=lambda: now.now)
     lease.guard(gate)
     return lease
+
+
+class AskedRecords(MemoryRecords):
+    """Keeps which records were asked for, and how many requests that took."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store)
+        self.requests: list[list[str]] = []
+
+    def load(self, name: str) -> str | None:
+        self.requests.append([name])
+        return super().load(name)
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        self.requests.append(list(names))
+        return super().load_all(names)

@@ -236,7 +236,11 @@ def orders_name(generation: int) -> str:
 
 def load_asides(records: CoordinationRecords, generation: int) -> dict[TableName, Aside]:
     """The tables that a generation's job has set aside. Raises what the destination raises."""
-    text = records.load(asides_name(generation))
+    return asides_of(records.load(asides_name(generation)))
+
+
+def asides_of(text: str | None) -> dict[TableName, Aside]:
+    """The same, from the text of their record; none for no record."""
     entries: list[Any] = [] if text is None else orjson.loads(text)
     return {TableName(schema, name): Aside(AsideState(state), *rest) for schema, name, state, *rest in entries}
 

@@ -155,7 +155,7 @@ class GenerationLease:
         self._records, self._sink = opened.records, opened.sink
         self._generation = generation
         self._once = once
-        self._heartbeat_name = _heartbeat_name(generation)
+        self._heartbeat_name = heartbeat_name(generation)
         self._request_name = pause_request_name(generation)
         self._gate: BatchGate | None = None
         self._monotonic = monotonic
@@ -385,7 +385,7 @@ class NewerJob:
 
     def look(self, records: CoordinationRecords, generation: int) -> None:
         """Raises what the destination raises."""
-        now, text = self._monotonic_s(), records.load(_heartbeat_name(generation))
+        now, text = self._monotonic_s(), records.load(heartbeat_name(generation))
         if self._seen is None or self._seen[0] != text:
             self._seen = text, now
         record = _parsed(text)
@@ -397,19 +397,23 @@ class NewerJob:
 
 def newest_run(records: CoordinationRecords, generation: int) -> str | None:
     """Which job has the greatest claim to a generation; None where none has made one."""
-    claim = _load(records, _heartbeat_name(generation)).claim
+    claim = _load(records, heartbeat_name(generation)).claim
     return None if claim is None else claim.run
 
 
 def claimed(records: CoordinationRecords, generation: int) -> Claimed:
     """Who says to apply to a generation. Raises what the destination raises."""
-    record = _load(records, _heartbeat_name(generation))
+    record = _load(records, heartbeat_name(generation))
     return Claimed(record.number, len(record.beats))
 
 
 def last_beat(records: CoordinationRecords, generation: int) -> LastBeat | None:
     """The last sign of life of a generation's jobs; None where none has ever given one."""
-    text = records.load(_heartbeat_name(generation))
+    return last_beat_of(records.load(heartbeat_name(generation)))
+
+
+def last_beat_of(text: str | None) -> LastBeat | None:
+    """The same, from the text of the heartbeat record; None for no record."""
     if text is None:
         return None
     fields = orjson.loads(text)
@@ -428,12 +432,12 @@ def running_of(
     records: CoordinationRecords, generations: Collection[int], clock: Clock = SYSTEM_CLOCK
 ) -> frozenset[int]:
     """Those of a sink's generations that a job applies to. As long as for one of them it takes for all."""
-    first = {number: _load(records, _heartbeat_name(number)).beats for number in generations}
+    first = {number: _load(records, heartbeat_name(number)).beats for number in generations}
     doubtful, running = set(generations), set[int]()
     deadline = clock.monotonic_s() + SILENCE_S
     while doubtful and clock.monotonic_s() < deadline:
         for number in list(doubtful):
-            record = _load(records, _heartbeat_name(number))
+            record = _load(records, heartbeat_name(number))
             if record.is_known and not record.beats:
                 doubtful.discard(number)
             elif any(first[number].get(run) != beat for run, beat in record.beats.items()):
@@ -449,7 +453,7 @@ def wait_for_pause(records: CoordinationRecords, generation: int, request: str, 
 
     Raises Unavailable when one is busy with a batch for too long.
     """
-    name, seen = _heartbeat_name(generation), _Beats(clock.monotonic_s)
+    name, seen = heartbeat_name(generation), _Beats(clock.monotonic_s)
     deadline = clock.monotonic_s() + _BUSY_MAX_S
     while clock.monotonic_s() < deadline:
         living = seen.living(_load(records, name).beats)
@@ -468,7 +472,7 @@ def _put_back(generation: int) -> str:
     return f"the destination of generation {generation} was put back: it knows nothing of this job"
 
 
-def _heartbeat_name(generation: int) -> str:
+def heartbeat_name(generation: int) -> str:
     return f"g{generation}.heartbeat"
 
 

@@ -6,10 +6,10 @@ those in use. Who creates it has the number. It stays when the generation is dro
 may still be there: no number is given twice.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -99,15 +99,36 @@ def list_generations(opened: OpenedSink) -> list[Generation]:
     """All generations of a sink, oldest first, whichever ``opened`` is bound to. Planned ones are among them."""
     live = opened.generations.live()
     numbers = set(opened.generations.numbers())
-    highest = _highest_number(opened.records, numbers)
+    newest = max(numbers, default=0)
+    likely = {*numbers, *range(max(1, newest - _PLANNED_AMONG + 1), newest + 2)}
+    records = _AskedAtOnce(opened.records, [_LAST, *map(record_name, sorted(likely))])
+    highest = _highest_number(records, numbers)
     planned = set(range(max(1, highest - _PLANNED_AMONG + 1), highest + 1))
     generations = [
-        Generation(number, number == live, load_record(opened.records, number)) for number in sorted(numbers | planned)
+        Generation(number, number == live, load_record(records, number)) for number in sorted(numbers | planned)
     ]
     return [generation for generation in generations if generation.number in numbers or generation.is_planned]
 
 
-def load_record(records: CoordinationRecords, generation: int) -> Record | None:
+class _Loaded(Protocol):
+    """What records are read from."""
+
+    def load(self, name: str) -> str | None: ...
+
+
+class _AskedAtOnce:
+    """Records of which it is known beforehand that they are needed; any other is asked for when it is."""
+
+    def __init__(self, records: CoordinationRecords, names: Sequence[str]) -> None:
+        self._records = records
+        self._names = frozenset(names)
+        self._found = records.load_all(names)
+
+    def load(self, name: str) -> str | None:
+        return self._found.get(name) if name in self._names else self._records.load(name)
+
+
+def load_record(records: _Loaded, generation: int) -> Record | None:
     """A generation's record; None where it has none."""
     text = records.load(record_name(generation))
     return None if text is None else Record.from_json(text)
@@ -170,7 +191,7 @@ def begin_unless_begun(opened: OpenedSink, record: Record) -> int | None:
     return number
 
 
-def _highest_number(records: CoordinationRecords, existing: Iterable[int]) -> int:
+def _highest_number(records: _Loaded, existing: Iterable[int]) -> int:
     """The highest number that was ever given. ``existing`` are the generations that the destination has."""
     number = max([int(records.load(_LAST) or 0), *existing])
     while records.load(record_name(number + 1)) is not None:

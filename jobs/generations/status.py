@@ -17,8 +17,18 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from cdc.model.times import time_text
-from jobs.generations.asides import Aside, load_asides
-from jobs.generations.lease import SYSTEM_CLOCK, Clock, LastBeat, is_running, last_beat, newest_run, running_of
+from jobs.generations.asides import Aside, asides_name, asides_of
+from jobs.generations.lease import (
+    SYSTEM_CLOCK,
+    Clock,
+    LastBeat,
+    heartbeat_name,
+    is_running,
+    last_beat,
+    last_beat_of,
+    newest_run,
+    running_of,
+)
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords
 
@@ -122,7 +132,8 @@ def job_statuses(
     for who looks again and again: the same one isn't waited for twice.
     """
     still = {} if still is None else still
-    beats = {number: last_beat(records, number) for number in generations}
+    found = records.load_all([name(number) for number in generations for name in (heartbeat_name, asides_name)])
+    beats = {number: last_beat_of(found.get(heartbeat_name(number))) for number in generations}
     alive = {number: beat for number, beat in beats.items() if beat is not None and beat.is_alive}
     fresh = {
         number for number, beat in alive.items() if beat.at_ms is not None and abs(now_ms - beat.at_ms) < _FRESH_MS
@@ -139,7 +150,7 @@ def job_statuses(
             )
             if number in running
             else _ended(records, number, beat),
-            asides=load_asides(records, number),
+            asides=asides_of(found.get(asides_name(number))),
         )
         for number, beat in beats.items()
     }

@@ -1,5 +1,6 @@
 """Coordination records in the bookkeeping table of a Delta sink."""
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from sinks.delta.bookkeeping import CatalogueState
@@ -15,6 +16,10 @@ class DeltaCoordination:
 
     def load(self, name: str) -> str | None:
         return self._bookkeeping.read().records.get(name)
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        records = self._bookkeeping.read().records
+        return {name: records[name] for name in names if name in records}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         def save(state: CatalogueState, _live: int | None) -> CatalogueState:

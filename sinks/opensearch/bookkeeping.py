@@ -1,7 +1,9 @@
 """The bookkeeping index of an OpenSearch sink: progress, coordination records and the stored format."""
 
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
+from sinks.opensearch.answers import unreadable
 from sinks.opensearch.client import OpenSearchClient
 from sinks.opensearch.names import BOOKKEEPING
 from sinks.stored_format import STORED_FORMAT, check_stored_format
@@ -10,6 +12,7 @@ _EARLIER: Final = "lockstep_progress"
 _DOCUMENTS_MAX: Final = 10_000  # max_result_window; a pipeline has a handful
 # Documents are read by id, which sees what was never refreshed. They are listed after a refresh that is asked for.
 _NEVER: Final = "-1"
+_NO_INDEX: Final = "index_not_found_exception"
 
 
 class Held(NamedTuple):
@@ -69,6 +72,18 @@ class Bookkeeping:
         if not answer or not answer.get("found"):
             return None
         return Held(answer["_source"], answer["_seq_no"], answer["_primary_term"])
+
+    def load_all(self, documents: Sequence[str]) -> dict[str, Any]:
+        """The ``_source`` of those of these documents that are there, by id."""
+        self.check_format()
+        if not documents:
+            return {}
+        path = f"/{self._index}/_mget"
+        answer = self._client.call("POST", path, {"ids": list(documents)}, {"preference": "_primary"})
+        for document in answer["docs"]:
+            if "error" in document and document["error"]["type"] != _NO_INDEX:
+                raise unreadable(document["error"])
+        return {document["_id"]: document["_source"] for document in answer["docs"] if document.get("found")}
 
     def save(self, document: str, source: Any) -> None:
         """Store a document. The index must be there."""

@@ -1,5 +1,7 @@
 """Coordination records as documents of a sink's bookkeeping index."""
 
+from collections.abc import Collection
+
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.replaced_writer import replaced_writer
 
@@ -14,6 +16,11 @@ class OpenSearchCoordination:
     def load(self, name: str) -> str | None:
         source = self._bookkeeping.load(record_id(name))
         return None if source is None else str(source["text"])
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        found = self._bookkeeping.load_all([record_id(name) for name in names])
+        sources = {name: found.get(record_id(name)) for name in names}
+        return {name: str(source["text"]) for name, source in sources.items() if source is not None}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         if text is None:

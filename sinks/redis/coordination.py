@@ -1,5 +1,7 @@
 """Coordination records in a hash of a Redis server."""
 
+from collections.abc import Collection
+
 from sinks.redis.scripts import FENCED, SAVE_RECORD
 from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
@@ -17,6 +19,14 @@ class RedisCoordination:
         with self._connection.talking() as client:
             text: bytes | None = client.hget(self._keys.records, name)
         return None if text is None else text.decode()
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        asked = list(names)
+        if not asked:
+            return {}
+        with self._connection.talking() as client:
+            texts: list[bytes | None] = client.hmget(self._keys.records, asked)
+        return {name: text.decode() for name, text in zip(asked, texts, strict=True) if text is not None}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._connection.talking() as client:

@@ -1,5 +1,8 @@
 """Coordination records in a table of a SQL warehouse."""
 
+from collections.abc import Collection, Iterable
+from typing import Any
+
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Connection
 
@@ -20,6 +23,19 @@ class WarehouseCoordination:
                 name=name,
             ).scalar()
         return None if content is None else str(content)
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        asked = {f"name_{number}": name for number, name in enumerate(names)}
+        with self._connection.looking():
+            if not asked or not self._bookkeeping.exist():
+                return {}
+            placeholders = ", ".join(f":{name}" for name in asked)
+            rows: Iterable[Any] = self._connection.execute(
+                "select name, content from lockstep.coordination_record"
+                f" where view_schema = :view_schema and name in ({placeholders})",
+                **asked,
+            )
+            return {str(row[0]): str(row[1]) for row in rows}
 
     def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
         with self._connection.transaction():

@@ -131,7 +131,7 @@ class WarehouseGenerations:
         self._connection.disconnect()
 
     def load_progress(self) -> Progress | None:
-        with self._connection.transaction():
+        with self._connection.looking():
             self._known = self._bookkeeping.load_progress() if self._bookkeeping.exist() else None
             self._timeline = self._connection.timeline()
         return self._known

@@ -166,6 +166,18 @@ def test_a_note_is_seen_by_every_generation_and_process(destination: Destination
     assert reader.records.load("g2.state") is None
 
 
+def test_several_notes_are_read_at_once(destination: Destination, name: str) -> None:
+    writer, reader = destination.opened(name, 1), destination.opened(name, 2)
+    assert reader.records.load_all(["g1.state", "last"]) == {}
+    for note, text in {"g1.state": "", "last": 'odd "text" 100% \\ ü', "g2.state": "not asked for"}.items():
+        writer.records.save(note, text)
+    assert reader.records.load_all(["last", "g1.state", "g3.state"]) == {"g1.state": "", "last": 'odd "text" 100% \\ ü'}
+    assert reader.records.load_all([]) == {}
+    assert destination.opened(f"{name}x", 2).records.load_all(["last"]) == {}
+    writer.records.save("last", None)
+    assert reader.records.load_all(["last", "g1.state"]) == {"g1.state": ""}
+
+
 def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS)
     for note in ("g1", "progress", "g1.progress", "live", "notes"):

@@ -157,7 +157,7 @@ class WarehouseConnection:
             " where a.datname = current_database() and a.application_name = :application and a.wait_event_type = 'Lock'"
             " and b.application_name <> :application limit 1"
         )
-        with self.transaction():
+        with self.looking():
             blocker = self.execute(query, application=_APPLICATION).scalar()
         return None if blocker is None else f"pid {blocker}"
 

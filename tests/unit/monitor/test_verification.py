@@ -1,5 +1,6 @@
 """What is kept of comparisons, and what becomes an alert."""
 
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -25,6 +26,9 @@ class _Records:
 
     def load(self, name: str) -> str | None:
         return self.texts.get(name)
+
+    def load_all(self, names: Collection[str]) -> dict[str, str]:
+        raise NotImplementedError
 
     def save(self, name: str, text: str | None) -> None:
         assert text is not None

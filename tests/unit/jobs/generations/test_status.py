@@ -22,7 +22,7 @@ from jobs.generations.status import (
 )
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import table
-from tests.generations import Time
+from tests.generations import AskedRecords, Time
 
 MINUTE_MS = 60_000
 
@@ -42,6 +42,16 @@ def test_a_job_that_gives_signs_of_life_runs() -> None:
     _lease(records, MINUTE_MS).heartbeat()
     status = job_status(records, 1, now_ms=MINUTE_MS + 5_000)
     assert (status.state, status.needs_somebody, status.sentence("cache")) == (JobState.RUNNING, False, None)
+
+
+def test_jobs_that_run_are_asked_about_at_once() -> None:
+    """A page asks once a second, and each request costs it and the store time."""
+    records = AskedRecords(MemoryStore())
+    _lease(records, MINUTE_MS).heartbeat()
+    records.requests.clear()
+    statuses = job_statuses(records, [1], now_ms=MINUTE_MS)
+    assert [status.state for status in statuses.values()] == [JobState.RUNNING]
+    assert records.requests == [["g1.heartbeat", "g1.asides"]]
 
 
 def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
