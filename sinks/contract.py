@@ -236,7 +236,10 @@ class Sink(Protocol):
         ...
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
-        """The live rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand."""
+        """The live rows of these keys, in no particular order, seen as of now. ``keys`` are at most a thousand.
+
+        Raises NeedsRebuild for a table that this generation doesn't have, also without any key.
+        """
         ...
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:

@@ -226,9 +226,10 @@ class InitialSnapshot:
         intervals = ledger.intervals()
         # An update of a row that moved to a copied range may leave out a large value that was never copied.
         newer = [name for name, of in published.items() if first is not None and first.text and of.toast is not None]
+        at_once_max = min(pipeline.capture.batch_bytes, settings.batch_bytes)
         missing = [
             *parts(by_keys[True], settings.range_bytes, intervals, newer=newer),
-            *parts(by_keys[False], min(settings.range_bytes, pipeline.capture.batch_bytes), intervals),
+            *parts(by_keys[False], min(settings.range_bytes, at_once_max), intervals),
         ]
         relations = [*by_keys[True], *by_keys[False]]
         ledger.begin(relations, missing)

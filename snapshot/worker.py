@@ -20,7 +20,7 @@ from cdc.capture.settings import COPY_WORKERS_MAX
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
@@ -90,11 +90,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It has ended, by an error that may pass or that somebody has to see to."""
+    """It has ended, by an error that may pass or that somebody has to see to. ``timed_out``: a TransactionTimedOut."""
 
     may_pass: bool
     message: str
     hint: str | None
+    timed_out: bool
 
 
 Report = Ready | Committed | Refused | Failed
@@ -157,7 +158,8 @@ def work(number: int, job: Job, pipe: Connection) -> None:
     except (psycopg.Error, LockstepError) as raised:
         error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
         with contextlib.suppress(_Ended):
-            worker.report(Failed(isinstance(error, Unavailable), error.message, error.hint))
+            timed_out = isinstance(error, TransactionTimedOut)
+            worker.report(Failed(isinstance(error, Unavailable), error.message, error.hint, timed_out))
 
 
 class _Worker:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Final, Self, assert_never, cast
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState
 from snapshot.copy import CopyProgress, Interrupted, Publisher
@@ -122,6 +122,8 @@ class CopyWorkers:
             except (EOFError, OSError):
                 raise self._lost(pipe) from None
             match report:
+                case Failed(timed_out=True):
+                    raise TransactionTimedOut(report.message)
                 case Failed(may_pass=True):
                     raise Unavailable(report.message)
                 case Failed():

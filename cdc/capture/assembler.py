@@ -98,10 +98,10 @@ class OrdinaryRows:
 class Shapes(Protocol):
     """Turns a Relation message into the table that it describes."""
 
-    def adopt(self, relation: Relation, known_table: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
+    def adopt(self, relation: Relation, known_table: PublishedTable, xid: int | None = None) -> PublishedTable:
         """The table from here on, with ``unrecorded`` set where its shape differs from what was recorded.
 
-        ``commit_lsn`` is that of the transaction in which it is described, None outside of one.
+        ``xid`` is that of the transaction in which it is described, None outside of one.
 
         Raises UnsupportedChange when no key is left.
         """
@@ -512,7 +512,7 @@ class Assembler:
             self._moves.empty(published.topic)  # rows of the relation that had the name aren't this one's
         before = self._relations.get(relation.relation_id)
         if self._shapes is not None:
-            published = self._shapes.adopt(relation, published, self._transaction_lsn)
+            published = self._shapes.adopt(relation, published, self._running_xid)
             if published.unrecorded is None:  # the same shape, perhaps with another key constraint or other storage
                 self._tables[name] = published
         else:
@@ -529,15 +529,15 @@ class Assembler:
             self._moves.reshape(published.topic, [was.get(column.identity) for column in published.table.columns])
 
     @property
-    def _transaction_lsn(self) -> int | None:
-        return self._commit_lsn if self.in_transaction else None
+    def _running_xid(self) -> int | None:
+        return self._xid if self.in_transaction else None
 
     def _described_only(self, relation: Relation, known_table: PublishedTable) -> _PassedOver | None:
         """A table that isn't followed, as the stream describes it; None where it has lost its key."""
         if self._shapes is None:
             return _PassedOver(known_table)
         try:
-            return _PassedOver(self._shapes.adopt(relation, known_table, self._transaction_lsn))
+            return _PassedOver(self._shapes.adopt(relation, known_table, self._running_xid))
         except UnsupportedChange:
             return None  # its copy says what is wrong
 

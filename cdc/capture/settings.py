@@ -1,6 +1,6 @@
 """Settings of the capture loop, and of the first copy before it."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, StrictBool, field_validator
 
@@ -55,6 +55,11 @@ COPY_WORKERS_MAX: Final = 8
 """Each start after an interruption fences so many, whatever their number was before."""
 
 
+_BATCH_ROWS_MIN: Final = 1000
+_BATCH_BYTES_MIN: Final = 1024 * 1024
+"""Smaller batches aren't tried by themselves. A Kafka that doesn't take one of these in a minute takes no copy."""
+
+
 class SnapshotSettings(Settings):
     """How tables are copied: first before the stream, later in the middle of it."""
 
@@ -88,3 +93,9 @@ class SnapshotSettings(Settings):
         if chunk_ms == 0:
             raise ValueError("0 turned chunks off, and there is nothing else by now: take it out for the default of 50")
         return chunk_ms
+
+    def with_smaller_batches(self) -> Self:
+        """The same with half as many rows and bytes in a batch, down to some that are never too many."""
+        rows = min(self.batch_rows, max(self.batch_rows // 2, _BATCH_ROWS_MIN))
+        size = min(self.batch_bytes, max(self.batch_bytes // 2, _BATCH_BYTES_MIN))
+        return self.model_copy(update={"batch_rows": rows, "batch_bytes": size})

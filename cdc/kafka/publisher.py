@@ -23,7 +23,7 @@ from cdc.kafka.topic_admin import (
     reason,
 )
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TableTexts
 from cdc.protocol.envelope import TAG_HEADER
@@ -156,6 +156,7 @@ class TransactionalPublisher:
         self._partitions: dict[str, int] = {}
         self._while_waiting = while_waiting
         self._open = False
+        self._opened_s = 0.0
         self._committed = 0.0
         self._progress_at = 0.0
         self._owes_progress = False
@@ -359,6 +360,7 @@ class TransactionalPublisher:
             time.sleep(pause_s)
         self._call("begin_transaction", self._producer.begin_transaction)
         self._open = True
+        self._opened_s = time.monotonic()
 
     def _call(self, doing: str, call: Callable[..., Any], *arguments: object) -> Any:
         """Any call of the client can be the one that learns that we were fenced."""
@@ -453,10 +455,13 @@ class TransactionalPublisher:
         details: KafkaError = error.args[0]
         if details.code() in _FENCED_CODES:
             # Who has done that is found out at the next start, from the state: see Ownership.
-            return Unavailable(
-                f"Kafka has ended this producer's transaction: another process has taken over, or it was open for more"
-                f" than {TRANSACTION_TIMEOUT_MS // 1000} s"
-            )
+            open_s = time.monotonic() - self._opened_s if self._open else 0.0
+            if open_s * 1000 >= TRANSACTION_TIMEOUT_MS:
+                return TransactionTimedOut(
+                    f"Kafka has ended this producer's transaction: it was open for {open_s:.0f} s, more than the"
+                    f" {TRANSACTION_TIMEOUT_MS // 1000} s that it may be, or another process has taken over"
+                )
+            return Unavailable("Kafka has ended this producer's transaction: another process has taken over")
         if is_own_limit:
             return LockstepError(
                 f"an event for topic {topic} has {size} bytes, more than max_message_bytes ({self._max_message_bytes})",

@@ -15,6 +15,7 @@
          +- Overtaken             another process has done more of the same work; the newer of the two may go on
      +- Unavailable               a server can't serve now; the same call may succeed later
          +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
+         +- TransactionTimedOut   it ended a transaction that was open for too long; a smaller one may be in time
          +- NotInParts            a large transaction can't be had in parts: begin again with whole ones
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
@@ -113,6 +114,10 @@ class Unavailable(LockstepError):
 class DataLost(Unavailable):
     """A destination has come back, perhaps without its last writes. Repeating the call isn't enough: the caller begins
     again from what is sure to be there."""
+
+
+class TransactionTimedOut(Unavailable):
+    """Kafka has ended a transaction that was open for longer than it allows. With less in it, it may be in time."""
 
 
 class NotInParts(Unavailable):

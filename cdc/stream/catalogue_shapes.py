@@ -9,7 +9,6 @@ import psycopg
 
 from cdc.capture.published_table import PublishedTable
 from cdc.capture.shape_change import AddedValue, changed_shape
-from cdc.model.lsn import Lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import (
@@ -21,34 +20,41 @@ from cdc.postgres.catalogue import (
     value_type,
 )
 from cdc.postgres.memberships import storage_of
-from cdc.postgres.slot import wal_end
+from cdc.postgres.slot import current_snapshot
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.membership import Recorded
 from cdc.protocol.pgoutput import Relation, RelationColumn
 from cdc.protocol.pgvalues import json_encoder
+from cdc.protocol.visibility import SourceSnapshot
+from cdc.stream.visible_commits import VisibleCommits
 
 
 @dataclass(frozen=True, slots=True)
 class _Unchanged:
-    """What the catalogue said of a relation: nothing has changed since ``membership``. The WAL ended at ``asked_at``
-    before it was asked."""
+    """What the catalogue said of a relation: nothing has changed since ``membership``.
+
+    ``snapshot`` was taken before it was asked, while the transaction ``xid`` was read, None: outside of one.
+    """
 
     relation: Relation
     published: PublishedTable
     membership: str | None
-    asked_at: Lsn
+    snapshot: SourceSnapshot
+    xid: int | None
+
+    def is_true_in(self, xid: int | None) -> bool:
+        """Whether it holds for the relation in this transaction. One that wasn't seen may have altered it."""
+        return xid is not None and (xid == self.xid or self.snapshot.sees(xid))
 
 
 class CatalogueShapes:
     """Asks once per Relation message, never per row. PostgreSQL describes a partitioned table again for the first row
-    of each partition. There is one answer for all of those in transactions that had committed when it was given.
+    of each partition. There is one answer for all of those in transactions that were seen when it was given.
 
-    ``publish`` says how a table's rows are encoded and where they
-    go. ``membership_of`` gives what was recorded at a table's copy, None for a table that is to be copied anyway.
-    ``names_before`` gives the names of the columns that a table had before its epoch.
-
-    ``wait_until_seen`` waits until the catalogue shows what the transaction that is read now did to a table: before,
-    two columns that have swapped their names look as if nothing had happened. Raises Unavailable when that takes long.
+    ``publish`` says how a table's rows are encoded and where they go. ``visible`` waits until the catalogue shows what
+    a transaction of the stream did to a table. Before, a rewritten one looks as if nothing had happened, and so do two
+    columns that have swapped their names. ``membership_of`` gives what was recorded at a table's copy, None for a table
+    that is to be copied anyway. ``names_before`` gives the names of the columns that a table had before its epoch.
     """
 
     def __init__(
@@ -57,9 +63,9 @@ class CatalogueShapes:
         pipeline: Pipeline,
         publish: Callable[[Table], PublishedTable],
         say: Callable[[str], None],
+        visible: VisibleCommits,
         membership_of: Callable[[TableName], str | None] = lambda _: None,
         names_before: Callable[[Table], Collection[str]] = lambda _: (),
-        wait_until_seen: Callable[[TableName], None] = lambda _: None,
     ) -> None:
         self._sql = sql
         self._publication = pipeline.publication
@@ -68,31 +74,31 @@ class CatalogueShapes:
         self._say = say
         self._membership_of = membership_of
         self._names_before = names_before
-        self._wait_until_seen = wait_until_seen
+        self._visible = visible
         self._types = KnownTypes(sql)
         self._unchanged: dict[int, _Unchanged] = {}
 
-    def adopt(self, relation: Relation, known_table: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
-        """The table that a Relation message describes, published as the catalogue says by now, or since the transaction
-        in which it comes was committed at ``commit_lsn``.
+    def adopt(self, relation: Relation, known_table: PublishedTable, xid: int | None = None) -> PublishedTable:
+        """The table that a Relation message describes, published as the catalogue says by now, or since it shows the
+        transaction ``xid`` in which the message comes.
 
         Once keys could swap, they still can: the catalogue may be ahead of the stream. Raises UnsupportedChange when no
-        key is left.
+        key is left, and Unavailable while nobody sees a transaction that has altered the table.
         """
         name = known_table.table.name
         membership = self._membership_of(name)
         said = self._unchanged.get(relation.relation_id)
         if (
             said is not None
-            and commit_lsn is not None
-            and commit_lsn < said.asked_at
+            and said.is_true_in(xid)
             and said.published is known_table
             and (said.relation, said.membership) == (relation, membership)
         ):
             return known_table
-        if commit_lsn is not None and _differs(known_table.table, relation):
-            self._wait_until_seen(name)
-        asked_at = wal_end(self._sql)
+        if xid is None:
+            snapshot = current_snapshot(self._sql)
+        else:
+            snapshot = self._visible.wait_if_altered(xid, relation.relation_id, name)
         # Of the table alone: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id, self._types)
         table, change = changed_shape(
@@ -112,7 +118,7 @@ class CatalogueShapes:
             change = replace(change, rewritten=rewritten)
             self._say(f"{table.name}: rows may have changed without an event: {rewritten}; copying it again")
         if table == known_table.table and not rewritten:
-            self._unchanged[relation.relation_id] = _Unchanged(relation, published, membership, asked_at)
+            self._unchanged[relation.relation_id] = _Unchanged(relation, published, membership, snapshot, xid)
             return published
         if table.schema_id != known_table.table.schema_id or (change.rewritten and not rewritten):
             self._say(
@@ -120,6 +126,10 @@ class CatalogueShapes:
             )
         published.unrecorded = SchemaRecord(table, 0, change)
         return published
+
+    def forget(self) -> None:
+        """Ask again about each table. Called now and then: an xid comes round after four billion others."""
+        self._unchanged.clear()
 
     def _rewritten(self, relation: Relation, text: str | None) -> str:
         """Why the rows from before may be others by now, though the shape doesn't show it; empty when they aren't.
@@ -158,16 +168,6 @@ class CatalogueShapes:
         if default.text is None:
             return AddedValue(b"null")
         return AddedValue(json_encoder(column.value_type, column.is_array)(default.text.encode()))
-
-
-def _differs(known: Table, relation: Relation) -> bool:
-    """Whether a Relation message by itself shows that a table isn't as it was recorded."""
-    columns = [(column.name, column.type_oid, column.type_modifier) for column in known.columns]
-    return (
-        known.oid != relation.relation_id
-        or known.replica_identity is not relation.replica_identity
-        or columns != [(column.name, column.type_oid, column.type_modifier) for column in relation.columns]
-    )
 
 
 def _in_words(before: Table, after: Table) -> str:

@@ -163,16 +163,22 @@ class StreamOpener:
             memory=toast.store,
         )
         unfinished = UnfinishedTransactions()
-        visible = VisibleCommits(sql, unfinished, self.keep_alive)
+        visible = VisibleCommits(sql, self.keep_alive)
         shapes = CatalogueShapes(
             sql,
             pipeline,
             tables.of,
             self.say,
+            visible,
             membership_of=lambda name: _membership(batch.state, name),
             names_before=partial(_names_before, records),
-            wait_until_seen=visible.wait_for_newest,
         )
+        altering: list[int] = []  # the transaction whose statements have altered something, until that is looked at
+
+        def ddl_told(*_: object) -> None:
+            altering[:] = [unfinished.newest]
+            loop.look_next()
+
         assembler = self._assembler(
             state,
             published,
@@ -187,10 +193,13 @@ class StreamOpener:
             unfinished,
             visible,
             watch,
-            ddl_told=lambda *_: loop.look_next(),
+            ddl_told=ddl_told,
         )
 
         def inspect(state: CaptureState) -> CaptureState:
+            if altering:
+                visible.wait_for(altering.pop(), "tables, types or a publication were altered")
+            shapes.forget()
             unfinished.all_seen_by(current_snapshot(sql))  # which forgets those that have ended
             return watch.inspect(topics.inspect(state), assembler, shapes) if stream.is_resumed else state
 
@@ -288,7 +297,7 @@ class StreamOpener:
             notices={REPAIR_PREFIX: asked, COPIES_PREFIX: ordered, DDL_PREFIX: ddl_told},
             moved_rows=moved_rows,
             handoff=state.handoff,
-            on_uncaptured=lambda name: watch.described(batch.state, name, visible),
+            on_uncaptured=lambda name: watch.described(batch.state, name, unfinished.newest, visible),
         )
         return assembler
 

@@ -88,7 +88,13 @@ def select_tables(
 
 
 def can_join(sql: psycopg.Connection[Any], pipeline: Pipeline, state: CaptureState, name: TableName) -> bool:
-    """Whether a table that matches and isn't captured can be. Raises as ``select_tables``."""
+    """Whether a table that matches and isn't captured can be. Raises as ``select_tables``.
+
+    Its publication is asked about last: for that, PostgreSQL waits for locks of all published tables.
+    """
+    relations = load_relations(sql, [name])
+    if _error_in(_findings(pipeline.source, relations[name]) if name in relations else []) is not None:
+        return False
     joined, _ = _judged(sql, pipeline, state, [name])
     return bool(joined)
 
@@ -160,7 +166,7 @@ def _error_of(
 ) -> Finding | None:
     """The first of what would stop capture if it took this table in."""
     name, source = relation.name, pipeline.source
-    findings = table_findings([name], {name: relation}, keys=source.keys, append_only=source.append_only, similar={})
+    findings = _findings(source, relation)
     if not publication.exists:
         findings.append(
             error(publication.subject, "doesn't exist", "nothing is sent", "`lockstep doctor` says how it is created")
@@ -171,6 +177,16 @@ def _error_of(
     user = sql.info.user
     findings += readable([relation], {name: publication.published(relation)}, user=user)
     findings += row_security(relation, user=user)
+    return _error_in(findings)
+
+
+def _findings(source: SourceSettings, relation: Relation) -> list[Finding]:
+    """What is wrong with the table itself, however it is published."""
+    name = relation.name
+    return table_findings([name], {name: relation}, keys=source.keys, append_only=source.append_only, similar={})
+
+
+def _error_in(findings: Sequence[Finding]) -> Finding | None:
     return next((finding for finding in findings if finding.severity is Severity.ERROR), None)
 
 

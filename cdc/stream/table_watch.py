@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from cdc.capture.assembler import Assembler
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName, sql_identifier
 from cdc.model.visible import toml_text
@@ -23,7 +23,7 @@ from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.source_checks import not_published
 from cdc.stream.table_selection import SelectionChanged, can_join, select_tables, why_left
-from cdc.stream.visible_commits import VisibleCommits
+from cdc.stream.visible_commits import VisibleCommits, created_or_altered
 
 
 class _Altered(NamedTuple):
@@ -206,22 +206,28 @@ class TableWatch:
                 self._say(f"warning: {name} matches source.tables and isn't captured: {reason}")
         self._waiting = dict(selection.waiting)
 
-    def described(self, state: CaptureState, name: TableName, visible: VisibleCommits) -> None:
-        """The stream describes a table that isn't captured. Raises SelectionChanged where it can be by now.
+    def described(self, state: CaptureState, name: TableName, xid: int, visible: VisibleCommits) -> None:
+        """The stream describes a table that isn't captured, in the transaction ``xid``. Raises SelectionChanged where
+        it can be captured by now.
 
         That is before the transaction is published in which the table has its first rows. So whoever waits for that
-        transaction isn't told too early that sinks have it. Raises Unavailable while nobody sees the transaction.
+        transaction isn't told too early that sinks have it. Raises Unavailable while nobody sees the transaction, and
+        where PostgreSQL doesn't say how it publishes the table: somebody has locked a table of the publication.
         """
-        if not self._pipeline.source.matches(name):
-            return
+        if name in self._captured or not self._pipeline.source.matches(name):
+            return  # one that is taken in and waits for its copy is told as such
         try:
-            visible.wait_for_newest(name)
+            visible.wait_for(xid, created_or_altered(name))
             if can_join(self._sql, self._pipeline, state, name):
                 self.require_selection(state)
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
-            pass  # the next look finds it
-        except psycopg.OperationalError as error:
-            raise connection_error(error) from error
+        except (psycopg.OperationalError, psycopg.errors.InternalError_) as raised:
+            error = connection_error(raised)
+            if not isinstance(error, Unavailable):
+                raise error from raised
+            raise Unavailable(
+                f"{name} matches source.tables, and nobody knows yet whether it can be captured: {error.message}",
+                retry_after_s=error.retry_after_s,
+            ) from raised
 
     def only_leaves(self, name: TableName) -> bool:
         """Whether nothing but new partitions may be the reason why a table is to be copied."""

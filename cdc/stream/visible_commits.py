@@ -11,33 +11,62 @@ from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
 from cdc.postgres.slot import current_snapshot
 from cdc.postgres.unended_transactions import told, unended_transactions
-from cdc.protocol.visibility import UnfinishedTransactions
+from cdc.protocol.visibility import SourceSnapshot
 
 PATIENCE_S: Final = 5.0
 _LOOK_S: Final = 0.005
 
+# Others that wait for the transaction have a lock of another mode on its xid. A prepared one has no process.
+_IS_LOCKED_BY: Final = """
+select exists (
+    select from pg_locks own
+    join pg_locks held on held.virtualtransaction = own.virtualtransaction and held.pid is not distinct from own.pid
+    where own.locktype = 'transactionid' and own.transactionid::text::bigint = %s
+      and own.mode = 'ExclusiveLock' and own.granted
+      and held.locktype = 'relation' and held.relation = %s and held.mode = 'AccessExclusiveLock' and held.granted
+      and held.database = (select oid from pg_database where datname = current_database())
+)
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class VisibleCommits:
-    """``unfinished`` knows which transaction of the stream is being read."""
+    """A commit is in the WAL before it is visible. That takes some milliseconds on a busy server, and as long as a
+    synchronous standby is away. xids are those of the stream, of 32 bits.
+    """
 
     sql: psycopg.Connection[Any]
-    unfinished: UnfinishedTransactions
     keep_alive: KeepAlive
 
-    def wait_for_newest(self, name: TableName) -> None:
-        """Wait until statements see the transaction that is being read, in which the stream describes ``name``.
+    def wait_for(self, xid: int, what: str) -> SourceSnapshot:
+        """A snapshot that sees this transaction, which has done ``what``.
 
-        A commit is in the WAL before it is visible. That takes some milliseconds on a busy server, and as long as a
-        synchronous standby is away. Raises Unavailable after some seconds, and as psycopg.
+        Raises Unavailable where it isn't visible after some seconds, and as psycopg.
         """
-        xid = self.unfinished.newest
         deadline = time.monotonic() + PATIENCE_S
-        while not current_snapshot(self.sql).sees(xid):
+        while not (snapshot := current_snapshot(self.sql)).sees(xid):
             if time.monotonic() >= deadline:
                 raise Unavailable(
-                    f"{name} was created or altered by a transaction that is committed and that nobody sees so far:"
+                    f"{what} by a transaction that is committed and that nobody sees so far:"
                     f" {told(unended_transactions(self.sql, [xid]))}"
                 )
             self.keep_alive()
             time.sleep(_LOOK_S)
+        return snapshot
+
+    def wait_if_altered(self, xid: int, oid: int, name: TableName) -> SourceSnapshot:
+        """A snapshot that sees what this transaction has altered of the table of this oid, if it has.
+
+        Whoever alters, rewrites or creates a table has it locked until others see that. Without that lock, what the
+        catalogue says of the table is of before the transaction as well as of after it. Raises as ``wait_for``.
+        """
+        snapshot = current_snapshot(self.sql)
+        if snapshot.sees(xid):
+            return snapshot
+        (is_locked,) = self.sql.execute(_IS_LOCKED_BY, (xid, oid)).fetchall()[0]
+        return self.wait_for(xid, created_or_altered(name)) if is_locked else snapshot
+
+
+def created_or_altered(name: TableName) -> str:
+    """What a transaction has done, of which a table is to be seen."""
+    return f"{name} was created or altered"

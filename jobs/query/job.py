@@ -286,6 +286,8 @@ class SinkJob:
         require_in_use(opened.records, plan.name, plan.generation)
         lease.begin()
         stored = opened.generations.load_progress()
+        if view is None and stored is not None:
+            self._require_rows(opened, log, stored, lease, orders)
         prepared = log.tables if view is None else {view.table.name: view.table}
         with preparing(opened.records, plan.generation, prepared):
             if view is None:
@@ -770,6 +772,27 @@ class SinkJob:
                 )
             except PositionMismatch as error:
                 errors[log.table_of[topic]] = error
+        if errors:
+            self._set_aside(lease, errors, orders)
+
+    def _require_rows(
+        self, opened: OpenedSink, log: LogFacts, stored: Progress, lease: GenerationLease, orders: Orders
+    ) -> None:
+        """Set those tables aside again that were removed from the destination. Raises _SetAside.
+
+        Made anew they would lack what had been applied, and count as complete.
+        """
+        errors: dict[TableName, LockstepError] = {}
+        read_from = load_start_position(opened.records, self._plan.generation).offsets or {}
+        begun = {topic for at in (stored.next_offsets, read_from) for (topic, _), offset in at.items() if offset}
+        for name, table in log.tables.items():
+            if name in self._asides and self._topic(name) in begun:
+                try:
+                    list(opened.sink.rows(stored_table(table), ()))
+                except (Unavailable, Fenced):
+                    raise
+                except LockstepError as error:
+                    errors[name] = error
         if errors:
             self._set_aside(lease, errors, orders)
 

@@ -23,7 +23,7 @@ from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
-from cdc.model.errors import Fenced, LockstepError, NotInParts, Unavailable
+from cdc.model.errors import Fenced, LockstepError, NotInParts, TransactionTimedOut, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -346,7 +346,22 @@ class _Session:
             limits=self._limits,
             create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
         )
-        return snapshot.take(publisher, state, identity)
+        try:
+            return snapshot.take(publisher, state, identity)
+        except TransactionTimedOut:
+            self._take_smaller_batches()
+            raise
+
+    def _take_smaller_batches(self) -> None:
+        """Have the next session copy with smaller transactions. Where they are small already, it tries the same."""
+        before = self._pipeline.snapshot
+        after = before.with_smaller_batches()
+        self.pipeline = replace(self._pipeline, snapshot=after)
+        how = "has smaller transactions" if after != before else "can't have smaller transactions by itself"
+        self._observer.say(
+            f"the first copy {how}, until capture is started again: snapshot.batch_rows = {after.batch_rows},"
+            f" snapshot.batch_bytes = {after.batch_bytes}"
+        )
 
     def _wait_while_paused(self, sql: psycopg.Connection[Any], publisher: Any, state: CaptureState) -> CaptureState:
         """The committed state once the first copy may go on, or when told to stop.

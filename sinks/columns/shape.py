@@ -166,7 +166,7 @@ def unfit_column(table: object, column: str, why: str) -> LockstepError:
 def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return NeedsRebuild(
-        f"table {table} was not prepared in this generation, or its data was removed while the job ran",
+        f"table {table} was not prepared in this generation, or somebody has removed its data",
         hint="rebuild it from the log: lockstep rebuild, with --switch; a job that is restarted makes it anew, without"
         " the rows from before",
     )

@@ -115,9 +115,9 @@ class DeltaSink:
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
         import pyarrow as pa
 
+        opened = self._tables.open(table.name)
         if not keys:
             return
-        opened = self._tables.open(table.name)
         opened.refresh()
         rows = opened.rows()
         arrays = rows.key_arrays(keys)

@@ -174,6 +174,8 @@ class WarehouseSink:
         return self._dialect.scan(self._tables.names.of(table.name), table)
 
     def rows(self, table: Table, keys: Sequence[Mapping[str, JsonValue]]) -> Iterator[StoredRow]:
+        if not keys:
+            self._require_prepared(table.name)
         return self._dialect.rows(self._tables.names.of(table.name), table, keys)
 
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
@@ -260,6 +262,11 @@ class WarehouseSink:
                 f"events came without the versions that the history of {', '.join(lacking)} is made of",
                 hint="an earlier version of Lockstep applies to this generation, too: stop it, and nothing is lost",
             )
+
+    def _require_prepared(self, name: TableName) -> None:
+        with self._connection.transaction():
+            self._bookkeeping.require()
+            _prepared(self._bookkeeping.tables([name]), name)
 
     def _look_at(self, names: Sequence[TableName]) -> None:
         """Look at these tables as they are now. Raises LockstepError for one that isn't prepared."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, NeedsRebuild
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.contract import Batch, Outcome, Sink
@@ -223,6 +223,13 @@ def test_an_unprepared_table_is_an_error(destination: Destination, name: str) ->
     destination.sink(name, 1, ITEMS)
     with pytest.raises(LockstepError, match="not prepared"):
         destination.sink(name, 1).apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+
+
+def test_whether_a_table_is_there_is_told_without_any_key(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    assert list(sink.rows(ITEMS, ())) == []
+    with pytest.raises(NeedsRebuild, match="not prepared"):
+        list(sink.rows(replace(ITEMS, name=TableName("public", "others")), ()))
 
 
 @pytest.mark.layouts

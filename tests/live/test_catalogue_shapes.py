@@ -3,15 +3,17 @@
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from cdc.capture.confirmation import KeepAlive
 from cdc.capture.published_table import PublishedTable
 from cdc.model.table import TableName
 from cdc.postgres.memberships import memberships
-from cdc.postgres.slot import wal_end
 from cdc.protocol.pgoutput import Relation
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.table_publication import PublishedTables
+from cdc.stream.visible_commits import VisibleCommits
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database
@@ -21,6 +23,9 @@ pytestmark = pytest.mark.live
 _QUERIES_MAX = 6
 _ROWS_MAX = 12
 """One of most answers, and one for each column."""
+
+
+_XID = "select pg_current_xact_id()::text::int8 & 4294967295"
 
 
 class _Counting:
@@ -62,6 +67,7 @@ class _Described:
             pipeline,
             tables.of,
             self.said.append,
+            VisibleCommits(self.asked, KeepAlive()),  # type: ignore[arg-type]
             membership_of=lambda _: recorded,
         )
         relation = self._shapes.current_relation(name)
@@ -71,22 +77,36 @@ class _Described:
         self._shapes.adopt(relation, self.published)
         self.asked.since_last()
 
-    def describe(self, commit_lsn: int) -> PublishedTable:
-        self.published = self._shapes.adopt(self._relation, self.published, commit_lsn)
+    def describe(self, xid: int) -> PublishedTable:
+        """As the stream does in this transaction."""
+        self.published = self._shapes.adopt(self._relation, self.published, xid)
         return self.published
+
+
+def _xid_after(database: Database, *statements: str) -> int:
+    """The xid of the transaction that runs these."""
+    database.execute("begin", *statements)
+    xid = _xid(database)
+    database.execute("commit")
+    return xid
+
+
+def _xid(database: Database) -> int:
+    xid: int = database.value(_XID)
+    return xid
 
 
 def test_a_table_is_asked_about_alone(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
     database.execute("create type mood as enum ('fine')", "create table t (id int primary key, a text, b mood)")
     described = _Described(database, endpoints, tmp_path, TableName("public", "t"))
     for _ in range(2):
-        described.describe(wal_end(database.connection))
+        described.describe(_xid_after(database))
         queries, rows = described.asked.since_last()
         assert 0 < queries <= _QUERIES_MAX
         assert rows <= _ROWS_MAX
 
 
-def test_one_answer_is_for_all_partitions_whose_transactions_were_committed_then(
+def test_one_answer_is_for_all_partitions_whose_transactions_were_seen_then(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
     database.execute(
@@ -95,13 +115,61 @@ def test_one_answer_is_for_all_partitions_whose_transactions_were_committed_then
         "create table p2 partition of p for values from (10) to (20)",
     )
     described = _Described(database, endpoints, tmp_path, TableName("public", "p"))
-    early = wal_end(database.connection)
-    database.execute("insert into p values (1, 'x')")
+    early = _xid_after(database)
+    writing = _xid_after(database, "insert into p values (1, 'x')")
     first = described.describe(early)
     assert described.asked.since_last()[0]
     assert described.describe(early) is first
+    assert described.describe(writing) is first
     assert described.asked.since_last() == (0, 0)
-    database.execute("truncate p1")
-    changed = described.describe(wal_end(database.connection))
+    changed = described.describe(_xid_after(database, "truncate p1"))
     assert changed.unrecorded is not None
     assert "a partition went, was emptied or was rewritten" in changed.unrecorded.change.rewritten
+
+
+def test_one_answer_is_for_all_partitions_that_a_transaction_writes_which_is_not_seen_so_far(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Transactions that are still open stand for those whose commit nobody sees so far."""
+    database.execute("create table t (id int primary key, a text)")
+    described = _Described(database, endpoints, tmp_path, TableName("public", "t"))
+    with psycopg.connect(database.dsn) as one, psycopg.connect(database.dsn) as other:
+        unseen = []
+        for number, connection in enumerate((one, other)):
+            connection.execute("insert into t values (%s, 'x')", (number,))
+            row = connection.execute(_XID).fetchone()
+            assert row is not None
+            unseen.append(row[0])
+        first = described.describe(unseen[0])
+        assert described.asked.since_last()[0]
+        assert described.describe(unseen[0]) is first
+        assert described.asked.since_last() == (0, 0)
+        described.describe(unseen[1])
+        assert described.asked.since_last()[0], "it may have altered the table since"
+
+
+def test_what_an_unseen_transaction_has_altered_is_waited_for_and_nothing_else(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    database.execute("create table t (id int primary key)", "create table u (id int primary key)")
+    t, u = (database.shape(TableName("public", name)).oid for name in "tu")
+    waited: list[str] = []
+    keep_alive = KeepAlive()
+    with psycopg.connect(database.dsn) as writing:
+
+        def end() -> None:
+            waited.append("")
+            writing.commit()
+
+        keep_alive.add(end)
+        visible = VisibleCommits(database.connection, keep_alive)
+        writing.execute("insert into u values (1)")
+        writing.execute("savepoint s")
+        writing.execute("alter table t add a int")
+        row = writing.execute(_XID).fetchone()
+        assert row is not None
+        xid = row[0]
+        assert not visible.wait_if_altered(xid, u, TableName("public", "u")).sees(xid)
+        assert not waited
+        assert visible.wait_if_altered(xid, t, TableName("public", "t")).sees(xid)
+        assert waited

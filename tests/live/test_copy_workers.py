@@ -11,6 +11,8 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from cdc.capture.settings import SnapshotSettings
 from cdc.kafka.control_topics import read_copied_ranges, read_state
@@ -291,4 +293,52 @@ def test_a_table_is_not_locked_before_its_turn(database: Database, make: Any, wo
     assert any("public.u changed while the copy began" in line for line in captured.said)
     assert len(_snapshot_rows(captured, "public.t")) < 1.5 * ROWS
     captured.wait_quiet()
+    captured.assert_equal()
+
+
+class _Slow:
+    """Takes so long for more than ``rows_max`` rows that Kafka has ended their transaction before it is committed."""
+
+    def __init__(self, inner: Any, topic: str, kafka: str, *, rows_max: int) -> None:
+        self._inner = inner
+        self._topic = topic
+        self._admin = AdminClient({"bootstrap.servers": kafka})
+        self._rows_max = rows_max
+        self._rows = 0
+
+    def send_rows(self, topic: str, rows: Any) -> None:
+        self._inner.send_rows(topic, rows)
+        self._rows += len(rows)
+
+    def commit(self, *arguments: Any, **options: Any) -> Any:
+        if self._rows > self._rows_max:
+            end = self._inner.end_of(self._topic)
+            until(lambda: self._committed_end() > end)  # by the marker
+        self._rows = 0
+        return self._inner.commit(*arguments, **options)
+
+    def _committed_end(self) -> int:
+        at = TopicPartition(self._topic, 0)
+        asked = self._admin.list_offsets(
+            {at: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=10
+        )
+        end: int = asked[at].result().offset
+        return end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_a_copy_that_kafka_does_not_take_in_time_is_tried_with_smaller_transactions(
+    database: Database, make: Any, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.kafka.publisher.TRANSACTION_TIMEOUT_MS", 1000)
+    monkeypatch.setattr("cdc.capture.settings._BATCH_ROWS_MIN", 1)
+    database.execute(T, "insert into t select n, 'x' from generate_series(1, 20) n")
+    captured = make("public.t", sections="[snapshot]\nbatch_rows = 8", partitions=1)
+    topic, kafka = captured.topic("public.t"), endpoints.kafka_bootstrap
+    captured.start(wrap_publisher=lambda inner: _Slow(inner, topic, kafka, rows_max=4))
+    assert any("more than the 1 s that it may be" in line for line in captured.said)
+    told = [line for line in captured.said if line.startswith("the first copy has smaller transactions")]
+    assert ["snapshot.batch_rows = 4," in line for line in told] == [True]
     captured.assert_equal()

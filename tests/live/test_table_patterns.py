@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -139,6 +140,42 @@ def test_a_table_that_the_stream_shows_joins_before_its_first_transaction_is_pub
     told = {record.selection for record in read_progress(captured.client, captured.name) if record.lsn > committed}
     assert told == {selection_of([TableName("public", "late"), TableName("public", "t")])}
     assert not told & before
+
+
+def test_a_new_table_that_a_lock_keeps_from_being_judged_is_waited_for_and_one_that_can_not_join_is_not(
+    database: Database, capture: StartCapture
+) -> None:
+    """PostgreSQL says how it publishes a table only when it has the locks of all tables of the publication."""
+    database.execute(
+        "create table locked (id int primary key)",
+        "create table t (id int primary key)",
+        "create publication whole for tables in schema public with (publish_via_partition_root = true)",
+    )
+    captured = capture("public.*", source="publication = 'whole'")
+    captured.stop()
+    captured.configure(heartbeat_interval_s=3600.0)
+    captured.start()
+    captured.settle()
+    with psycopg.connect(database.dsn) as altering:
+        altering.execute("lock table locked in access exclusive mode")
+        database.execute(
+            "create table keyless (v text)", "insert into keyless values ('x')", "insert into t values (1)"
+        )
+        until(lambda: len(captured.events("public.t")) == 1)
+        with database.connection.transaction():
+            database.execute(
+                "create table late (id int primary key)", "insert into t values (2)", "insert into late values (1)"
+            )
+        captured.wait_for(
+            "public.late matches source.tables, and nobody knows yet whether it can be captured: a table is locked"
+        )
+        assert len(captured.events("public.t")) == 1
+    captured.wait_for("public.late is copied: 1 rows")
+    assert _names(captured) == ["public.late", "public.locked", "public.t"]
+    captured.assert_equal("public.late", "public.t")
+    committed = min(int(event.tag[4:20], 16) for event in captured.events("public.t") if event.after["id"] == 2)
+    told = {record.selection for record in read_progress(captured.client, captured.name) if record.lsn > committed}
+    assert told == {selection_of([TableName("public", name) for name in ("late", "locked", "t")])}
 
 
 def test_a_table_that_comes_while_capture_is_down_joins_at_its_next_start(

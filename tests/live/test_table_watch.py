@@ -6,12 +6,14 @@ from dataclasses import replace
 import psycopg
 import pytest
 
+from cdc.capture.confirmation import KeepAlive
 from cdc.kafka.control_topics import read_state
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.stream.catalogue_shapes import CatalogueShapes
 from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_watch import TableWatch
+from cdc.stream.visible_commits import VisibleCommits
 from tests.captured import Captured, StartCapture
 from tests.databases import Database
 from tests.history import assembler
@@ -36,7 +38,7 @@ def inspect(database: Database, captured: Captured) -> Inspect:
     """Looks at the tables as a capture that is as far as a state; returns the shapes that are recorded so far."""
     pipeline, sql = captured.config.as_pipeline(), database.connection
     published = PublishedTables(pipeline, sql, sql.info.dbname)
-    shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append)
+    shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append, VisibleCommits(sql, KeepAlive()))
     watch = TableWatch(pipeline, sql, captured.said.append, shapes={}, was_published=set())
     follower = assembler(captured.schemas("public.t")[-1].table)
 

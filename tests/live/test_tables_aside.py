@@ -20,7 +20,17 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.protocol.control_records import SchemaRecord
 from jobs.driver import run_sinks
-from jobs.generations.asides import Aside, AsideState, Wish, asides_name, dump_asides, give_order, load_asides
+from jobs.generations.asides import (
+    Aside,
+    AsideState,
+    Order,
+    Wish,
+    asides_name,
+    dump_asides,
+    give_order,
+    is_done,
+    load_asides,
+)
 from jobs.generations.lease import is_running
 from jobs.generations.status import JobStatus, job_status
 from lockstep.cli.main import exit_code
@@ -120,6 +130,10 @@ class Pipeline:
             )
         finally:
             opened.sink.close()
+
+    def has_done(self, of: Table, number: int) -> bool:
+        """Whether the job has done what the order of this number asks for, or has refused it."""
+        return is_done(Order(Wish.APPLY, number), self.aside(of))
 
     def checkpoints(self) -> list[Path]:
         return list((self.directory / "checkpoints" / self.name / self.sink).iterdir())
@@ -623,6 +637,40 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
             pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
             assert pipeline.progress().watermark_lsn == held
             assert job.stop() == 0
+    finally:
+        client.close()
+        pipeline.log.close()
+
+
+@pytest.mark.parametrize("wish", [Wish.PAUSE, Wish.OUT])
+def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_without_its_rows(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, wish: Wish
+) -> None:
+    pipeline = Pipeline(endpoints, tmp_path)
+    pipeline.settings = OpenSearchSettings(urls=[endpoints.opensearch_url])
+    client = OpenSearch(endpoints.opensearch_url)
+    try:
+        held = pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(held)
+            pipeline.order(wish, ITEMS)
+            pipeline.wait_aside(ITEMS, AsideState.PAUSED if wish is Wish.PAUSE else AsideState.OUT)
+            (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
+            client.indices.delete(index=index)
+            pipeline.both(2, "second")
+            for number in (2, 3):
+                pipeline.order(Wish.APPLY, ITEMS)
+                until(partial(pipeline.has_done, ITEMS, number))
+                failed = pipeline.aside(ITEMS)
+                assert failed is not None
+                assert failed.state is AsideState.FAILED
+                assert "somebody has removed its data" in (failed.reason or "")
+                assert (failed.retry_at_ms, "lockstep rebuild" in (failed.hint or "")) == (None, True)
+            assert not client.indices.exists(index=index)
+            pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+            assert job.stop() == 0
+        assert pipeline.aside(ITEMS) is not None
     finally:
         client.close()
         pipeline.log.close()

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from lockstep.config import load
+from migrations.source import ddl_messages_sql
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -97,3 +98,57 @@ def test_names_that_were_swapped_by_a_transaction_that_nobody_sees_are_told_apar
         captured.assert_equal()
     finally:
         captured.stop()
+
+
+def test_rows_that_were_rewritten_by_a_transaction_that_nobody_sees_complete_no_update(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """The stream describes the table as before: only the catalogue shows that its rows were rewritten."""
+    database.execute(
+        "create table t (id int primary key, n int, large text)",
+        "alter table t alter large set storage external",
+        "insert into t values (1, 0, repeat('large', 2000))",
+    )
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
+    captured.configure(heartbeat_interval_s=3600.0)
+    captured.start()
+    try:
+        captured.settle()
+        rewrite = "alter table t alter large type text using upper(large)", "update t set n = 1"
+        with _unseen(database, *rewrite) as (_, show):
+            captured.wait_for("public.t was created or altered by a transaction that is committed")
+            show()
+            captured.wait_for("public.t: rows may have changed without an event: an ALTER TABLE")
+        captured.wait_for("public.t is copied: 1 rows")
+        captured.assert_equal()
+        assert {event.after["large"][:5] for event in captured.events("public.t") if event.after["n"]} == {"LARGE"}
+    finally:
+        captured.stop()
+
+
+def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_altered(
+    database: Database, endpoints: Endpoints, tmp_path: Path
+) -> None:
+    """Nobody looks at the catalogue by himself in this hour."""
+    database.execute(
+        "create type mood as enum ('calm', 'angry')",
+        "create table t (id mood primary key)",
+        "insert into t values ('calm')",
+        ddl_messages_sql(),
+    )
+    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
+    captured.configure(heartbeat_interval_s=3600.0)
+    captured.start()
+    try:
+        with _unseen(database, "alter type mood rename value 'calm' to 'quiet'") as (pid, show):
+            captured.wait_for(
+                "tables, types or a publication were altered by a transaction that is committed and that nobody sees so"
+                f" far: process {pid} (no name) has committed and waits for a standby"
+            )
+            show()
+            captured.wait_for("public.t: rows may have changed without an event: a label")
+        captured.wait_for("public.t is copied: 1 rows")
+        captured.assert_equal()
+    finally:
+        captured.stop()
+        database.execute("drop schema lockstep cascade")

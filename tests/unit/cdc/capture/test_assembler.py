@@ -405,7 +405,7 @@ class Adopting:
         self._shapes = {shape.columns: shape for shape in shapes}
         self._rewritten = rewritten
 
-    def adopt(self, described: Relation, known: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
+    def adopt(self, described: Relation, known: PublishedTable, xid: int | None = None) -> PublishedTable:
         names = [column.name for column in described.columns]
         for shape in self._shapes.values():
             if [column.name for column in shape.columns] == names and shape != known.table:
@@ -488,8 +488,8 @@ def test_of_two_relations_that_had_one_name_the_newer_one_is_the_table() -> None
 class _LateKeys(Adopting):
     """Of tables whose keys are checked late."""
 
-    def adopt(self, described: Relation, known: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
-        adopted = super().adopt(described, known, commit_lsn)
+    def adopt(self, described: Relation, known: PublishedTable, xid: int | None = None) -> PublishedTable:
+        adopted = super().adopt(described, known, xid)
         adopted.keys_can_swap = True
         return adopted
 

@@ -422,7 +422,7 @@ def test_a_commit_between_two_runs_takes_new_shapes_along() -> None:
 class _Widened:
     """Another shape from the second description on, after which the table has to be copied."""
 
-    def adopt(self, relation: Relation, known: PublishedTable, commit_lsn: int | None = None) -> PublishedTable:
+    def adopt(self, relation: Relation, known: PublishedTable, xid: int | None = None) -> PublishedTable:
         if len(relation.columns) == len(known.table.columns):
             return known
         shape = table(column("id", "int8"), column("note"), column("more"))
