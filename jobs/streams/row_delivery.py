@@ -2,7 +2,8 @@
 
 Some statuses say neither: with 404 the address may be wrong, or the row of something that the receiver doesn't know.
 Then the rows behind it are posted ahead until one is taken. If the row is refused again after that, it is the row. As
-long as none is taken, it is the receiver, and the row waits.
+long as none is taken, it is the receiver, and the row waits. Without a row behind it that could tell, the last one that
+was taken is posted once more: it comes again with the same id, as it would after a kill.
 """
 
 from collections.abc import Callable, Generator
@@ -48,7 +49,8 @@ class RowDelivery:
         self._ahead_max = 1
         self._taken = set[_At]()
         self._refused = set[_At]()
-        """Rows that were refused before one behind them was taken."""
+        """Rows that were refused before another one was taken."""
+        self._last_taken: Record | None = None
 
     def refusal(self, row: Record, behind: Callable[[], Generator[Record, None, None]]) -> str | None:
         """Why the receiver refuses the row each time, as its status in words; None where it has it.
@@ -63,7 +65,7 @@ class RowDelivery:
             return None
         refused = self._tried(row)
         if isinstance(refused, PerhapsRefused) and at not in self._refused:
-            self._take_one_behind(refused, behind)
+            self._take_another(refused, behind)
             self._refused.add(at)
             refused = self._tried(row)
             if refused is None:  # so it was the receiver, and it may have been for those as well
@@ -87,18 +89,20 @@ class RowDelivery:
 
     def _note_taken(self, row: Record) -> None:
         self._received()
+        self._last_taken = row
         if any(offset > row.offset for offset, _ in self._taken):
             self._overtaken(row)
 
-    def _take_one_behind(self, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]) -> None:
-        """Return once the receiver has a row behind the one that it has refused. Raises Unavailable where it has none.
+    def _take_another(self, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]) -> None:
+        """Return once the receiver takes another row than the one that it has refused. Raises Unavailable without one.
 
         Few are tried at first: a receiver that was away for a moment gets the rest in order.
         """
-        not_taken = set[_At]()
+        not_taken, tried = set[_At](), 0
         with closing(behind()) as rows:
             wanted = (row for row in rows if row.value is not None and (row.offset, row.key) not in self._taken)
             for row in islice(wanted, self._ahead_max):
+                tried += 1
                 try:
                     self._post(row)
                 except PerhapsRefused:
@@ -112,9 +116,23 @@ class RowDelivery:
                     self._ahead_max = 1
                     return
                 self._pause(0)
+        if tried < self._ahead_max and self._is_last_taken_again():
+            self._refused |= not_taken
+            return
         self._ahead_max = min(self._ahead_max * 2, AHEAD_MAX)
         raise Unavailable(
-            f"{refused.message}, and has taken no row behind this one which would tell that it is the row",
+            f"{refused.message}, and has taken no other row since, which would tell that it is the row",
             hint="mend the receiver, or the query's `webhook`; where it is the row, it becomes a rejection once the"
-            " receiver has taken one behind it",
+            " receiver has taken another one",
         )
+
+    def _is_last_taken_again(self) -> bool:
+        """Whether the receiver takes once more what it took last."""
+        if self._last_taken is None:
+            return False
+        try:
+            self._post(self._last_taken)
+        except (PerhapsRefused, DocumentRefused):  # it may not want one twice
+            return False
+        self._received()
+        return True
