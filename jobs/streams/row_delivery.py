@@ -50,13 +50,13 @@ class RowDelivery:
         self._taken = set[_At]()
         self._refused = set[_At]()
         """Rows that were refused before another one was taken."""
-        self._last_taken: Record | None = None
+        self._last_taken: _At | None = None
 
-    def refusal(self, row: Record, behind: Callable[[], Generator[Record, None, None]]) -> str | None:
+    def refusal(self, row: Record, read: Callable[[int], Generator[Record, None, None]]) -> str | None:
         """Why the receiver refuses the row each time, as its status in words; None where it has it.
 
-        ``behind`` reads the rows behind it, in order. Raises Unavailable where the receiver may be to blame, and what
-        ``post``, ``pause`` and ``behind`` raise. Whoever calls it again with the same row goes on with what is known.
+        ``read`` reads the topic from an offset on. Raises Unavailable where the receiver may be to blame, and what
+        ``post``, ``pause`` and ``read`` raise. Whoever calls it again with the same row goes on with what is known.
         """
         at = row.offset, row.key
         self._taken = {each for each in self._taken if each[0] >= row.offset}
@@ -65,7 +65,7 @@ class RowDelivery:
             return None
         refused = self._tried(row)
         if isinstance(refused, PerhapsRefused) and at not in self._refused:
-            self._take_another(refused, behind)
+            self._take_another(row, refused, read)
             self._refused.add(at)
             refused = self._tried(row)
             if refused is None:  # so it was the receiver, and it may have been for those as well
@@ -89,17 +89,19 @@ class RowDelivery:
 
     def _note_taken(self, row: Record) -> None:
         self._received()
-        self._last_taken = row
+        self._last_taken = row.offset, row.key
         if any(offset > row.offset for offset, _ in self._taken):
             self._overtaken(row)
 
-    def _take_another(self, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]) -> None:
+    def _take_another(
+        self, first: Record, refused: PerhapsRefused, read: Callable[[int], Generator[Record, None, None]]
+    ) -> None:
         """Return once the receiver takes another row than the one that it has refused. Raises Unavailable without one.
 
         Few are tried at first: a receiver that was away for a moment gets the rest in order.
         """
         not_taken, tried = set[_At](), 0
-        with closing(behind()) as rows:
+        with closing(read(first.offset + 1)) as rows:
             wanted = (row for row in rows if row.value is not None and (row.offset, row.key) not in self._taken)
             for row in islice(wanted, self._ahead_max):
                 tried += 1
@@ -116,7 +118,7 @@ class RowDelivery:
                     self._ahead_max = 1
                     return
                 self._pause(0)
-        if tried < self._ahead_max and self._is_last_taken_again():
+        if tried < self._ahead_max and self._is_last_taken_again(read):
             self._refused |= not_taken
             return
         self._ahead_max = min(self._ahead_max * 2, AHEAD_MAX)
@@ -126,12 +128,17 @@ class RowDelivery:
             " receiver has taken another one",
         )
 
-    def _is_last_taken_again(self) -> bool:
-        """Whether the receiver takes once more what it took last."""
+    def _is_last_taken_again(self, read: Callable[[int], Generator[Record, None, None]]) -> bool:
+        """Whether the receiver takes once more what it took last. False where the topic has a tombstone of it since."""
         if self._last_taken is None:
             return False
+        offset, key = self._last_taken
+        with closing(read(offset)) as rows:
+            of_key = [row for row in rows if row.key == key]
+        if not of_key or of_key[0].offset != offset or of_key[-1].value is None:
+            return False
         try:
-            self._post(self._last_taken)
+            self._post(of_key[0])
         except (PerhapsRefused, DocumentRefused):  # it may not want one twice
             return False
         self._received()

@@ -52,14 +52,14 @@ class Delivered:
             overtaken=lambda row: self.overtaken.append(row.offset),
         )
 
-    def _behind(self) -> Generator[Record, None, None]:
-        yield from self.rows[self.next + 1 :]
+    def _read(self, offset: int) -> Generator[Record, None, None]:
+        yield from (row for row in self.rows if row.offset >= offset)
 
     def go_on(self) -> str:
         """Deliver what can be. Returns why not all was, "" where all was."""
         while self.next < len(self.rows):
             try:
-                answer = self._delivery.refusal(self.rows[self.next], self._behind)
+                answer = self._delivery.refusal(self.rows[self.next], self._read)
             except Unavailable as error:
                 return error.message
             if answer is not None:
@@ -118,6 +118,20 @@ def test_without_a_row_behind_it_one_that_was_taken_before_tells(receiver: Recei
     assert waits[-1] == ""
     assert delivered.rejected == {2: "404", 3: "404"}
     assert delivered.received == [0, 1, 1], "the last one that was taken, once more"
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+def test_a_row_that_was_erased_since_is_not_posted_once_more(
+    receiver: Receiver, webhook: Webhook, *, is_compacted: bool
+) -> None:
+    delivered = Delivered(receiver, webhook, 2)
+    receiver.refuses = answers(lambda number: 404 if number == 1 else None)
+    delivered.rows = rows_of(range(1))
+    assert delivered.go_on() == ""
+    delivered.rows = [*rows_of(range(is_compacted, 2)), Record(0, 2, b'{"id":0}', None)]
+    delivered.next = 1 - is_compacted
+    assert delivered.go_on() != ""
+    assert (delivered.rejected, delivered.received) == ({}, [0])
 
 
 @pytest.mark.parametrize("again", [403, 409, 422])
