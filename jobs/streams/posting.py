@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
@@ -261,7 +262,7 @@ class RowPoster:
         """
         if record.value is None:
             return True
-        answer = delivery.refusal(record, lambda: self._behind(topic, record))
+        answer = delivery.refusal(record, partial(self._read, topic))
         if answer is None:
             self._refused.close(record.key)
             return True
@@ -279,8 +280,8 @@ class RowPoster:
         """Which row it is, for the log."""
         return {"stream_query": self._plan.name, "generation": generation, "offset": record.offset}
 
-    def _behind(self, topic: str, record: Record) -> Generator[Record, None, None]:
-        return TopicReader(self._plan.kafka.client()).records(topic, {0: record.offset + 1})
+    def _read(self, topic: str, offset: int) -> Generator[Record, None, None]:
+        return TopicReader(self._plan.kafka.client()).records(topic, {0: offset})
 
     def _delivery_of(self, topic_id: str, generation: int) -> RowDelivery:
         """The delivery of a build's rows: what it knows of them holds for one topic."""

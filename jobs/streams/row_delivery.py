@@ -2,8 +2,9 @@
 
 Some statuses say neither: with 404 the address may be wrong, or the row of something that the receiver doesn't know.
 Then the rows behind it are posted ahead until one is taken. If the row is refused again after that, it is the row. As
-long as none is taken, it is the receiver, and the row waits. No row is posted ahead of an earlier one of its key: the
-receiver would go back with that one.
+long as none is taken, it is the receiver, and the row waits. Without a row behind it that could tell, the last one that
+was taken is posted once more: it comes again with the same id, as it would after a kill. No row is posted ahead of an
+earlier one of its key: the receiver would go back with that one.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -52,13 +53,14 @@ class RowDelivery:
         self._ahead_max = 1
         self._taken = set[_At]()
         self._refused = set[_At]()
-        """Rows that were refused before one behind them was taken."""
+        """Rows that were refused before another one was taken."""
+        self._last_taken: _At | None = None
 
-    def refusal(self, row: Record, behind: Callable[[], Generator[Record, None, None]]) -> str | None:
+    def refusal(self, row: Record, read: Callable[[int], Generator[Record, None, None]]) -> str | None:
         """Why the receiver refuses the row each time, as its status in words; None where it has it.
 
-        ``behind`` reads the rows behind it, in order. Raises Unavailable where the receiver may be to blame, and what
-        ``post``, ``pause`` and ``behind`` raise. Whoever calls it again with the same row goes on with what is known.
+        ``read`` reads the topic from an offset on. Raises Unavailable where the receiver may be to blame, and what
+        ``post``, ``pause`` and ``read`` raise. Whoever calls it again with the same row goes on with what is known.
         """
         at = row.offset, row.key
         self._taken = {each for each in self._taken if each[0] >= row.offset}
@@ -67,7 +69,7 @@ class RowDelivery:
             return None
         refused = self._tried(row)
         if isinstance(refused, PerhapsRefused) and at not in self._refused:
-            self._take_one_behind(row.key, refused, behind)
+            self._take_another(row, refused, read)
             self._refused.add(at)
             refused = self._tried(row)
             if refused is None:  # so it was the receiver, and it may have been for those as well
@@ -91,19 +93,21 @@ class RowDelivery:
 
     def _note_taken(self, row: Record) -> None:
         self._received()
+        self._last_taken = row.offset, row.key
         if any(offset > row.offset for offset, _ in self._taken):
             self._overtaken(row)
 
-    def _take_one_behind(
-        self, refused_key: bytes, refused: PerhapsRefused, behind: Callable[[], Generator[Record, None, None]]
+    def _take_another(
+        self, first: Record, refused: PerhapsRefused, read: Callable[[int], Generator[Record, None, None]]
     ) -> None:
-        """Return once the receiver has a row behind the one that it has refused. Raises Unavailable where it has none.
+        """Return once the receiver takes another row than the one that it has refused. Raises Unavailable without one.
 
         Few are tried at first: a receiver that was away for a moment gets the rest in order.
         """
-        not_taken = set[_At]()
-        with closing(behind()) as rows:
-            for row in islice(self._first_of_each_key(refused_key, rows), self._ahead_max):
+        not_taken, tried = set[_At](), 0
+        with closing(read(first.offset + 1)) as rows:
+            for row in islice(self._first_of_each_key(first.key, rows), self._ahead_max):
+                tried += 1
                 try:
                     self._post(row)
                 except PerhapsRefused:
@@ -117,11 +121,14 @@ class RowDelivery:
                     self._ahead_max = 1
                     return
                 self._pause(0)
+        if tried < self._ahead_max and self._is_last_taken_again(read):
+            self._refused |= not_taken
+            return
         self._ahead_max = min(self._ahead_max * 2, AHEAD_MAX)
         raise Unavailable(
-            f"{refused.message}, and has taken no row behind this one which would tell that it is the row",
+            f"{refused.message}, and has taken no other row since, which would tell that it is the row",
             hint="mend the receiver, or the query's `webhook`; where it is the row, it becomes a rejection once the"
-            " receiver has taken one behind it",
+            " receiver has taken another one",
         )
 
     def _first_of_each_key(self, refused_key: bytes, rows: Iterable[Record]) -> Iterator[Record]:
@@ -132,3 +139,19 @@ class RowDelivery:
                 continue
             waiting.add(row.key)
             yield row
+
+    def _is_last_taken_again(self, read: Callable[[int], Generator[Record, None, None]]) -> bool:
+        """Whether the receiver takes once more what it took last. False where the topic has a tombstone of it since."""
+        if self._last_taken is None:
+            return False
+        offset, key = self._last_taken
+        with closing(read(offset)) as rows:
+            of_key = [row for row in rows if row.key == key]
+        if not of_key or of_key[0].offset != offset or of_key[-1].value is None:
+            return False
+        try:
+            self._post(of_key[0])
+        except (PerhapsRefused, DocumentRefused):  # it may not want one twice
+            return False
+        self._received()
+        return True
