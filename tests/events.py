@@ -167,14 +167,18 @@ class Log:
 
     def recreate_topic(self, table: Table) -> None:
         """Delete a table's topic and create it again, as somebody might by hand."""
+        self.delete_topic(table)
+        self._create_topics()
+
+    def delete_topic(self, table: Table) -> None:
+        """Delete a table's topic, as somebody might by hand."""
         from confluent_kafka.admin import AdminClient
 
         admin = AdminClient(self.kafka.client())
         admin.delete_topics([self.topic(table)], operation_timeout=15)[self.topic(table)].result(15)
         while self._cluster.partition_counts([self.topic(table)]):
             pass
-        self._create_topics()
-        self._publisher = self._open_publisher()
+        self._publisher = self._open_publisher()  # the one before has written to it, and asks for its end
 
     def _create_topics(self) -> None:
         plans: list[TopicPlan] = control_topic_plans(self.pipeline, self.kafka.topics)

@@ -67,7 +67,7 @@ from jobs.query.consistency import (
     read_on_at,
 )
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
-from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable
+from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable, without_topic
 from jobs.query.progress import ProgressKeeper
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_resume
@@ -278,6 +278,7 @@ class SinkJob:
         """The same for the tables of this plan."""
         cluster = TopicAdmin(plan.kafka.client())
         self._require_readable(opened, cluster, lease, orders)
+        self._set_lost_aside(cluster, lease, orders)
         join_singly = plan.settings.view is None and self._captured is not None and self._captured.join_singly
         log = read_log_facts(plan, cluster, join_singly=join_singly)
         view = None if plan.settings.view is None else planned_view(plan.settings.view, log.tables)
@@ -724,6 +725,17 @@ class SinkJob:
             self._set_aside(lease, errors, orders)
         error = next(iter(errors.values()))
         raise _Unreadable(error.message, hint=error.hint)
+
+    def _set_lost_aside(self, cluster: TopicAdmin, lease: GenerationLease, orders: Orders) -> None:
+        """Set those tables aside again that are tried again, or resumed, and whose topic is gone. Raises _SetAside.
+
+        The query would wait for it, and with it the sink's other tables. It would wait in vain: what the table lacks
+        was in that topic.
+        """
+        again = [table for table, aside in self._asides.items() if aside.is_read]
+        errors = without_topic(self._plan, cluster, again) if again else {}
+        if errors:
+            self._set_aside(lease, errors, orders)
 
     def _sets_aside(self, errors: Mapping[TableName, LockstepError]) -> bool:
         """Whether a generation that is in use goes on without tables with such errors: others can be applied."""

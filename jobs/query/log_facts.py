@@ -74,6 +74,21 @@ def unreadable(plan: SinkPlan, cluster: TopicAdmin) -> dict[TableName, LockstepE
     }
 
 
+def without_topic(plan: SinkPlan, cluster: TopicAdmin, tables: Iterable[TableName]) -> dict[TableName, LockstepError]:
+    """Those of these tables whose topic doesn't exist. Raises Unavailable."""
+    names = {table_topic(plan.pipeline, name): name for name in tables}
+    existing = cluster.partition_counts(names, must_see=True)
+    return {
+        name: LockstepError(
+            f"topic {topic} doesn't exist any more",
+            hint="capture makes it anew and copies the table again, while it captures it; then"
+            f" lockstep rebuild {plan.name} --switch, or lockstep take-out {plan.name} {name}",
+        )
+        for topic, name in names.items()
+        if topic not in existing
+    }
+
+
 def read_log_facts(plan: SinkPlan, cluster: TopicAdmin, *, join_singly: bool = False) -> LogFacts:
     """Look at the log. Raises Unavailable while capture hasn't published a table; with ``once``, LockstepError.
 

@@ -354,6 +354,42 @@ def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
+@pytest.mark.parametrize("by_itself", [True, False])
+def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbour(
+    by_itself: bool, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself or by an order."""
+    retyped = table(column("id", "int8"), column("note", "int4"), name=TableName("public", "items"))
+    pipeline.both(1, "first")
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        if by_itself:
+            pipeline.log.publish_shapes([retyped])
+            pipeline.wait_aside(ITEMS, AsideState.FAILED)
+            assert job.stop() == 0
+        else:
+            pipeline.order(Wish.PAUSE, ITEMS)
+            pipeline.wait_aside(ITEMS, AsideState.PAUSED)
+    pipeline.log.publish_shapes([ITEMS])
+    pipeline.log.delete_topic(ITEMS)
+    _try_again_soon(monkeypatch)
+    if by_itself:
+        pipeline.make_due(ITEMS)
+    else:
+        pipeline.order(Wish.APPLY, ITEMS)
+    with pipeline.job(spark):
+        pipeline.wait_refused(ITEMS, f"topic {pipeline.log.topic(ITEMS)} doesn't exist any more")
+        # Nobody can say how far a topic is that there isn't.
+        newest = pipeline.log.commit([Put(ORDERS, {"id": 2, "note": "second"})], progress=False)
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        failed = pipeline.aside(ITEMS)
+        assert failed is not None
+        assert f"lockstep rebuild {pipeline.sink} --switch" in (failed.next_step(pipeline.sink, str(ITEMS.name)) or "")
+        assert pipeline.status().has_failed_tables
+        assert pipeline.progress().watermark_lsn < newest
+    assert pipeline.rows(ITEMS) == {1: "first"}
+
+
 _REFUSES = """
 create function {schema}.refuses() returns trigger language plpgsql as
 $$ begin if new.id > 1 then raise exception 'no room for %', new.note; end if; return new; end $$;
