@@ -169,6 +169,7 @@ class Log:
         """Delete a table's topic and create it again, as somebody might by hand."""
         self.delete_topic(table)
         self._create_topics()
+        self._publisher = self._open_publisher()  # it learns at its start which topics there are
 
     def delete_topic(self, table: Table) -> None:
         """Delete a table's topic, as somebody might by hand."""
