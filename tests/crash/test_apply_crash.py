@@ -60,7 +60,7 @@ def assert_history_is_whole(pipeline: Pipeline) -> None:
     assert sorted(kept) == sorted(published)
 
 
-@pytest.mark.parametrize("pipeline", ["micro-batch", "continuous"], indirect=True)
+@pytest.mark.parametrize("pipeline", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"], indirect=True)
 def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: SparkSession) -> None:
     capture = pipeline.start_capture()
     with traffic(pipeline, pause_s=0.05):

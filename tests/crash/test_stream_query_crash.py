@@ -26,7 +26,7 @@ from tests.streams import Streams, at
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
-_KILLS = 2
+_KILLS = 1
 _SEARCHES = 40
 _EVENT = {"time": "at", "late": "10 minutes", "id": ["id"]}
 

@@ -59,7 +59,8 @@ def all_users(pipeline: ViewPipeline, number: int) -> int:
     )
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("opensearch", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["redis", "opensearch"])
 def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
     view_pipelines: Callable[..., ViewPipeline], kind: str
 ) -> None:
@@ -67,7 +68,7 @@ def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
     pipeline = view_pipelines(view=FOUR, query=FOUR.sql)
     settings = pipeline.settings(kind, **({"max_value_bytes": 200} if kind == "redis" else {}))
     lsn = traffic(pipeline, 20)
-    for number in range(3):
+    for number in range(5):
         with pipeline.process(settings, trigger=chance.choice(["continuous", "micro-batch"])) as job:
             job.wait_for("SinkStarted")
             for _ in range(chance.randrange(4)):

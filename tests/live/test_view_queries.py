@@ -15,6 +15,7 @@ from cdc.model.table import TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from tests.databases import Database
+from tests.examples import examples
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, histories, questions
 from views.failures import EvaluationError
 from views.numerics import add, decimal_of, divide, multiply, remainder, subtract, text_of
@@ -67,7 +68,7 @@ def answered(judge: psycopg.Connection, question: Question) -> dict[tuple[JsonVa
     return rows
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.too_slow])
 @given(question=questions(exact=True), history=histories())
 def test_a_view_has_the_rows_of_its_query(
     judge: psycopg.Connection, question: Question, history: list[list[RowWrite]]
@@ -92,7 +93,7 @@ def test_a_view_has_the_rows_of_its_query(
 _NUMERICS = st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**25), max_value=10**25).map(text_of)
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.too_slow])
 @given(pairs=st.lists(st.tuples(_NUMERICS, _NUMERICS), min_size=1, max_size=40))
 def test_arithmetic_of_numerics_is_postgresqls(judge: psycopg.Connection, pairs: list[tuple[str, str]]) -> None:
     query = (

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
+from tests.examples import examples
 from tests.view_queries import KeptView, Question, RowWrite, histories, questions
 from views.failures import Refused
 from views.shard import shards
@@ -26,7 +27,7 @@ def together(of_shards: Sequence[Rows]) -> dict[tuple[JsonValue, ...], Mapping[s
     return rows
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 @given(question=questions(exact=True), history=histories(), count=st.integers(2, 4))
 def test_shards_together_are_the_view(question: Question, history: list[list[RowWrite]], count: int) -> None:
     whole = KeptView(question, MemoryState())
@@ -48,7 +49,7 @@ def test_shards_together_are_the_view(question: Question, history: list[list[Row
         assert shard.built_anew(history).rows == shard.rows
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(
     question=questions(exact=False),
     history=histories(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import views.view
 from cdc.model.table import TableName
+from tests.examples import examples
 from tests.view_queries import TABLES, KeptView, Question, RowWrite, for_duckdb, histories, questions
 from views.sql.reader import RetainedRows
 from views.state.memory import MemoryState
@@ -50,7 +51,7 @@ def comparable(value: Any, kind: Kind) -> Any:
     return value
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(question=questions(exact=False), history=histories())
 def test_a_view_is_its_query(
     judge: duckdb.DuckDBPyConnection, question: Question, history: list[list[RowWrite]]
@@ -94,7 +95,7 @@ TIMES = [
 """Of commits, just before and just after rows of a are a day old."""
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(50))
 @given(
     question=questions(exact=False),
     history=histories(),
