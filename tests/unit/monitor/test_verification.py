@@ -1,6 +1,5 @@
 """What is kept of comparisons, and what becomes an alert."""
 
-from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -15,31 +14,14 @@ from monitor.verification import (
     load_verification,
     save_verification,
 )
+from sinks.memory import MemoryRecords, MemoryStore
 from tests.lag import applied_stage
 
 _HOUR_MS = 3_600_000
 
 
-class _Records:
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    def load(self, name: str) -> str | None:
-        return self.texts.get(name)
-
-    def load_all(self, names: Collection[str]) -> dict[str, str]:
-        raise NotImplementedError
-
-    def save(self, name: str, text: str | None) -> None:
-        assert text is not None
-        self.texts[name] = text
-
-    def create(self, name: str, text: str) -> bool:
-        raise NotImplementedError
-
-
 def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
-    records = _Records()
+    records = MemoryRecords(MemoryStore())
     assert load_verification(records, 2) is None
     save_verification(records, 2, Verification(1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1))
     save_verification(records, 2, Verification(3, 4, VerifyOutcome.DIFFERENT, 7))
@@ -55,15 +37,16 @@ def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
 
 
 def test_what_an_earlier_version_has_kept_is_known_but_for_the_epoch_of_its_lsn() -> None:
-    records = _Records()
-    records.texts["g1.verified"] = (
+    store = MemoryStore()
+    records = MemoryRecords(store)
+    store.records["g1.verified"] = (
         '{"format":1,"began_ms":5,"ended_ms":6,"outcome":"different","differing":7,"error":null,"through_lsn":10,'
         '"through_ms":1}'
     )
     kept = load_verification(records, 1)
     assert kept == Verification(5, 6, VerifyOutcome.DIFFERENT, 7, through_lsn=10, through_ms=1)
     assert kept.in_epoch(1).to_json()["verified_through"] is None
-    records.texts["g1.verified"] = records.texts["g1.verified"].replace('"format":1', '"format":3')
+    store.records["g1.verified"] = store.records["g1.verified"].replace('"format":1', '"format":3')
     assert load_verification(records, 1) is None, "a later version's"
 
 
@@ -72,7 +55,7 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     equal = Verification(
         1, 2, VerifyOutcome.EQUAL, through_lsn=10, through_ms=1, through_epoch=3, but_for=("tables (1)",)
     )
-    records = _Records()
+    records = MemoryRecords(MemoryStore())
     save_verification(records, 1, equal)
     assert load_verification(records, 1) == equal
     assert equal.in_epoch(3) is equal
