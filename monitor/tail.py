@@ -11,7 +11,7 @@ import orjson
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from cdc.kafka.client import new_client
-from cdc.kafka.consumer import close_consumer
+from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import TopicAdmin, reason
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
@@ -169,6 +169,7 @@ def _until_quiet(
         },
     )
     try:
+        find_leaders(consumer, {topic for topic, _ in following})
         consumer.assign([TopicPartition(*at, offset) for at, offset in following.items()])
         heard = time.monotonic()
         while not stopping() and time.monotonic() - heard < _QUIET_S:

@@ -158,7 +158,7 @@ class ViewFeed:
                 return
 
     def _until_quiet(self, following: Mapping[str, int]) -> Iterator[Message]:
-        consumer: Consumer = open_consumer(self._client, fetch_wait_ms=_FETCH_WAIT_MS)
+        consumer: Consumer = open_consumer(self._client, following, fetch_wait_ms=_FETCH_WAIT_MS)
         try:
             consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in following.items()])
             heard_s = polled_s = time.monotonic()

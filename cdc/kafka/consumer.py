@@ -1,18 +1,22 @@
 """A consumer that belongs to no group's bookkeeping: whoever uses it says where to read, and how far."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from cdc.kafka.client import new_client
 
 _CLOSE_S: Final = 5.0
+_LEADERS_S: Final = 2.0
 
 
-def open_consumer(client: Mapping[str, Any], *, fetch_wait_ms: int = 20, committed: bool = True) -> Consumer:
-    """Reads what is ``committed``, else all, and tells where a partition ends as of now.
+def open_consumer(
+    client: Mapping[str, Any], topics: Collection[str], *, fetch_wait_ms: int = 20, committed: bool = True
+) -> Consumer:
+    """Reads what is ``committed`` of these topics, else all, and tells where a partition ends as of now.
 
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
     So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
@@ -20,7 +24,7 @@ def open_consumer(client: Mapping[str, Any], *, fetch_wait_ms: int = 20, committ
 
     Raises as ``new_client``.
     """
-    return new_client(
+    consumer: Consumer = new_client(
         Consumer,
         {
             **client,
@@ -32,6 +36,19 @@ def open_consumer(client: Mapping[str, Any], *, fetch_wait_ms: int = 20, committ
             "fetch.wait.max.ms": fetch_wait_ms,
         },
     )
+    find_leaders(consumer, topics)
+    return consumer
+
+
+def find_leaders(consumer: Consumer, topics: Iterable[str]) -> None:
+    """Let a consumer know where the partitions of these topics are, before it is assigned some of them.
+
+    One that is assigned a partition whose leader it doesn't know looks for it at its next regular look, half a second
+    or a second later. Asked for an offset it looks at once, which takes a few milliseconds. What it isn't told now, it
+    finds out as it does without this: nothing is raised. Asking waits behind a request that a broker holds.
+    """
+    with suppress(KafkaException):
+        consumer.offsets_for_times([TopicPartition(topic, 0, 0) for topic in topics], timeout=_LEADERS_S)
 
 
 def close_consumer(consumer: Consumer) -> None:

@@ -123,7 +123,7 @@ def read_compacted_topics(client: ClientSettings, topics: Sequence[str]) -> dict
     cluster.require(topics)
     ends = cluster.committed_ends([(topic, 0) for topic in topics])
     # Opened when there is something to read: what a client asks before costs it 50 ms.
-    consumer = open_consumer(client)
+    consumer = open_consumer(client, topics)
     try:
         return _newest(topics, _records(consumer, {topic: (0, end) for (topic, _), end in ends.items()}))
     except KafkaException as error:
@@ -174,7 +174,7 @@ def read_compacted_of_others(
             readable = [topic for topic in readable if topic not in lost]
     if not any(ends.values()):
         return {topic: {} for topic in readable}, refused
-    consumer = open_consumer(client)
+    consumer = open_consumer(client, readable)
     try:
         limits = {topic: (0, end) for (topic, _), end in ends.items()}
         newest = _newest(readable, _records(consumer, limits, gone=gone, refused=refused))
@@ -238,7 +238,7 @@ def read_tables(client: ClientSettings, prefix: str) -> dict[TableName, Table]:
 def read_progress(client: ClientSettings, prefix: str) -> Iterator[ProgressRecord]:
     """All that the progress topic still holds, oldest first. Raises Unavailable, and as ``_progress_record``."""
     topic = control_topic(prefix, PROGRESS)
-    consumer = open_consumer(client)
+    consumer = open_consumer(client, [topic])
     try:
         for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
             record = _progress_record(message)
@@ -349,7 +349,7 @@ class ProgressReader:
         records = []
         following = start
         if self._consumer is None:
-            self._consumer = open_consumer(self._client, fetch_wait_ms=_FOLLOW_WAIT_MS)
+            self._consumer = open_consumer(self._client, [self._topic], fetch_wait_ms=_FOLLOW_WAIT_MS)
         for message in _records(self._consumer, {self._topic: (start, end)}):
             record = _progress_record(message)
             if record is not None:
@@ -394,7 +394,7 @@ class LogBell:
             # The brokers wake no reader of what is committed when a transaction ends. One who reads everything is woken
             # by the record and by the marker behind it.
             heard = {**self._client, "error_cb": self._hear_error}
-            self._consumer = open_consumer(heard, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
+            self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
             # It stays assigned: a new question would wait behind the one that the broker keeps.
             self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
         message = self._consumer.poll(timeout_s)

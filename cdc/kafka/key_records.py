@@ -54,7 +54,7 @@ def key_records(
     partitions = partitions_of([topic], cluster.partition_counts([topic]))
     ends = cluster.end_offsets(partitions, while_waiting=while_waiting)
     found = []
-    consumer = open_consumer(client, committed=False)
+    consumer = open_consumer(client, [topic], committed=False)
     try:
         for _, partition in partitions:
             for message in _messages(consumer, TopicPartition(topic, partition, 0), ends[topic, partition]):
@@ -111,7 +111,7 @@ def _read(
     while_waiting: Callable[[], None],
 ) -> Iterator[Message]:
     topic, partition = at
-    consumer = open_consumer(client, committed=only_committed)
+    consumer = open_consumer(client, [topic], committed=only_committed)
     try:
         for message in _messages(consumer, TopicPartition(topic, partition, 0), end):
             while_waiting()
@@ -130,7 +130,7 @@ def _key(message: Message) -> bytes:
 def still_there(client: Mapping[str, str | int], topic: str, at: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those of these (partition, offset) at which there is a record still. Raises as ``key_records``."""
     there = set()
-    consumer = open_consumer(client, committed=False)
+    consumer = open_consumer(client, [topic], committed=False)
     try:
         for partition, offset in at:
             first = next(_messages(consumer, TopicPartition(topic, partition, offset), offset + 1), None)

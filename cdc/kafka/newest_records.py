@@ -38,7 +38,7 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
     ends = {at: end for at, end in cluster.end_offsets(partitions).items() if end > 0} if partitions else {}
     if not ends:
         return []
-    consumer = open_consumer(client)
+    consumer = open_consumer(client, topics)
     newest: dict[tuple[str, int], NewestRecord] = {}
     unread = set(ends)
     deadline = time.monotonic() + _TIMEOUT_S

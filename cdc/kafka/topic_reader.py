@@ -79,7 +79,7 @@ class TopicReader:
         # The ends include open transactions. A transaction that has just been committed may lack its markers still.
         # Until they are written, a read-committed consumer sees the topic end before it.
         ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
-        consumer = open_consumer(self._client)
+        consumer = open_consumer(self._client, [topic])
         try:
             for _, partition in partitions:
                 begin = (start or {}).get(partition, 0)

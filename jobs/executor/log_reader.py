@@ -19,7 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from confluent_kafka import TopicPartition as Assigned
 
 from cdc.kafka.client import new_client
-from cdc.kafka.consumer import close_consumer
+from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import reason
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.envelope import TAG_HEADER
@@ -172,6 +172,7 @@ class LogReader:
                 "fetch.queue.backoff.ms": 10,
             },
         )
+        self._met: set[str] = set()
 
     def close(self) -> None:
         """Leave the brokers."""
@@ -252,6 +253,9 @@ class LogReader:
         return Polled([to_arrow(*at, of_partition) for at, of_partition in records.items()], ends)
 
     def _assign(self, wanted_ranges: Sequence[Range]) -> None:
+        if unmet := {wanted_range.topic for wanted_range in wanted_ranges} - self._met:
+            find_leaders(self._consumer, unmet)
+            self._met |= unmet
         self._consumer.assign(
             [
                 Assigned(*wanted_range.at, OFFSET_BEGINNING if wanted_range.start is None else wanted_range.start)

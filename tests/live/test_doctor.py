@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -416,9 +416,9 @@ def test_another_pipeline_that_is_taken_away_meanwhile_is_passed_over(
         TopicAdmin(case.client).remove([topics["earlier"]])
         return counts
 
-    def gone_before_it_is_opened(client: Mapping[str, str | int]) -> Consumer:
+    def gone_before_it_is_opened(client: Mapping[str, str | int], readable: Collection[str]) -> Consumer:
         TopicAdmin(case.client).remove([topics["later"]])
-        return opened(client)
+        return opened(client, readable)
 
     monkeypatch.setattr(TopicAdmin, "all_partition_counts", listed_and_gone)
     monkeypatch.setattr(control_topics, "open_consumer", gone_before_it_is_opened)

@@ -166,7 +166,7 @@ def test_from_a_time_only_what_was_published_since_is_shown(log: Log) -> None:
 
 
 def _published_ms(log: Log) -> int:
-    consumer = open_consumer(log.kafka.client())
+    consumer = open_consumer(log.kafka.client(), [log.topic(T)])
     try:
         consumer.assign([TopicPartition(log.topic(T), partition, 0) for partition in range(3)])
         while True:

@@ -30,11 +30,15 @@ def _publisher(client: Client) -> object:
     )
 
 
+def _consumer(client: Client) -> object:
+    return open_consumer(client, ["p"])
+
+
 def _dead_letter(client: Client) -> object:
     return DeadLetterTopic(client, "p").send([(b"{}", None)])
 
 
-@pytest.mark.parametrize("client_of", [TopicAdmin, open_consumer, _publisher, _dead_letter, LogReader])
+@pytest.mark.parametrize("client_of", [TopicAdmin, _consumer, _publisher, _dead_letter, LogReader])
 def test_a_file_that_is_not_there_is_an_error_of_the_configuration(client_of: Callable[[Client], object]) -> None:
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location") as raised:
         client_of(WITHOUT_ITS_FILE)
