@@ -20,8 +20,8 @@ _TAIL_OFFSETS = 100
 """How far before its end the progress topic is read first."""
 
 _FOLLOW_WAIT_MS = 1
-"""Behind the last record is the marker of its transaction, so a reader learns that it is at the end by an answer without
-records. A broker that kept that request for longer would keep the reader too. It asks for nothing between its reads."""
+"""Behind the last record is the marker of its transaction, so a reader learns by an answer without records that the
+topic ends there. A broker that kept that request would keep the reader too. Between its reads it asks for nothing."""
 
 _BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""

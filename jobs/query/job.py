@@ -3,11 +3,10 @@
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -32,20 +31,10 @@ from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.executor.view_notes import has_had_state
 from jobs.generations.asides import (
-    Aside,
     Asides,
     Order,
     Orders,
-    asides_name,
-    begun,
-    dump_asides,
-    failed,
-    load_asides,
-    next_asides,
-    orders_name,
-    parse_orders,
     read_tables,
-    taken_again,
 )
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
@@ -69,6 +58,7 @@ from jobs.query.consistency import (
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable, without_topic
 from jobs.query.progress import ProgressKeeper
+from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
 from jobs.query.query import QueryPlan, SinkQuery
 from jobs.query.resume_check import ResumePoint, check_destination, check_resume
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
@@ -79,14 +69,14 @@ from jobs.query.start_position import (
     offsets_of_topics,
     skipped_by,
 )
+from jobs.query.tables_aside import Noted, SetAside, TablesAside
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
-from jobs.query.watermark import Watermark
-from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, TablesSetAside, WatermarkRaised
+from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, WatermarkRaised
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.source import portable_client
-from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TopicPartition
+from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress
 from sinks.registry import history_tables, projection_of
 from views.shard import shards
 
@@ -102,19 +92,6 @@ _CONSISTENT: Final = "consistent"
 
 _ORDERS_LOOK_S: Final = 1.0
 """How often a job that reads nothing looks whether somebody wants something else."""
-
-NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
-
-
-class _SetAside(Exception):
-    """Tables can't be applied: the next query goes on without them."""
-
-
-@dataclass(slots=True)
-class _Noted:
-    """The tables that a query has set aside, as the thread beside it has noted them last."""
-
-    asides: Asides
 
 
 class _Unreadable(LockstepError):
@@ -138,10 +115,8 @@ class SinkJob:
         self._reached: tuple[str, Offsets] = ("", {})  # where the last query got to, by its checkpoint
         self._tables = plan.tables  # all that the sink has; a query's plan has those that it reads
         self._captured: Captured | None = None  # as of the last look
-        self._asides: Asides = {}
-        self._asides_lock = threading.Lock()
+        self._asides = TablesAside(plan.name, pipeline=plan.pipeline, generation=plan.generation, report=report)
         self._lacking_aside: AddedValues = {}  # what rows of tables that aren't read lack
-        self._told: tuple[str, ...] = ()  # what was told of tables that are set aside
         self._obeyed: Orders = {}  # those that the newest query began with
         self._refused: TablesRefused | None = None  # tables that the destination has refused in the last query
         self._checked_again: Asides | None = None  # for which a query has ended, and may have for one of them
@@ -178,7 +153,7 @@ class SinkJob:
                 if not self._run_query():
                     self._check_all_applied()
                     return
-            except _SetAside:
+            except SetAside:
                 continue
             except Unavailable as error:
                 if time.monotonic() - began > BACKOFF_MAX_S:
@@ -205,7 +180,7 @@ class SinkJob:
                 raise
             except PositionMismatch:
                 # A table that was resumed may be too late by now. The next start sets it aside, and it alone.
-                resuming = {table: aside for table, aside in self._asides.items() if aside.is_read}
+                resuming = {table: aside for table, aside in self._asides.now.items() if aside.is_read}
                 if not resuming or resuming == self._checked_again:
                     raise
                 self._checked_again = resuming
@@ -225,14 +200,8 @@ class SinkJob:
 
     def _check_all_applied(self) -> None:
         """Raise LockstepError where a job that was to apply all there is has left out tables that can't be applied."""
-        failed = {table: each for table, each in sorted(self._asides.items()) if each.has_failed}
-        if not self._plan.once or self._stop.is_set() or not failed:
-            return
-        steps = [each.next_step(self._plan.name, str(table)) for table, each in failed.items()]
-        raise LockstepError(
-            f"sink {self._plan.name!r} hasn't got all: " + "; ".join(each.why(str(at)) for at, each in failed.items()),
-            hint="; ".join(step for step in steps if step is not None),
-        )
+        if self._plan.once and not self._stop.is_set():
+            self._asides.check_none_failed()
 
     def _look_at_claims(self) -> None:
         """Raise Fenced when another job has claimed the generation since this one did, as far as can be seen."""
@@ -316,17 +285,17 @@ class SinkJob:
         point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
         self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
-        self._tell_asides()
+        self._asides.tell()
         # The watermark says that all is as at the source, the rows from before included.
-        keeper = _keeper(
+        keeper = keeper_at_start(
             plan,
             opened,
             log,
-            _as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
+            as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
             start,
             check_claim=lease.check,
             holds_watermark=bool(columns.lacking),
-            asides=self._asides_by_topic(),
+            asides=self._asides.by_topic(),
             selection="" if self._captured is None else self._captured.selection,
             result=None if view is None else view.table.name,
         )
@@ -344,7 +313,7 @@ class SinkJob:
             steps=self._steps_input(committed),
             server=opened.server(),
         )
-        self._begin_asides(lease)
+        self._asides.begin(lease)
         # A table that is tried again and again in vain would leave two each time.
         while self._left_checkpoints:
             left = self._left_checkpoints.pop()
@@ -365,7 +334,7 @@ class SinkJob:
         backfill = partial(self._backfill, log, columns, lacking, task.fence) if columns.lacking else None
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
-        has_orders = partial(self._has_orders, lease, orders, _Noted(self._asides), keeper)
+        has_orders = partial(self._has_orders, lease, orders, Noted(self._asides.now), keeper)
         news = threading.Event()
         with ended_early(
             plan, cluster, log.tables, topics, retention, uncopied=log.uncopied, news=news, has_orders=has_orders
@@ -391,7 +360,7 @@ class SinkJob:
                 captured=self._captured_watch(),
                 uncopied=self._listed(cluster, log.uncopied),
                 begin=begin,
-                aside=[self._topic(table) for table, aside in self._asides.items() if not aside.is_read],
+                aside=[topic for topic, aside in self._asides.by_topic().items() if not aside.is_read],
             )
             try:
                 self._has_query = True
@@ -410,7 +379,7 @@ class SinkJob:
         if early.failure is not None:
             raise early.failure
         if plan.once and not (early.ending.is_set() or self._stop.is_set()):
-            self._note_all_applied(lease)
+            self._asides.note_all_applied(lease)
         return early.ending.is_set() and not self._stop.is_set()
 
     def _begun(self, opened: OpenedSink, log: LogFacts, now_ms: int) -> Progress | None:
@@ -500,33 +469,18 @@ class SinkJob:
     def _obey(self, opened: OpenedSink, lease: GenerationLease) -> dict[TableName, Order]:
         """See which tables the next query reads. Returns the orders that say so."""
         plan = self._plan
-        orders, before = self._orders(lease), load_asides(opened.records, plan.generation)
-        stored = opened.generations.load_progress()
-        left = _left(stored)
-        left_tables = [name for name in self._tables if self._topic(name) in left]
-        uncaptured = () if self._captured is None else self._captured.lacks(plan.settings.tables)
-        asides = next_asides(self._tables, orders, before, left=left_tables, uncaptured=uncaptured, now_ms=_now_ms())
-        with self._asides_lock:
-            if asides != before:
-                self._save_asides(lease, asides)
-            self._asides = asides
+        orders = self._asides.orders(lease)
+        left = left_topics(opened.generations.load_progress())
+        asides = self._asides.obey(
+            orders,
+            opened.records,
+            lease,
+            self._tables,
+            left=[name for name in self._tables if self._topic(name) in left],
+            uncaptured=() if self._captured is None else self._captured.lacks(plan.settings.tables),
+        )
         self._plan = replace(plan, tables=read_tables(self._tables, asides))
         return orders
-
-    def _begin_asides(self, lease: GenerationLease) -> None:
-        """Tell that tables which are resumed are read from now on: nothing has spoken against it.
-
-        Now this job is the newest. An older one may have written what it knew until a moment ago.
-        """
-        with self._asides_lock:
-            asides = begun(self._asides)
-            if lease.record(asides_name(self._plan.generation)) != dump_asides(asides):
-                self._save_asides(lease, asides)
-            self._asides = asides
-
-    def _save_asides(self, lease: GenerationLease, asides: Asides) -> None:
-        """Raises as ``GenerationLease.save_record``."""
-        lease.save_record(asides_name(self._plan.generation), dump_asides(asides))
 
     def _listed(self, cluster: TopicAdmin, tables: Sequence[TableName]) -> list[str]:
         """The topics of these tables, as far as the brokers list them."""
@@ -534,9 +488,6 @@ class SinkJob:
 
     def _topic(self, table: TableName) -> str:
         return table_topic(self._plan.pipeline, table)
-
-    def _orders(self, lease: GenerationLease) -> dict[TableName, Order]:
-        return parse_orders(lease.record(orders_name(self._plan.generation)))
 
     def _wait_for_orders(self, opened: OpenedSink, lease: GenerationLease, orders: Orders) -> bool:
         """Nothing is to be read: wait until something is. Whether another query is due.
@@ -546,7 +497,7 @@ class SinkJob:
         Raises DataLost when the destination was put back.
         """
         plan, watch, keeper = self._plan, self._captured_watch(), self._keeper_of_none(opened, lease)
-        self._tell_asides()
+        self._asides.tell()
         if watch is not None:
             cluster = TopicAdmin(plan.kafka.client())
             cluster.create(cluster.missing(control_topic_plans(plan.pipeline, plan.kafka.topics)))
@@ -556,7 +507,7 @@ class SinkJob:
             while not plan.once and not self._stop.wait(_ORDERS_LOOK_S):
                 try:
                     lease.check()
-                    if self._orders(lease) != orders or self._is_any_due(self._asides):
+                    if self._asides.orders(lease) != orders or self._asides.is_any_due():
                         return True
                     if watch is None:
                         continue
@@ -587,68 +538,26 @@ class SinkJob:
         None where its watermark waits: for a table that is set aside, or behind a part of the log that was left out.
         """
         stored = opened.generations.load_progress()
-        waits = self._tables or any(aside.holds_watermark for aside in self._asides.values())
+        waits = self._tables or any(aside.holds_watermark for aside in self._asides.now.values())
         if stored is None or stored.skipped or waits:
             return None
         self._claim(opened, lease)
-        stored = _as_of_start(stored, {}, _now_ms(), {})
+        stored = as_of_start(stored, {}, _now_ms(), {})
         start, nothing = StartPosition(), LogFacts({}, [], {}, {})
-        return _keeper(self._plan, opened, nothing, stored, start, check_claim=lease.check)
+        return keeper_at_start(self._plan, opened, nothing, stored, start, check_claim=lease.check)
 
-    def _has_orders(self, lease: GenerationLease, orders: Orders, noted: _Noted, keeper: ProgressKeeper) -> bool:
+    def _has_orders(self, lease: GenerationLease, orders: Orders, noted: Noted, keeper: ProgressKeeper) -> bool:
         """Whether somebody has given another order than these, or a table that has failed is to be tried again.
 
-        Notes tables that have caught up, and those that are applied after they had failed.
-
-        For a thread that may go on for a while after its query, whose ``noted`` is of no use then.
+        Else it notes which tables have caught up.
         """
-        asides = noted.asides
-        if self._orders(lease) != orders or self._is_any_due(asides):
+        if self._asides.orders(lease) != orders or self._asides.is_any_due(noted.asides):
             return True
-        if keeper.resuming or not keeper.has_caught_up:
-            left = taken_again(asides, [table for table in asides if self._topic(table) in keeper.advanced])
-        else:
-            left = {table: aside for table, aside in asides.items() if not aside.is_read}
-        with self._asides_lock:
-            if self._asides is asides and left != asides:
-                self._save_asides(lease, left)
-                self._asides = noted.asides = left
-                self._tell_asides()
+        self._asides.note_caught_up(lease, noted, keeper)
         return False
 
-    def _note_all_applied(self, lease: GenerationLease) -> None:
-        """Note that tables which are tried again can be applied: all there is of them was."""
-        with self._asides_lock:
-            applied = taken_again(self._asides, list(self._asides))
-            if applied != self._asides:
-                self._save_asides(lease, applied)
-                self._asides = applied
-
-    def _is_any_due(self, asides: Asides) -> bool:
-        now_ms = _now_ms()
-        return any(aside.is_due(now_ms) for aside in asides.values())
-
-    def _asides_by_topic(self) -> dict[str, Aside]:
-        return {self._topic(table): aside for table, aside in self._asides.items()}
-
-    def _tell_asides(self) -> None:
-        plan, asides = self._plan, self._asides
-        sentences = tuple(aside.sentence(plan.name, str(table)) for table, aside in sorted(asides.items()))
-        if sentences != self._told:
-            has_failed = any(aside.has_failed for aside in asides.values())
-            self._report(TablesSetAside(plan.name, plan.generation, sentences, has_failed))
-        self._told = sentences
-
-    def _set_aside(self, lease: GenerationLease, errors: Mapping[TableName, LockstepError], orders: Orders) -> None:
-        """Go on without these tables. Raises _SetAside, and as ``GenerationLease.save_record``."""
-        with self._asides_lock:
-            asides = failed(self._asides, errors, orders, now_ms=_now_ms())
-            self._save_asides(lease, asides)
-            self._asides = asides
-        raise _SetAside
-
     def _set_refused_aside(self, opened: OpenedSink, lease: GenerationLease) -> None:
-        """Go on without the tables that the destination has refused. Raises _SetAside; without others, their error.
+        """Go on without the tables that the destination has refused. Raises SetAside; without others, their error.
 
         A destination that takes nothing doesn't take this either: then it is no matter of single tables.
         """
@@ -657,7 +566,7 @@ class SinkJob:
             return
         if not self._sets_aside(refused.errors) or opened.generations.load_progress() is None:
             raise LockstepError(refused.message, hint=refused.hint)
-        self._set_aside(lease, refused.errors, self._obeyed)
+        self._asides.fail(lease, refused.errors, self._obeyed)
 
     def _start(
         self, opened: OpenedSink, log: LogFacts, stored: Progress | None
@@ -676,7 +585,7 @@ class SinkJob:
             )
         checkpoint = self._checkpoint(start)
         committed = checkpoint.committed()
-        if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides)):
+        if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides.now)):
             if committed is not None:  # what it lacks must not pass for what was left out on purpose
                 known = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
                 check_destination(known, committed)
@@ -717,38 +626,30 @@ class SinkJob:
     def _require_readable(
         self, opened: OpenedSink, cluster: TopicAdmin, lease: GenerationLease, orders: Orders
     ) -> None:
-        """Raises _SetAside where the job may not read the topics of some tables, and _Unreadable without any other."""
+        """Raises SetAside where the job may not read the topics of some tables, and _Unreadable without any other."""
         errors = unreadable(self._plan, cluster)
         if not errors:
             return
         if self._sets_aside(errors) and opened.generations.load_progress() is not None:
-            self._set_aside(lease, errors, orders)
+            self._asides.fail(lease, errors, orders)
         error = next(iter(errors.values()))
         raise _Unreadable(error.message, hint=error.hint)
 
     def _set_lost_aside(self, cluster: TopicAdmin, lease: GenerationLease, orders: Orders) -> None:
-        """Set those tables aside again that are tried again, or resumed, and whose topic is gone. Raises _SetAside.
+        """Set those tables aside again that are tried again, or resumed, and whose topic is gone. Raises SetAside.
 
         The query would wait for it, and with it the sink's other tables. It would wait in vain: what the table lacks
         was in that topic.
         """
-        again = [table for table, aside in self._asides.items() if aside.is_read]
+        again = [table for table, aside in self._asides.now.items() if aside.is_read]
         errors = without_topic(self._plan, cluster, again) if again else {}
         if errors:
-            self._set_aside(lease, errors, orders)
+            self._asides.fail(lease, errors, orders)
 
     def _sets_aside(self, errors: Mapping[TableName, LockstepError]) -> bool:
         """Whether a generation that is in use goes on without tables with such errors: others can be applied."""
         plan = self._plan
-        return plan.go_live and plan.settings.view is None and self._are_single(errors, plan.tables)
-
-    def _are_single(self, errors: Collection[TableName], tables: Collection[TableName]) -> bool:
-        """Whether it is a matter of single tables that not all of these ``tables`` can be applied.
-
-        So it is also where all of them had been set aside, and are read again: their neighbours may be paused, and go
-        on without them.
-        """
-        return 0 < len(errors) < len(tables) or (bool(errors) and all(table in self._asides for table in errors))
+        return plan.go_live and plan.settings.view is None and self._asides.are_single(errors, plan.tables)
 
     def _check_resuming(
         self,
@@ -761,10 +662,10 @@ class SinkJob:
         ends: Offsets,
         now_ms: int,
     ) -> None:
-        """Set those tables aside again whose topic has lost what they lack. Raises _SetAside."""
+        """Set those tables aside again whose topic has lost what they lack. Raises SetAside."""
         errors: dict[TableName, LockstepError] = {}
         begins = cluster.begin_offsets(log.partitions)
-        for topic in self._asides_by_topic():
+        for topic in self._asides.by_topic():
             facts = log.topics.get(topic)
             if facts is None:
                 continue
@@ -785,12 +686,12 @@ class SinkJob:
             except PositionMismatch as error:
                 errors[log.table_of[topic]] = error
         if errors:
-            self._set_aside(lease, errors, orders)
+            self._asides.fail(lease, errors, orders)
 
     def _require_rows(
         self, opened: OpenedSink, log: LogFacts, stored: Progress, lease: GenerationLease, orders: Orders
     ) -> None:
-        """Set those tables aside again that were removed from the destination. Raises _SetAside.
+        """Set those tables aside again that were removed from the destination. Raises SetAside.
 
         Made anew they would lack what had been applied, and count as complete.
         """
@@ -798,7 +699,7 @@ class SinkJob:
         read_from = load_start_position(opened.records, self._plan.generation).offsets or {}
         begun = {topic for at in (stored.next_offsets, read_from) for (topic, _), offset in at.items() if offset}
         for name, table in log.tables.items():
-            if name in self._asides and self._topic(name) in begun:
+            if name in self._asides.now and self._topic(name) in begun:
                 try:
                     list(opened.sink.rows(stored_table(table), ()))
                 except (Unavailable, Fenced):
@@ -806,14 +707,14 @@ class SinkJob:
                 except LockstepError as error:
                     errors[name] = error
         if errors:
-            self._set_aside(lease, errors, orders)
+            self._asides.fail(lease, errors, orders)
 
     def _prepare(
         self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders, *, may_set_aside: bool
     ) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack.
 
-        Raises _SetAside where some tables can't be prepared, and others can.
+        Raises SetAside where some tables can't be prepared, and others can.
         """
         try:
             return self._prepare_all(opened, log, lease)
@@ -821,9 +722,9 @@ class SinkJob:
             raise
         except LockstepError:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
-            if not self._are_single(errors, log.tables):
+            if not self._asides.are_single(errors, log.tables):
                 raise
-            self._set_aside(lease, errors, orders)
+            self._asides.fail(lease, errors, orders)
             raise
 
     def _unprepared(self, opened: OpenedSink, log: LogFacts) -> dict[TableName, LockstepError]:
@@ -967,7 +868,7 @@ class SinkJob:
     def _has_lost_rights(self) -> bool:
         """Whether the job may not read the topics of some tables any more, and goes on without them."""
         plan = self._plan
-        if len(plan.tables) < 2 and not any(table in self._asides for table in plan.tables):
+        if len(plan.tables) < 2 and not any(table in self._asides.now for table in plan.tables):
             return False  # it could be no matter of single tables
         return self._answered(lambda: self._sets_aside(unreadable(plan, TopicAdmin(plan.kafka.client()))))
 
@@ -1026,111 +927,6 @@ def _reads_again(point: ResumePoint) -> bool:
         return False
     begin = point.start or {} if point.committed is None else point.committed
     return any(begin.get(at, 0) < end for at, end in point.progress.next_offsets.items())
-
-
-def _keeper(
-    plan: SinkPlan,
-    opened: OpenedSink,
-    log: LogFacts,
-    stored: Progress | None,
-    start: StartPosition,
-    *,
-    check_claim: Callable[[], None],
-    holds_watermark: bool = False,
-    asides: Mapping[str, Aside] = NOTHING_ASIDE,
-    selection: str = "",
-    result: TableName | None = None,
-) -> ProgressKeeper:
-    """``result`` is what a view's rows are in."""
-    # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
-    # and isn't true of that one yet. It has waited for those that were paused.
-    awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
-    held = {topic for topic, aside in asides.items() if aside.holds_watermark}
-    passed_over = {topic for topic in held if not asides[topic].awaited}
-    # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
-    uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
-    topics = [*log.table_of, *uncopied]
-    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)
-    return ProgressKeeper(
-        opened.generations,
-        Watermark(
-            topics,
-            epoch=0 if stored is None else stored.epoch,
-            lsn=0 if stored is None else stored.watermark_lsn,
-            commit_time_ms=0 if stored is None else stored.commit_time_ms,
-            joining=joining,
-        ),
-        stored=stored,
-        topic_ids=log.topic_ids,
-        now_ms=_now_ms,
-        sink=plan.name,
-        check_claim=check_claim,
-        retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
-        skipped=skipped_by(start.offsets, stored),
-        left_at_ms=_left_at_ms(stored, log.topics),
-        holds_watermark=holds_watermark,
-        is_paused=bool(held),
-        selection=selection or (stored.selection if stored is not None else ""),
-        tables={topic: result or name for topic, name in log.table_of.items()},
-        partitions=log.partitions,
-    )
-
-
-def _as_of_start(
-    stored: Progress | None, ends: Offsets, now_ms: int, skipped: Mapping[TopicPartition, int]
-) -> Progress | None:
-    """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
-
-    What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
-    """
-    if stored is None:
-        return None
-    reached = {**stored.next_offsets, **skipped}
-    # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
-    # read for the first time, or again, are judged by a time of their own.
-    has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()
-    if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
-        return stored
-    left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
-    if skipped:
-        return replace(stored, read_at_ms=now_ms, left_at_ms=left_at_ms)
-    return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
-
-
-def _joining(
-    stored: Progress, log: LogFacts, unread: Set[str], passed_over: Set[str], *, awaited: Set[str]
-) -> set[str]:
-    """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
-    it waits for. Among these are the ``passed_over``, for which it hasn't waited before. ``awaited`` are topics that
-    are read again and for which it has.
-    """
-    if not stored.watermark_lsn:
-        return set()
-    came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
-    never_read = unread - {topic for topic, _ in stored.next_offsets}
-    new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
-    return new | came_back | never_read | passed_over | (set(stored.joining) & {*log.topics, *unread})
-
-
-def _left(stored: Progress | None) -> set[str]:
-    """The topics that weren't read for a while, and that the watermark hasn't waited for.
-
-    It waits for one that is read for the first time. While there is none, it has passed nothing.
-    """
-    if stored is None or not stored.watermark_lsn:
-        return set()
-    return stored.left_at_ms.keys() - set(stored.joining)
-
-
-def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
-    """The topics that the destination has rows of and that aren't read now, as Progress has them.
-
-    Those that are read again have a time all the same: until they have caught up they may lack deletes from then on.
-    """
-    if stored is None:
-        return {}
-    gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
-    return dict.fromkeys(gone, stored.updated_at_ms) | dict(stored.left_at_ms)
 
 
 def _now_ms() -> int:

@@ -29,12 +29,14 @@ from jobs.generations.asides import Aside, AsideState, Order, Wish, asides_name,
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.offsets import Offsets
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob, _as_of_start, _keeper, _left, _Noted, _reads_others, _SetAside
+from jobs.query.job import SinkJob, _reads_others
 from jobs.query.log_facts import LogFacts
 from jobs.query.progress import ProgressKeeper
+from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
 from jobs.query.resume_check import ResumePoint, TopicFacts
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
+from jobs.query.tables_aside import Noted, SetAside
 from jobs.report import SinkWaiting
 from sinks.contract import OpenedSink, Progress
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
@@ -149,7 +151,7 @@ def test_a_table_that_the_destination_refuses_is_set_aside_with_its_reason() -> 
     job, opened, lease = _refusing([_B], store)
     opened.generations.save_progress(Progress({}, 0, 0, 0, {}))
     job._obeyed = {_B: Order(Wish.APPLY, 3)}
-    with pytest.raises(_SetAside):
+    with pytest.raises(SetAside):
         job._set_refused_aside(opened, lease)
     aside = load_asides(opened.records, 1)[_B]
     assert (aside.state, aside.reason, aside.hint) == (AsideState.FAILED, "no room in public.b", "make some")
@@ -160,9 +162,9 @@ def test_a_table_that_the_destination_refuses_is_set_aside_with_its_reason() -> 
 def _tried(store: MemoryStore, aside: Aside) -> tuple[SinkJob, Callable[..., bool]]:
     """A job with a query for which it has set table b aside, and what looks beside it."""
     job, opened, lease = _refusing([], store)
-    job._asides = {_B: aside}
-    opened.records.save(asides_name(1), dump_asides(job._asides))
-    noted = _Noted(job._asides)
+    job._asides._asides = {_B: aside}
+    opened.records.save(asides_name(1), dump_asides(job._asides.now))
+    noted = Noted(job._asides.now)
 
     def looks(*, advanced: Sequence[str] = (), has_caught_up: bool = False) -> bool:
         resuming = frozenset() if has_caught_up else frozenset({"p.public.b"})
@@ -174,7 +176,7 @@ def _tried(store: MemoryStore, aside: Aside) -> tuple[SinkJob, Callable[..., boo
 
 def test_a_query_ends_when_a_table_that_has_failed_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1_000_000]
-    monkeypatch.setattr("jobs.query.job._now_ms", lambda: clock[0])
+    monkeypatch.setattr("jobs.query.tables_aside._now_ms", lambda: clock[0])
     _, looks = _tried(prepared_store(1), Aside(AsideState.FAILED, 5, retry_at_ms=clock[0] + 60_000))
     assert not looks()
     clock[0] += 60_000
@@ -188,16 +190,16 @@ def test_a_table_that_is_tried_again_is_resumed_by_its_first_batch_and_then_has_
     looks(advanced=["p.public.a"])
     assert load_asides(records, 1)[_B].state is AsideState.RETRYING
     looks(advanced=["p.public.a", "p.public.b"])
-    assert load_asides(records, 1) == job._asides == {_B: Aside(AsideState.RESUMING, 5, begun=True)}
+    assert load_asides(records, 1) == job._asides.now == {_B: Aside(AsideState.RESUMING, 5, begun=True)}
     looks(advanced=["p.public.b"], has_caught_up=True)
-    assert load_asides(records, 1) == job._asides == {}
+    assert load_asides(records, 1) == job._asides.now == {}
 
 
 def test_what_looks_beside_a_query_that_has_ended_changes_nothing_any_more() -> None:
     store = prepared_store(1)
     job, looks = _tried(store, Aside(AsideState.RETRYING, 5, reason="no room"))
-    job._asides = {_B: Aside(AsideState.FAILED, 5, reason="no room", tries=1)}
-    MemoryRecords(store).save(asides_name(1), dump_asides(job._asides))
+    job._asides._asides = {_B: Aside(AsideState.FAILED, 5, reason="no room", tries=1)}
+    MemoryRecords(store).save(asides_name(1), dump_asides(job._asides.now))
     looks(advanced=["p.public.b"], has_caught_up=True)
     assert load_asides(MemoryRecords(store), 1)[_B].state is AsideState.FAILED
 
@@ -209,8 +211,8 @@ def test_a_table_that_fails_again_while_no_other_is_read_ends_no_job(state: Asid
     job, opened, lease = _refusing([_B], store)
     opened.generations.save_progress(Progress({}, 0, 0, 0, {}))
     job._plan = replace(job._plan, tables=[_B])
-    job._asides = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(state, 5, tries=3)}
-    with pytest.raises(_SetAside):
+    job._asides._asides = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(state, 5, tries=3)}
+    with pytest.raises(SetAside):
         job._set_refused_aside(opened, lease)
     asides = load_asides(opened.records, 1)
     assert (asides[_A].state, asides[_B].state) == (AsideState.PAUSED, AsideState.FAILED)
@@ -220,10 +222,13 @@ def test_a_table_that_fails_again_while_no_other_is_read_ends_no_job(state: Asid
 def test_a_job_that_has_applied_all_there_is_has_no_table_left_that_it_tries_again() -> None:
     store = prepared_store(1)
     job, opened, lease = _refusing([], store)
-    job._asides = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(AsideState.RETRYING, 5, reason="no room", tries=2)}
-    job._note_all_applied(lease)
+    job._asides._asides = {
+        _A: Aside(AsideState.PAUSED, 5),
+        _B: Aside(AsideState.RETRYING, 5, reason="no room", tries=2),
+    }
+    job._asides.note_all_applied(lease)
     expected = {_A: Aside(AsideState.PAUSED, 5), _B: Aside(AsideState.RESUMING, 5)}
-    assert load_asides(opened.records, 1) == job._asides == expected
+    assert load_asides(opened.records, 1) == job._asides.now == expected
     job._plan = replace(job._plan, once=True)
     job._check_all_applied()
 
@@ -256,7 +261,7 @@ def test_a_job_that_is_to_apply_all_there_is_fails_where_a_table_was_not_applied
 ) -> None:
     job = _Job(LockstepError("never"))
     job._plan = replace(job._plan, once=once)
-    job._asides = {_A: Aside(AsideState.RESUMING, 5), _B: Aside(state, 5, reason="no room", hint="make some")}
+    job._asides._asides = {_A: Aside(AsideState.RESUMING, 5), _B: Aside(state, 5, reason="no room", hint="make some")}
     job.queries = 1
     if stopped:
         job.stop.set()
@@ -290,11 +295,11 @@ def test_a_table_that_is_resumed_too_late_does_not_end_the_job_of_the_others() -
     with pytest.raises(PositionMismatch):
         _Job(error).run()
     job = _Job(error)
-    job._asides = {table().name: Aside(AsideState.RESUMING, 5)}
+    job._asides._asides = {table().name: Aside(AsideState.RESUMING, 5)}
     job.run()
     assert job.queries == 2
     again = _Job(error)
-    again._asides, again._checked_again = job._asides, job._asides
+    again._asides._asides = again._checked_again = job._asides.now
     with pytest.raises(PositionMismatch):
         again.run()
 
@@ -454,7 +459,7 @@ def test_a_watermark_stays_where_a_table_joins_and_names_it_until_it_is_true_of_
         opened.sink.claim()
         facts = {topic: TopicFacts("id", 1, 10**15) for topic in topics}
         log = LogFacts({}, [], facts, {topic: table().name for topic in topics}, uncopied=uncopied)
-        return _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, selection="after")
+        return keeper_at_start(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, selection="after")
 
     a, b = ("p.public.a", 0), ("p.public.b", 0)
     alone = keeper(stored, "p.public.a").batch_applied({a: 5}, rejected=0)
@@ -480,17 +485,17 @@ def _refused_in_its_first_batch(clock: list[int], monkeypatch: pytest.MonkeyPatc
 
     ``clock`` is the time, in milliseconds. An hour later the sink has gone on with a alone.
     """
-    monkeypatch.setattr("jobs.query.job._now_ms", lambda: clock[0])
+    monkeypatch.setattr("jobs.query.progress_at_start._now_ms", lambda: clock[0])
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
     opened.sink.claim()
     at = ("p.public.a", 0)
     opened.generations.save_progress(Progress({at: 5}, 100, 7, clock[0] - _HOUR_MS, {at[0]: "id"}))
     stored = opened.generations.load_progress()
-    _keeper(_PLAN, opened, _log("a", "b"), stored, StartPosition(), check_claim=lambda: None).begin()
+    keeper_at_start(_PLAN, opened, _log("a", "b"), stored, StartPosition(), check_claim=lambda: None).begin()
     clock[0] += _HOUR_MS
     stored, asides = opened.generations.load_progress(), {"p.public.b": Aside(AsideState.FAILED, clock[0])}
-    alone = _keeper(_PLAN, opened, _log("a"), stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    alone = keeper_at_start(_PLAN, opened, _log("a"), stored, StartPosition(), check_claim=lambda: None, asides=asides)
     alone.learn([ProgressRecord(200, 200, {at[0]: (6,), "p.public.b": (9,)})])
     alone.batch_applied({at: 6}, rejected=0)
     return opened
@@ -520,7 +525,7 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     assert stored is not None
     assert stored.joining == ("p.public.b",)
     job = SinkJob(_PLAN, _NOTHING, stop=threading.Event(), report=lambda _: None)
-    job._asides = {_B: Aside(AsideState.RESUMING, 5)}
+    job._asides._asides = {_B: Aside(AsideState.RESUMING, 5)}
     lease = GenerationLease(opened, 1)
     lease.claim(opened.sink.claim)
     log = _log("a", "b", b_is=b_is)
@@ -529,37 +534,39 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, "/checkpoint", None)
     if refused is None:
         job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
-        keeper = _keeper(
+        keeper = keeper_at_start(
             *(_PLAN, opened, log, stored, StartPosition()),
             check_claim=lambda: None,
-            asides={"p.public.b": job._asides[_B]},
+            asides={"p.public.b": job._asides.now[_B]},
         )
         clock[0] += _HOUR_MS
         with pytest.raises(PositionMismatch, match=r"topic p\.public\.b keeps tombstones"):
             keeper.batch_applied({("p.public.b", 0): 9}, rejected=0)
         return
-    with pytest.raises(_SetAside):
+    with pytest.raises(SetAside):
         job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
     aside = load_asides(opened.records, 1)[_B]
     assert aside.state is AsideState.FAILED
     assert refused in str(aside.reason)
 
 
-def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_read_for_the_first_time_is_no_table_that_had_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is paused like any other: the watermark waits for it. One that had left holds nothing up."""
     opened = _refused_in_its_first_batch([1_000 * _HOUR_MS], monkeypatch)
     stored = opened.generations.load_progress()
     assert stored is not None
     assert "p.public.b" in stored.left_at_ms
-    assert _left(stored) == set()
-    assert _left(replace(stored, joining=())) == {"p.public.b"}
-    assert _left(replace(stored, joining=(), watermark_lsn=0)) == set()
+    assert left_topics(stored) == set()
+    assert left_topics(replace(stored, joining=())) == {"p.public.b"}
+    assert left_topics(replace(stored, joining=(), watermark_lsn=0)) == set()
 
 
 def test_a_sink_that_was_away_is_not_behind_because_of_a_table_that_it_has_just_begun_to_read() -> None:
     at, late = ("p.public.a", 0), ("p.public.late", 0)
     stored = Progress({at: 5, late: 0}, 100, 7, 1_000, {}, left_at_ms={late[0]: 900})
-    quiet = _as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000, {})
     assert quiet is not None
     assert (quiet.updated_at_ms, quiet.left_at_ms) == (900_000, {late[0]: 900})
 
@@ -573,7 +580,7 @@ def test_the_watermark_waits_for_a_table_whose_copy_has_not_begun() -> None:
     opened.sink.claim()
     topic = "p.public.orders"
     log = LogFacts({}, [], {topic: TopicFacts("id", 1, 10**12)}, {topic: table().name}, uncopied=[late])
-    keeper = _keeper(plan, opened, log, None, StartPosition(), check_claim=lambda: None)
+    keeper = keeper_at_start(plan, opened, log, None, StartPosition(), check_claim=lambda: None)
     keeper.batch_applied({(topic, 0): 5}, rejected=0)
     for record in (
         ProgressRecord(100, 0, {topic: (5,), "p.public.late": (0,)}, uncopied=("p.public.late",)),
@@ -587,10 +594,10 @@ def test_a_table_that_joins_is_read_from_now_on_however_long_the_sink_was_away()
     """Nothing of it is older than the first look at it: no delete can be missing."""
     at, late = ("p.public.a", 0), ("p.public.late", 0)
     stored = Progress({at: 5}, 100, 7, 1_000, {})
-    quiet = _as_of_start(stored, {at: 5, late: 9}, 900_000, {})
+    quiet = as_of_start(stored, {at: 5, late: 9}, 900_000, {})
     assert quiet is not None
     assert quiet.updated_at_ms == 900_000
-    assert _as_of_start(stored, {at: 6, late: 9}, 900_000, {}) is stored, "a table that it had has gone on"
+    assert as_of_start(stored, {at: 6, late: 9}, 900_000, {}) is stored, "a table that it had has gone on"
 
 
 def test_a_running_view_learns_that_a_table_left_and_waits_until_it_is_back() -> None:
@@ -637,7 +644,7 @@ def test_a_sink_none_of_whose_tables_is_captured_lacks_nothing_unless_it_did_bef
     job = SinkJob(plan, _NOTHING, stop=threading.Event(), report=lambda _: None)
     job._captured = Captured((), selection="none")
     if asides:
-        job._asides = {name: Aside(AsideState.PAUSED, 1)}
+        job._asides._asides = {name: Aside(AsideState.PAUSED, 1)}
     keeper = job._keeper_of_none(opened, cast("Any", _Lease()))
     if asides or skipped:
         assert keeper is None
@@ -733,19 +740,19 @@ def test_a_sink_that_was_away_for_long_and_missed_nothing_is_not_behind() -> Non
     """Its first batch may come before the thread that follows the watermark has looked once."""
     at, other = ("p.public.a", 0), ("p.public.b", 0)
     stored = Progress({at: 5, other: 3}, 100, 7, 1_000, {})
-    assert _as_of_start(stored, {at: 6}, 9_000, {}) is stored
-    started = _as_of_start(stored, {at: 5}, 9_000, {})
+    assert as_of_start(stored, {at: 6}, 9_000, {}) is stored
+    started = as_of_start(stored, {at: 5}, 9_000, {})
     assert started is not None
     assert (started.updated_at_ms, started.left_at_ms) == (9_000, {"p.public.b": 1_000})
-    assert _as_of_start(None, {at: 0}, 9_000, {}) is None
+    assert as_of_start(None, {at: 0}, 9_000, {}) is None
     # Of a part that was left out nobody knows more than before.
-    beyond = _as_of_start(stored, {at: 9}, 9_000, {at: 9})
+    beyond = as_of_start(stored, {at: 9}, 9_000, {at: 9})
     assert beyond is not None
     assert (beyond.updated_at_ms, beyond.read_at_ms) == (1_000, 9_000)
-    assert _as_of_start(stored, {at: 9}, 9_000, {at: 8}) is stored
+    assert as_of_start(stored, {at: 9}, 9_000, {at: 8}) is stored
 
 
-def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> None:
+def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_itleft_topics() -> None:
     """When it is read again it is a table that joins: the watermark isn't true of it yet."""
     stored = Progress({("p.public.a", 0): 5, ("p.public.b", 0): 3}, 100, 7, 1_000, {})
     plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
@@ -757,7 +764,7 @@ def test_a_topic_that_is_read_no_longer_keeps_the_time_at_which_it_left() -> Non
         log = LogFacts(
             {}, [], {topic: TopicFacts("id", 1, 10**15) for topic in topics}, dict.fromkeys(topics, table().name)
         )
-        keeper = _keeper(plan, opened, log, before, StartPosition(), check_claim=lambda: None)
+        keeper = keeper_at_start(plan, opened, log, before, StartPosition(), check_claim=lambda: None)
         return keeper.batch_applied({("p.public.a", 0): 6}, rejected=0)
 
     without = after(stored, "p.public.a")
@@ -823,7 +830,7 @@ def test_the_watermark_waits_for_a_paused_table_and_not_for_one_that_was_out(
     log = LogFacts({}, [], facts, dict.fromkeys(facts, table().name))
     plan = SinkPlan("s", _NOTHING, 1, "p", _NOTHING, (), _NOTHING, once=False)
     asides = {} if state is None else {aside: Aside(state, 5, awaited=awaited)}
-    keeper = _keeper(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, asides=asides)
+    keeper = keeper_at_start(plan, opened, log, stored, StartPosition(), check_claim=lambda: None, asides=asides)
     keeper.learn([ProgressRecord(200, 200, {kept: (6,), aside: (9,)})])
     progress = keeper.batch_applied({(kept, 0): 6}, rejected=0)
     assert progress.watermark_lsn == expected

@@ -1,0 +1,132 @@
+"""What a sink's stored progress says once a query begins: of which topics it is true, and as of when."""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from cdc.kafka.topic_names import table_topic
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside
+from jobs.offsets import Offsets
+from jobs.query.log_facts import LogFacts
+from jobs.query.progress import ProgressKeeper
+from jobs.query.sink_plan import SinkPlan
+from jobs.query.start_position import StartPosition, skipped_by
+from jobs.query.watermark import Watermark
+from sinks.contract import OpenedSink, Progress, TopicPartition
+
+NOTHING_ASIDE: Final[Mapping[str, Aside]] = MappingProxyType({})
+
+
+def keeper_at_start(
+    plan: SinkPlan,
+    opened: OpenedSink,
+    log: LogFacts,
+    stored: Progress | None,
+    start: StartPosition,
+    *,
+    check_claim: Callable[[], None],
+    holds_watermark: bool = False,
+    asides: Mapping[str, Aside] = NOTHING_ASIDE,
+    selection: str = "",
+    result: TableName | None = None,
+) -> ProgressKeeper:
+    """The keeper of a query that begins at ``stored``, whose watermark is true of what this query reads.
+
+    ``asides`` are the tables that are set aside, by topic, ``result`` is what a view's rows are in.
+    """
+    # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
+    # and isn't true of that one yet. It has waited for those that were paused.
+    awaited = {topic for topic, aside in asides.items() if aside.is_read and aside.awaited}
+    held = {topic for topic, aside in asides.items() if aside.holds_watermark}
+    passed_over = {topic for topic in held if not asides[topic].awaited}
+    # Of a table that waits for its copy nothing is applied, and so the watermark waits for it.
+    uncopied = [table_topic(plan.pipeline, name) for name in log.uncopied]
+    topics = [*log.table_of, *uncopied]
+    joining = () if stored is None else _joining(stored, log, {*uncopied, *held}, passed_over, awaited=awaited)
+    return ProgressKeeper(
+        opened.generations,
+        Watermark(
+            topics,
+            epoch=0 if stored is None else stored.epoch,
+            lsn=0 if stored is None else stored.watermark_lsn,
+            commit_time_ms=0 if stored is None else stored.commit_time_ms,
+            joining=joining,
+        ),
+        stored=stored,
+        topic_ids=log.topic_ids,
+        now_ms=_now_ms,
+        sink=plan.name,
+        check_claim=check_claim,
+        retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
+        skipped=skipped_by(start.offsets, stored),
+        left_at_ms=_left_at_ms(stored, log.topics),
+        holds_watermark=holds_watermark,
+        is_paused=bool(held),
+        selection=selection or (stored.selection if stored is not None else ""),
+        tables={topic: result or name for topic, name in log.table_of.items()},
+        partitions=log.partitions,
+    )
+
+
+def as_of_start(
+    stored: Progress | None, ends: Offsets, now_ms: int, skipped: Mapping[TopicPartition, int]
+) -> Progress | None:
+    """The stored progress. Where nothing is unread at the start, all is applied as of then, however long it was away.
+
+    What comes next would else look as if it had waited as long: the watermark's records are read beside the batches.
+    """
+    if stored is None:
+        return None
+    reached = {**stored.next_offsets, **skipped}
+    # A topic that was never read lacks nothing of before: it is read from its beginning from now on. Topics that are
+    # read for the first time, or again, are judged by a time of their own.
+    has_read = {topic for topic, _ in reached} - stored.left_at_ms.keys()
+    if any(at[0] in has_read and reached.get(at, 0) < end for at, end in ends.items()):
+        return stored
+    left_at_ms = _left_at_ms(stored, {topic for topic, _ in ends})
+    if skipped:
+        return replace(stored, read_at_ms=now_ms, left_at_ms=left_at_ms)
+    return replace(stored, updated_at_ms=now_ms, left_at_ms=left_at_ms)
+
+
+def _joining(
+    stored: Progress, log: LogFacts, unread: Set[str], passed_over: Set[str], *, awaited: Set[str]
+) -> set[str]:
+    """The topics of which the stored watermark isn't true: of those that are read now, and of the ``unread`` ones that
+    it waits for. Among these are the ``passed_over``, for which it hasn't waited before. ``awaited`` are topics that
+    are read again and for which it has.
+    """
+    if not stored.watermark_lsn:
+        return set()
+    came_back = (stored.left_at_ms.keys() & log.topics.keys()) - awaited
+    never_read = unread - {topic for topic, _ in stored.next_offsets}
+    new = {topic for topic, partition in log.partitions if (topic, partition) not in stored.next_offsets}
+    return new | came_back | never_read | passed_over | (set(stored.joining) & {*log.topics, *unread})
+
+
+def left_topics(stored: Progress | None) -> set[str]:
+    """The topics that weren't read for a while, and that the watermark hasn't waited for.
+
+    It waits for one that is read for the first time. While there is none, it has passed nothing.
+    """
+    if stored is None or not stored.watermark_lsn:
+        return set()
+    return stored.left_at_ms.keys() - set(stored.joining)
+
+
+def _left_at_ms(stored: Progress | None, read_topics: Collection[str]) -> dict[str, int]:
+    """The topics that the destination has rows of and that aren't read now, as Progress has them.
+
+    Those that are read again have a time all the same: until they have caught up they may lack deletes from then on.
+    """
+    if stored is None:
+        return {}
+    gone = {topic for topic, _ in stored.next_offsets} - set(read_topics)
+    return dict.fromkeys(gone, stored.updated_at_ms) | dict(stored.left_at_ms)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
