@@ -23,6 +23,7 @@ from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
 from jobs.executor.result import Failure
+from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, record_name
 from jobs.generations.record import Record as GenerationRecord
@@ -38,6 +39,8 @@ logger = logging.getLogger("lockstep.streams")
 _SAVE_EVERY_S: Final = 1.0
 _LOOK_S: Final = 2.0
 _TICK_S: Final = 0.2
+"""So often it looks whether a command has its turn, at least; no row is posted without a look before."""
+
 _CLOSE_S: Final = 15.0
 """Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
 
@@ -90,8 +93,17 @@ class RowPoster:
         """Of the topic with this id, whose rows are being posted, or were last."""
         self._has_posted_more = False
         """A row was taken or refused for good since the last failure."""
+        self._gate = BatchGate()
+        """One is inside who posts a row. A command that has its turn holds it."""
+        self._looked_at: float | None = None
+        lease.guard(self._gate)
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it has a row to post, and a command has its turn."""
+        return self._gate.is_awaited
 
     def wake(self) -> None:
         """There may be new rows."""
@@ -122,6 +134,7 @@ class RowPoster:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+        self._gate.close(0)
         self._thread.join(_CLOSE_S)
         self._webhook.close()
 
@@ -290,7 +303,11 @@ class RowPoster:
 
         def post(record: Record) -> None:
             assert record.value is not None
-            self._webhook.post(self._document(generation, record.key, record.value))
+            self._enter_gate()
+            try:
+                self._webhook.post(self._document(generation, record.key, record.value))
+            finally:
+                self._gate.leave()
 
         def received() -> None:
             self._refused_in_a_row = 0
@@ -302,6 +319,15 @@ class RowPoster:
         delivery = RowDelivery(post, pause=self._pause, received=received, overtaken=overtaken)
         self._delivery = topic_id, delivery
         return delivery
+
+    def _enter_gate(self) -> None:
+        """Wait while a command has its turn. Raises _Closed where it is to end, and what the lease raises."""
+        now = time.monotonic()
+        if self._looked_at is None or now - self._looked_at > _TICK_S:
+            self._lease.heartbeat()  # the job's own may be late, as while it waits for Spark
+            self._looked_at = now
+        if not self._gate.enter():
+            raise _Closed
 
     def _pause(self, tries: int) -> None:
         """Wait before a row is posted again. Raises as ``_check_going_on``."""
