@@ -349,7 +349,7 @@ def test_what_a_stream_query_has_of_a_row_goes_from_its_result_and_its_topics(
 
     def in_store() -> list[tuple[str, bool]]:
         with contextlib.closing(psycopg.connect(url.replace("+psycopg", ""), autocommit=True)) as connection:
-            return connection.execute(f"select who, _deleted from logins_of_g1.{_RESULT.name.name}").fetchall()
+            return connection.execute("select who, _deleted from logins_of_g1.stream_queries__logins_of").fetchall()
 
     def done(batch: int, start: int) -> None:
         figures = Figures(batch=batch, offsets={(topic, 0): 99}, starts={(topic, 0): start})

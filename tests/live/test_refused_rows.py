@@ -415,7 +415,6 @@ def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
         opened.generations.migrate()
         begin_generation(opened, Record(plan.pipeline, {}))
         begin_generation(opened, Record(plan.pipeline, {}))
-        lease.claim(opened.sink.claim)
         poster = RowPoster(rows.streams.plan(), lease, generations=lambda: [2], said=lambda *_: None)
         has_come = threading.Event()
 
