@@ -29,3 +29,8 @@ def posted_name(generation: int) -> str:
 def result_name(generation: int) -> str:
     """Which columns the result has, and which are its key: its ``Shape``."""
     return f"g{generation}.stream_result"
+
+
+def erased_name(generation: int) -> str:
+    """Up to which offset the topic of its rows may have tombstones: rows before one of their key aren't posted."""
+    return f"g{generation}.stream_erased"

@@ -21,7 +21,8 @@ from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from jobs.generations.record import Phase, list_generations
-from jobs.streams.records import figures_name
+from jobs.streams.posting_turn import PostingTurn
+from jobs.streams.records import erased_name, figures_name
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import Config
@@ -278,7 +279,25 @@ class StreamQueryErasing:
             tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
             is_last = results[topic] == newest and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
+            if not only_look and found.to_remove:
+                self._remove_posted(query, topic, results[topic] or 0, found)
             yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
+
+    def _remove_posted(self, query: str, topic: str, generation: int, found: Found) -> None:
+        """Write the tombstones while the job posts nothing, and let it know: what it hasn't posted yet it never does.
+
+        The topic holds such rows until compaction.
+        """
+        opened = stream_query_plan(self._config, query).opened(1)
+        with closing(opened.sink):
+            turn = PostingTurn(opened, query, say=self._say)
+            try:
+                turn.take()
+                write_tombstones(self._client, topic, found.to_remove)
+                end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
+                opened.records.save(erased_name(generation), str(end))
+            finally:
+                turn.end()
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
         """The build that its job works on, and what that has done; None where there is none."""

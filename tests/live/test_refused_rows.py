@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from cdc.capture.settings import CaptureSettings
+from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced
 from cdc.model.event import Position
@@ -29,7 +30,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Record, begin_generation
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
-from jobs.streams.records import POSTING_PAUSE, posted_name
+from jobs.streams.records import POSTING_PAUSE, erased_name, posted_name
 from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import read
@@ -442,6 +443,39 @@ def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
     assert code == 0, told
     assert [each["row"]["note"] for each in receiver.documents] == ["older", "newer"]
     assert rows.open() == []
+
+
+def test_a_row_that_was_erased_before_it_was_posted_never_is(
+    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The topic holds it until compaction. The erased one is refused here, and those behind it are posted ahead."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
+    rows.write(*range(4))
+    topic = rows._topic(1).name
+
+    def erase(number: int) -> None:
+        key = b'{"id":%d}' % number
+        write_tombstones(rows.streams.client, topic, {key: batch_tag(number)})
+        end = TopicAdmin(rows.streams.client).end_offsets([(topic, 0)])[topic, 0]
+        rows.store.records[erased_name(1)] = str(end)
+
+    erase(1)
+
+    def refuses(document: dict[str, Any]) -> int | None:
+        number = document["row"]["id"]
+        if number == 2 and receiver.asked < 4:
+            erase(2)
+            erase(3)
+        return 422 if number == 2 else None
+
+    receiver.refuses = refuses
+    assert rows.post().failure is None
+    assert ids_of(receiver) == [0]
+    assert rows.open() == [], "it isn't kept as a rejection either"
+    assert rows.posted().waiting == 0
+    rows.write(1, note="new")
+    assert rows.post().failure is None
+    assert [document["row"] for document in receiver.documents][1:] == [{"id": 1, "note": "new"}]
 
 
 def test_they_are_listed_shown_posted_again_and_given_up_by_the_commands_of_rejections(
