@@ -74,7 +74,7 @@ class KnownConsistency:
         if not self.of_tables.is_reached:
             return "it is being filled: readers may see parts of transactions until it is consistent"
         lsn, since = format_lsn(self.of_tables.lsn), format_lsn(self.of_tables.since_lsn)
-        text = f"its tables are together as of {lsn}, as they have been since {since}"
+        text = f"its tables are together as of {lsn}; they first were as of {since}"
         return f"{text}, but for {', '.join(map(str, self.but_tables))}" if self.but_tables else text
 
     def to_json(self) -> dict[str, Any]:

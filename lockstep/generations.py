@@ -166,7 +166,14 @@ def generations_table(name: str, descriptions: list[Description]) -> Group:
         if description.needs_somebody or description.generation.is_live
     ]
     verified = [
-        Text(description.verification.sentence(f"generation {description.generation.number} of {name}"), style="dim")
+        Text(
+            description.verification.sentence(
+                f"generation {description.generation.number} of {name}",
+                sink=name,
+                generation=None if description.generation.is_live else description.generation.number,
+            ),
+            style="dim",
+        )
         for description in descriptions
         if description.verification is not None
     ]

@@ -50,7 +50,7 @@ class GenerationState:
             "joining": [] if progress is None else list(progress.joining),
         }
 
-    def lines(self) -> Iterator[str]:
+    def lines(self, sink: str) -> Iterator[str]:
         described, progress, job = self.description, self.description.progress, self.description.job
         is_live = "live, " if described.generation.is_live else ""
         yield f"  generation {described.generation.number}: {is_live}{described.generation.phase.value}"
@@ -74,7 +74,8 @@ class GenerationState:
         if described.differs:
             yield f"    a rebuild would change: {', '.join(described.differs)}"
         if described.verification is not None:
-            yield f"    {described.verification.sentence('compared')}"
+            generation = None if described.generation.is_live else described.generation.number
+            yield f"    {described.verification.sentence('compared', sink=sink, generation=generation)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class PipelineState:
                 yield "  nothing: no job has begun to apply to it"
             else:
                 for each in generations:
-                    yield from each.lines()
+                    yield from each.lines(name)
 
 
 def read_pipeline_state(config: Config) -> PipelineState:

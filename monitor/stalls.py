@@ -89,7 +89,7 @@ class _Seen:
     """``moved_s``: when the sign was last seen to change, or the stage to lack nothing.
 
     ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
-    ``has_ended``: its job was seen not to run, and it hasn't moved since.
+    ``has_ended``: its job was seen not to run, or to give no sign of life for long, and it hasn't moved since.
     """
 
     sign: Hashable
@@ -336,6 +336,8 @@ class Stalls:
         self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
         seen = self._seen[stage.name]
         if seen.life != life:
+            # A job that is killed says no word, and may be started again before it counts as silent.
+            seen.has_ended |= seen.life is not None and look.at_s - seen.life_s >= STALLED_S
             seen.life, seen.life_s = life, look.at_s
         return look.at_s - seen.life_s
 

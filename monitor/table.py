@@ -85,7 +85,7 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         )
     for label, verification in lag.verified.items():
         is_fine = verification.outcome is VerifyOutcome.EQUAL
-        yield Remark(verification.sentence(label), "dim" if is_fine else "red", f"{label}: comparison")
+        yield Remark(verification.sentence(label, sink=label), "dim" if is_fine else "red", f"{label}: comparison")
     if lag.unreadable_dead_letters:
         yield Remark(
             f"{lag.unreadable_dead_letters:,} records of the dead-letter topic can't be read, and aren't counted:"

@@ -148,16 +148,17 @@ class Verification:
             "but_for": list(self.but_for),
         }
 
-    def sentence(self, label: str) -> str:
-        """One line about it."""
+    def sentence(self, label: str, *, sink: str, generation: int | None = None) -> str:
+        """One line about it. ``generation`` is that of the sink where it isn't the one that readers see."""
+        command = f"`lockstep verify {sink}" + ("`" if generation is None else f" --generation {generation}`")
         but_for = f" but for {'; '.join(self.but_for)}" if self.but_for else ""
         match self.outcome:
             case VerifyOutcome.EQUAL:
                 what = "equal to the source" + but_for
             case VerifyOutcome.DIFFERENT:
-                what = f"{self.differing:,} keys differ from the source: `lockstep verify {label}` shows them"
+                what = f"{self.differing:,} keys differ from the source: {command} shows them"
             case VerifyOutcome.INCOMPLETE:
-                what = f"not compared completely: `lockstep verify {label}` says why"
+                what = f"not compared completely: {command} says why"
             case VerifyOutcome.FAILED:
                 what = f"the comparison failed: {self.error}"
         through = f", verified through {format_lsn(self.through_lsn)} of {time_text(self.through_ms)}"

@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.pipeline import Pipeline
+from jobs.generations.asides import load_asides
 from jobs.generations.lease import LastBeat
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from monitor.line import Captures, Line
@@ -45,6 +46,9 @@ _IDLE_S: Final = 30.0
 
 _JOB_S: Final = 5.0
 """How often it is asked whether a sink's job runs. To see that one doesn't may take seconds."""
+
+_LONG_S: Final = 1.0
+"""Who waits for longer than this is told what holds up the watermark. It is asked for as often."""
 
 _SINCE: Final = "other tables are captured since it was applied to last"
 """Why nobody is let go though the watermark is beyond the LSN."""
@@ -377,6 +381,7 @@ class _Looker(_Worker):
         self._line = line
         self._opened: tuple[int, OpenedSink] | None = None
         self._job: tuple[float, JobStatus] | None = None  # as of when, by the monotonic clock
+        self._held: tuple[float, str] | None = None  # the same
         self._still_beats: dict[int, LastBeat] = {}
 
     def _concerned(self, waiters: Collection[_Waiter]) -> list[_Waiter]:
@@ -409,6 +414,10 @@ class _Looker(_Worker):
                 self._still_live()
                 return
             self._say(waiters, applied)
+            now_s = time.monotonic()
+            long = [each for each in waiters if each.lsn > progress.watermark_lsn and now_s - each.began_s > _LONG_S]
+            if long and (held := self._held_by(opened)):
+                self._say(long, f"{applied}: {held}")
             reached = [waiter for waiter in waiters if waiter.lsn <= progress.watermark_lsn]
             if not reached:
                 return
@@ -434,6 +443,21 @@ class _Looker(_Worker):
         # A switch waits until the new generation has what the old one has. So readers may see either by now.
         for waiter in reached:
             waiter.reach(self._sink)
+
+    def _held_by(self, opened: OpenedSink) -> str:
+        """Which tables that are set aside the watermark waits for, and what helps; "" for none.
+
+        Raises what the destination raises.
+        """
+        now_s = time.monotonic()
+        if self._held is None or now_s - self._held[0] >= _LONG_S:
+            assert self._opened is not None
+            asides = load_asides(opened.records, self._opened[0])
+            sentences = [
+                aside.sentence(self._sink, str(table)) for table, aside in asides.items() if aside.holds_watermark
+            ]
+            self._held = now_s, "; ".join(sentences)
+        return self._held[1]
 
     def _why_not_taken_up(self, opened: OpenedSink, progress: Progress) -> str:
         """Why what is stored of a generation isn't true of the tables that are captured now, and what helps.
@@ -485,12 +509,12 @@ class _Looker(_Worker):
         number, opened = self._opened
         if opened.generations.live() == number:
             return True
-        self._opened = self._job = None
+        self._opened = self._job = self._held = None
         opened.sink.close()
         return False
 
     def _detach(self) -> Callable[[], None]:
-        opened, self._opened, self._job = self._opened, None, None
+        opened, self._opened, self._job, self._held = self._opened, None, None, None
         return (lambda: None) if opened is None else opened[1].sink.close
 
 

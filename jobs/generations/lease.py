@@ -140,7 +140,8 @@ class GenerationLease:
     """A job's side: claims the generation, shows that the job runs, and pauses when it is asked to.
 
     ``heartbeat`` is called about twice a second while the job runs. Safe for several threads; ``opened`` is the lease's
-    own. ``once``: the job ends by itself. Every method raises what the destination raises.
+    own. ``once``: the job ends by itself. ``pause_request`` is the record that asks it to pause, the generation's by
+    default. Every method raises what the destination raises.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class GenerationLease:
         generation: int,
         *,
         once: bool = False,
+        pause_request: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
@@ -156,7 +158,7 @@ class GenerationLease:
         self._generation = generation
         self._once = once
         self._heartbeat_name = heartbeat_name(generation)
-        self._request_name = pause_request_name(generation)
+        self._request_name = pause_request or pause_request_name(generation)
         self._gate: BatchGate | None = None
         self._monotonic = monotonic
         self._now_ms = now_ms

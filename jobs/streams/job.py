@@ -55,7 +55,7 @@ from jobs.streams.pattern_state import too_many_events
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.planning import planned
 from jobs.streams.posting import RowPoster
-from jobs.streams.records import begun_name, figures_name, waiting_name
+from jobs.streams.records import POSTING_PAUSE, begun_name, figures_name, result_name, waiting_name
 from jobs.streams.resume import (
     Begun,
     Figures,
@@ -67,6 +67,7 @@ from jobs.streams.resume import (
 )
 from jobs.streams.settings import StreamSettings
 from jobs.streams.sql_plans import UNCHECKED, QueryRefused
+from sinks.columns.shape import Shape
 from sinks.contract import OpenedSink
 
 logger = logging.getLogger("lockstep.streams")
@@ -137,7 +138,7 @@ class StreamJob:
             opened.sink.close()
         self.generation = number
         opened, leased = self._plan.opened(number), self._plan.opened(number)
-        lease = GenerationLease(leased, number, once=self._plan.once)
+        lease = GenerationLease(leased, number, once=self._plan.once, pause_request=POSTING_PAUSE)
         try:
             lease.begin()
             return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
@@ -216,6 +217,9 @@ class _Run:
         self._read = ReadSoFar(sum(self._figures.offsets.values()))
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
+        shape = Shape.of(table).to_json()
+        if self._opened.records.load(result_name(self._generation)) != shape:
+            self._opened.records.save(result_name(self._generation), shape)
         self._is_live = self._opened.generations.live() == self._generation
         self._ends = self._cluster.committed_ends(list(begun.start))
         fence = self._lease.claim(self._opened.sink.claim)

@@ -11,8 +11,8 @@ letter before the next one is posted. ``jobs.streams.row_delivery`` says when it
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -23,12 +23,13 @@ from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.log_message import LogMessage
 from jobs.executor.result import Failure
+from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Phase, record_name
 from jobs.generations.record import Record as GenerationRecord
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted, going_on, kept_back, posted_document, refused_row
-from jobs.streams.records import posted_name
+from jobs.streams.records import erased_name, posted_name
 from jobs.streams.refused_rows import RefusedRows, TooManyRefused, check_refused
 from jobs.streams.row_delivery import RowDelivery
 from jobs.streams.settings import row_webhook
@@ -38,6 +39,8 @@ logger = logging.getLogger("lockstep.streams")
 _SAVE_EVERY_S: Final = 1.0
 _LOOK_S: Final = 2.0
 _TICK_S: Final = 0.2
+"""So often it looks whether a command has its turn, at least; no row is posted without a look before."""
+
 _CLOSE_S: Final = 15.0
 """Longer than a receiver may take for a row. A thread that waits for Kafka for longer posts nothing after that."""
 
@@ -47,6 +50,10 @@ _WAIT_MAX_S: Final = 60.0
 
 class _Closed(Exception):
     """It is to end now."""
+
+
+class _Erased(Exception):
+    """Rows were erased since the topic was looked at."""
 
 
 class RowPoster:
@@ -90,8 +97,21 @@ class RowPoster:
         """Of the topic with this id, whose rows are being posted, or were last."""
         self._has_posted_more = False
         """A row was taken or refused for good since the last failure."""
+        self._gate = BatchGate()
+        """One is inside who posts a row. A command that has its turn holds it."""
+        self._looked_at: float | None = None
+        lease.guard(self._gate)
+        self._erased_to: str | None = None
+        """What the record says, of the build at work, as of the last look at the topic."""
+        self._tombstones: dict[bytes, int] = {}
+        """Key of an erased row -> the offset of its newest tombstone, of the same."""
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it has a row to post, and a command has its turn."""
+        return self._gate.is_awaited
 
     def wake(self) -> None:
         """There may be new rows."""
@@ -122,6 +142,7 @@ class RowPoster:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
+        self._gate.close(0)
         self._thread.join(_CLOSE_S)
         self._webhook.close()
 
@@ -156,6 +177,11 @@ class RowPoster:
                 if not tries:
                     self._await_rows()
                 self._post_all()
+            except _Erased:
+                tries, reason = 0, ""
+                with self._changed:
+                    self._is_woken = True
+                continue
             except (_Closed, Fenced):  # by whom it is fenced posts the rest
                 return
             except TooManyRefused as error:
@@ -226,6 +252,7 @@ class RowPoster:
                 self._save(name, at)
             return
         end = at.offset + at.waiting
+        self._look_for_erased(topic, generation, at.offset)
         delivery = self._delivery_of(at.topic_id, generation)
         try:
             reader = TopicReader(self._plan.kafka.client(), with_tags=True)
@@ -260,7 +287,7 @@ class RowPoster:
 
         Raises as ``RowDelivery.refusal`` and as ``RefusedRows.keep``.
         """
-        if record.value is None:
+        if record.value is None or self._is_erased(record):
             return True
         answer = delivery.refusal(record, partial(self._read, topic))
         if answer is None:
@@ -270,7 +297,8 @@ class RowPoster:
         check_refused(self._plan.name, self._refused_in_a_row, reason)
         self._check_going_on()
         at_ms = time.time_ns() // 1_000_000
-        self._refused.keep(record, topic=topic, generation=generation, reason=reason, at_ms=at_ms)
+        with self._gate_passed(generation):
+            self._refused.keep(record, topic=topic, generation=generation, reason=reason, at_ms=at_ms)
         self._refused_in_a_row += 1
         step = f"`lockstep rejections list {self._plan.name}` shows it"
         logger.warning(LogMessage("row is rejected", self._row(generation, record), f"{reason}; {step}"))
@@ -281,7 +309,22 @@ class RowPoster:
         return {"stream_query": self._plan.name, "generation": generation, "offset": record.offset}
 
     def _read(self, topic: str, offset: int) -> Generator[Record, None, None]:
-        return TopicReader(self._plan.kafka.client()).records(topic, {0: offset})
+        for record in TopicReader(self._plan.kafka.client()).records(topic, {0: offset}):
+            if record.value is None or not self._is_erased(record):
+                yield record
+
+    def _look_for_erased(self, topic: str, generation: int, offset: int) -> None:
+        """Find which of the rows from this offset on were erased."""
+        self._tombstones = {}
+        self._erased_to = self._lease.record(erased_name(generation))
+        if self._erased_to is None or int(self._erased_to) <= offset:
+            return
+        for record in TopicReader(self._plan.kafka.client()).records(topic, {0: offset}):
+            if record.value is None:
+                self._tombstones[record.key] = record.offset
+
+    def _is_erased(self, record: Record) -> bool:
+        return self._tombstones.get(record.key, -1) > record.offset
 
     def _delivery_of(self, topic_id: str, generation: int) -> RowDelivery:
         """The delivery of a build's rows: what it knows of them holds for one topic."""
@@ -290,7 +333,8 @@ class RowPoster:
 
         def post(record: Record) -> None:
             assert record.value is not None
-            self._webhook.post(self._document(generation, record.key, record.value))
+            with self._gate_passed(generation):
+                self._webhook.post(self._document(generation, record.key, record.value))
 
         def received() -> None:
             self._refused_in_a_row = 0
@@ -302,6 +346,25 @@ class RowPoster:
         delivery = RowDelivery(post, pause=self._pause, received=received, overtaken=overtaken)
         self._delivery = topic_id, delivery
         return delivery
+
+    @contextmanager
+    def _gate_passed(self, generation: int) -> Iterator[None]:
+        """Wait while a command has its turn; none has one inside.
+
+        Raises _Closed where it is to end, _Erased where rows were erased in such a turn, and what the lease raises.
+        """
+        now = time.monotonic()
+        if self._looked_at is None or now - self._looked_at > _TICK_S:
+            self._lease.heartbeat()  # the job's own may be late, as while it waits for Spark
+            self._looked_at = now
+        if not self._gate.enter():
+            raise _Closed
+        try:
+            if self._lease.record(erased_name(generation)) != self._erased_to:
+                raise _Erased
+            yield
+        finally:
+            self._gate.leave()
 
     def _pause(self, tries: int) -> None:
         """Wait before a row is posted again. Raises as ``_check_going_on``."""

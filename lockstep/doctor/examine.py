@@ -18,6 +18,7 @@ from cdc.postgres.preflight.finding import Finding, Severity, ok
 from cdc.protocol.compiled_code import CompiledCode
 from cdc.stream.row_encoding import chosen_row_encoding
 from lockstep.config import Config
+from lockstep.doctor.directories import directory_findings
 from lockstep.doctor.encryption import encryption_findings, source_encryption
 from lockstep.doctor.java import java_findings
 from lockstep.doctor.kafka import check_kafka, token_findings
@@ -108,6 +109,7 @@ def examine(config: Config) -> list[Finding]:
         findings += _guarded("histories", check_histories, config)
     if config.sinks or config.stream_queries:
         findings += java_findings(config.spark.java_home, os.environ)
+    findings += directory_findings(config)
     findings += token_findings(config)
     if config.alerts.webhook is not None:
         lost = "alerts aren't posted"

@@ -1,4 +1,4 @@
-"""Erases what topics of stream queries have of a row: what the configuration says how to find, by tombstones.
+"""Erases what stream queries have of a row: from results in their store, and by tombstones from their topics.
 
 A stream's `rows_of` says which columns of its events hold the key of a table's row, and a query's which columns of its
 result's key do. What isn't said so can't be known: it stays, and is told of.
@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -20,22 +21,25 @@ from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from jobs.generations.record import Phase, list_generations
-from jobs.streams.records import figures_name
+from jobs.streams.posting_turn import PostingTurn
+from jobs.streams.records import erased_name, figures_name
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
 from lockstep.erase.report import Place
 from lockstep.erase.stopping import Stopped
+from lockstep.erase.stream_results import ResultErasing
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.stream_queries import stream_query_plan
 from sinks.contract import Leftover
 
 _HAS_READ: Final = (
     "it reads {topics}, which has or may have had values of the row. Its result is final, and its checkpoint and topic"
-    " {side} keep events by keys of their own. Delete what its result has by hand; `lockstep streams rebuild {query}`"
-    " then builds it again from what the topics still hold. Delete records of {side} by hand"
+    " {side} keep events by keys of their own.{result} `lockstep streams rebuild {query}` builds it again from what the"
+    " topics still hold. Delete records of {side} by hand"
 )
+_RESULT_BY_HAND: Final = " Delete what its result has by hand first."
 _AGAIN: Final = Leftover("what its job's last batch may write again", has_values=True)
 _WHEN_AGAIN: Final = (
     "a job that is killed may do its last batch again: run the command again once it has done another one, as"
@@ -93,7 +97,8 @@ def place_of_reading(config: Config, query: str, how: Mapped, has_had: Callable[
     if not topics:
         return None
     side = stream_query_topic(config.pipeline.name, query)
-    why = _HAS_READ.format(topics=", ".join(sorted(topics)), side=side, query=query)
+    result = _RESULT_BY_HAND if how.in_result is None else ""
+    why = _HAS_READ.format(topics=", ".join(sorted(topics)), side=side, query=query, result=result)
     return Place(f"stream query {query}", unasked=why)
 
 
@@ -200,7 +205,7 @@ class StreamQueryErasing:
         )
 
     def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
-        """Topics of queries of which it is known how to find the row there.
+        """Results and topics of queries of which it is known how to find the row there.
 
         And a place for each query over a stream whose topic ``has_had`` the row, or what the row has led to.
         """
@@ -208,6 +213,10 @@ class StreamQueryErasing:
             if how.is_any:
                 if not only_look:
                     self._say(f"stream query {query}")
+                if how.in_result is not None:
+                    results = ResultErasing(stream_query_plan(self._config, query), check=self._check)
+                    is_of_row = partial(has_key, columns=how.in_result, key=self._row.key)
+                    yield from results.places(how.in_result, is_of_row, only_look=only_look)
                 try:
                     yield from self._in_topics(query, how, only_look=only_look)
                 except Stopped:
@@ -221,7 +230,11 @@ class StreamQueryErasing:
         """What of each query isn't looked at, whatever it has, and what to do about it."""
         for query, how in self._mapped.items():
             side, section = stream_query_topic(self._pipeline, query), self._config.stream_queries[query]
-            lacking = []
+            lacking = list[str]()
+            if how.in_result is None:
+                lacking.append(f"its result in stream_queries.{query}")
+            if section.webhook is not None:
+                lacking.append("what its webhook has got")
             if how.in_result is None and section.has_topic:
                 lacking.append("the topic of its result")
             if how.in_result is None and section.webhook is not None:
@@ -230,16 +243,14 @@ class StreamQueryErasing:
                 lacking.append(f"the topic {side}")
             elif how.is_any:
                 lacking.append(f"records of {side} that are no JSON objects or were cut")
-            at = "" if section.webhook is None else ", what its webhook has got"
-            parts = ", ".join([f"its result in stream_queries.{query}{at}", *lacking])
             yield (
-                f"stream query {query}: {parts}, and the events that its checkpoint keeps. They are of what others"
-                " wrote to its streams, by keys of their own."
+                f"stream query {query}: {', '.join(lacking)}, and the events that its checkpoint keeps, with the rows"
+                " that come of them. They are of what others wrote to its streams, by keys of their own."
                 + (
-                    f" Delete rows of the result by hand, those whose {', '.join(how.in_result)} is the key; events in"
-                    " topics of others are theirs to delete."
+                    " Events in topics of others are theirs to delete."
                     if how.in_result is not None
-                    else " `rows_of` says how to find a row in these topics: docs/erase.md."
+                    else " `rows_of` says how to find a row there, where the result's key has its key: docs/erase.md."
+                    " Else delete rows of the result by hand."
                 )
             )
 
@@ -268,7 +279,25 @@ class StreamQueryErasing:
             tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
             is_last = results[topic] == newest and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
+            if not only_look and found.to_remove:
+                self._remove_posted(query, topic, results[topic] or 0, found)
             yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
+
+    def _remove_posted(self, query: str, topic: str, generation: int, found: Found) -> None:
+        """Write the tombstones while the job posts nothing, and let it know: what it hasn't posted yet it never does.
+
+        The topic holds such rows until compaction.
+        """
+        opened = stream_query_plan(self._config, query).opened(1)
+        with closing(opened.sink):
+            turn = PostingTurn(opened, query, say=self._say)
+            try:
+                turn.take()
+                write_tombstones(self._client, topic, found.to_remove)
+                end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
+                opened.records.save(erased_name(generation), str(end))
+            finally:
+                turn.end()
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
         """The build that its job works on, and what that has done; None where there is none."""

@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -31,6 +31,7 @@ from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.spark.computed_columns import opened_row_computer
 from jobs.streams.posted import posted_document, refused_row
+from jobs.streams.posting_turn import PostingTurn
 from jobs.streams.settings import row_webhook
 from lockstep.apply import with_java
 from lockstep.config import Config
@@ -49,6 +50,7 @@ from lockstep.rejections.events import (
 from lockstep.rejections.newer_builds import NewerBuilds
 from lockstep.rejections.output import Tables, counted, key_text, position_text, rejection_json, table_text
 from lockstep.rejections.selection import Selection
+from lockstep.stream_queries import stream_query_plan
 from sinks.contract import Batch, OpenedSink, Outcome, Progress
 from sinks.registry import SinkSettings, history_tables, open_sink, projection_of
 from sinks.view_settings import ViewSettings
@@ -120,7 +122,7 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     """
     book = RejectionBook(config)
     if name in config.stream_queries:
-        return _posted(config, name, book, selection)
+        return _posted(config, name, book, selection, say=say)
     if name not in config.sinks:
         raise config.not_found("sink or stream query", name)
     chosen, _ = book.read(name, selection)
@@ -157,10 +159,13 @@ def retry(config: Config, name: str, selection: Selection, *, say: Callable[[str
     return retried
 
 
-def _posted(config: Config, name: str, book: RejectionBook, selection: Selection) -> Retried:
+def _posted(
+    config: Config, name: str, book: RejectionBook, selection: Selection, *, say: Callable[[str], None]
+) -> Retried:
     """Post the rows that are meant to the query's webhook, in the order in which they were refused.
 
-    One is closed once it is received, so an interrupted retry can be run again. Of a key only the newest row is posted,
+    The query's job posts none meanwhile: else it could post a newer one after this has looked for one. A rejection is
+    closed once its row is received, so an interrupted retry can be run again. Of a key only the newest row is posted,
     of all builds of the result: the receiver would go back with any other. Those before it are closed with it.
     """
     settings = config.stream_queries[name].webhook
@@ -197,11 +202,12 @@ def _posted(config: Config, name: str, book: RejectionBook, selection: Selection
         keys={each.key for each in to_post},
         generation=min((each.generation for each in to_post), default=0),
     )
-    with row_webhook(name, settings) as webhook:
+    with row_webhook(name, settings) as webhook, _turn(config, name, say) as turn:
         for dead_letter, row in book.topic.values(to_post):
             seen.add(dead_letter.record_key)
             if row is None:
                 continue
+            turn.take()
             build = newer.other_row_in(dead_letter.key, row, dead_letter.generation)
             if build is not None:
                 reason = f"generation {build} has another row of this key, which its job posts"
@@ -228,6 +234,18 @@ def _posted(config: Config, name: str, book: RejectionBook, selection: Selection
         else:
             retried.refused.append(replace(each, reason=refused[each.record_key]))
     return retried
+
+
+@contextmanager
+def _turn(config: Config, name: str, say: Callable[[str], None]) -> Iterator[PostingTurn]:
+    """Turns to post rows of this query. Nobody is asked for one before the first row."""
+    opened = stream_query_plan(config, name).opened(1)
+    with closing(opened.sink):
+        turn = PostingTurn(opened, name, say=say)
+        try:
+            yield turn
+        finally:
+            turn.end()
 
 
 def _evaluation(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from cdc.model.errors import LockstepError
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED, StopOnSignals
-from lockstep.generations import describe, settings_of_generation
+from lockstep.generations import describe, settings_of, settings_of_generation
 from lockstep.terminal import out
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
@@ -28,6 +28,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
     Raises as ``verify``, as ``with_built_settings``, and ConfigurationError for options that mean nothing.
     """
     options.check()
+    settings_of(config, options.sink)  # nothing is kept of a name that isn't there
     due = time.monotonic() + _LINE_EVERY_S
 
     def progress(step: Step) -> None:

@@ -21,15 +21,20 @@ from pyspark.sql import SparkSession
 
 from cdc.kafka.forced_compaction import TEMPORARY
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
+from cdc.model.event import Position, RowEvent
+from cdc.model.table import TableName
 from jobs.dead_letters.record import dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.stream_results import batch_tag
 from jobs.generations.record import Record, begin_generation
-from jobs.streams.records import figures_name
+from jobs.streams.records import figures_name, result_name
 from jobs.streams.resume import Figures
 from lockstep.config import read
 from lockstep.stream_queries import stream_query_plan
+from sinks.columns.shape import Shape
+from sinks.contract import Batch
 from stack.stack import Endpoints
+from tests.builders import column, table
 from tests.captured import Captured, StartCapture
 from tests.databases import Database, url_of
 from tests.pipeline import Pipeline, Process, wait_until
@@ -308,8 +313,14 @@ webhook = {{ url = "http://127.0.0.1:1/" }}
 pattern = {{ per = ["who"], within = "5 minutes", steps = [{{ name = "a", stream = "logins", times = 2 }}] }}
 """
 
+_RESULT = table(
+    column("who"), column("began_at", "timestamptz"), column("note"),
+    name=TableName("stream_queries", "logins_of"), key=("who", "began_at"),
+)  # fmt: skip
+_AT = Position("result", 0, 0)
 
-def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
+
+def test_what_a_stream_query_has_of_a_row_goes_from_its_result_and_its_topics(
     captured: Captured, warehouse_database: Database, endpoints: Endpoints
 ) -> None:
     """The topics have what a job has written there; its last batch is the third."""
@@ -326,6 +337,19 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     with contextlib.closing(opened.sink):
         opened.generations.migrate()
         assert begin_generation(opened, Record(captured.name, {}, created_at_ms=0)) == 1
+        opened.sink.prepare([_RESULT])
+        opened.records.save(result_name(1), Shape.of(_RESULT).to_json())
+        rows = [
+            RowEvent(_RESULT.name, {"who": who, "began_at": began}, batch_tag(1), {**values, "began_at": began}, _AT)
+            for who, note in ((KEY, SECRET), ("b", "stays"))
+            for began in ("2026-03-01T11:00:00Z", "2026-03-01T12:00:00Z")
+            for values in [{"who": who, "note": note}]
+        ]
+        assert opened.sink.apply(Batch(rows)).applied == 4
+
+    def in_store() -> list[tuple[str, bool]]:
+        with contextlib.closing(psycopg.connect(url.replace("+psycopg", ""), autocommit=True)) as connection:
+            return connection.execute("select who, _deleted from logins_of_g1.stream_queries__logins_of").fetchall()
 
     def done(batch: int, start: int) -> None:
         figures = Figures(batch=batch, offsets={(topic, 0): 99}, starts={(topic, 0): start})
@@ -375,6 +399,7 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     left = left_of(report)
     assert left[f"topic {plan.side_topic.name}"] == ["4 records of the row's events and results"]
     assert left[f"topic {result.name}"] == ["1 record of the row's events and results"]
+    assert left["stream query logins_of, generation 1 (live)"] == ["2 rows of the result"]
     assert SECRET.encode() in logged()[topics[0]]
 
     code, report, told = erased(captured.path, "public.t", KEY)
@@ -382,6 +407,7 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     left = left_of(report)
     assert "what its job's last batch may write again" in left[f"topic {plan.side_topic.name}"], report
     assert left[f"topic {result.name}"] == ["a tombstone with the key"], "it is of a batch before"
+    assert in_store() == [("b", False), ("b", False)]
     for name, log in logged().items():
         assert SECRET.encode() not in log, name
         assert b"stays" in log, name
@@ -395,5 +421,4 @@ def test_what_topics_of_a_stream_query_have_of_a_row_goes_by_tombstones(
     assert left_of(report)[f"topic {plan.side_topic.name}"] == ["a tombstone with the key"], "of the refused row"
     sentences = [sentence for sentence in report["unchecked"] if sentence.startswith("stream query logins_of")]
     assert len(sentences) == 1
-    assert "its result in stream_queries.logins_of" in sentences[0]
-    assert "those whose who is the key" in sentences[0]
+    assert "the events that its checkpoint keeps" in sentences[0]

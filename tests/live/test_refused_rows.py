@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from cdc.capture.settings import CaptureSettings
+from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import Fenced
 from cdc.model.event import Position
@@ -26,16 +27,19 @@ from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.result import RejectedEvent
 from jobs.executor.stream_results import batch_tag
 from jobs.generations.lease import GenerationLease
+from jobs.generations.record import Record, begin_generation
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
-from jobs.streams.records import posted_name
+from jobs.streams.records import POSTING_PAUSE, erased_name, posted_name
 from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
 from jobs.streams.settings import StreamQuerySettings
+from lockstep.config import read
+from lockstep.stream_queries import stream_query_plan
 from monitor.open_rejections import OpenRejections
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from stack.stack import Endpoints
-from tests.databases import until
+from tests.databases import Database, until, url_of
 from tests.generations import prepared_store
 from tests.receivers import Receiver
 from tests.streams import Streams
@@ -318,7 +322,7 @@ tables = ["public.t"]
 bootstrap_servers = "{bootstrap}"
 [sinks.warehouse]
 type = "warehouse"
-url = "postgresql+psycopg://127.0.0.1:1/none"
+url = "{url}"
 [streams.logins]
 topic = "web.logins"
 columns = {{ id = "text", at = "timestamptz" }}
@@ -335,19 +339,20 @@ webhook = {{ url = "http://127.0.0.1:{port}/rows" }}
 class Commands:
     """Commands of rejections for these rows."""
 
-    def __init__(self, rows: Rows, port: int, bootstrap: str, directory: Path) -> None:
-        self._file = directory / "lockstep.toml"
+    def __init__(self, rows: Rows, port: int, endpoints: Endpoints, directory: Path, warehouse: Database) -> None:
+        self.file = directory / "lockstep.toml"
         names = {"pipeline": rows.streams.pipeline, "name": rows.streams.name}
-        self._file.write_text(_FILE.format(bootstrap=bootstrap, port=port, **names))
+        url = url_of(endpoints.warehouse_url, warehouse.name)
+        self.file.write_text(_FILE.format(bootstrap=endpoints.kafka_bootstrap, port=port, url=url, **names))
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        line = [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self._file)]
+        line = [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self.file)]
         done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stdout + done.stderr
 
 
 def test_a_row_of_an_older_build_is_not_posted_again_where_a_newer_one_has_another(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
     rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
     name = rows.streams.name
@@ -359,7 +364,7 @@ def test_a_row_of_an_older_build_is_not_posted_again_where_a_newer_one_has_anoth
     rows.write(1, generation=2)  # the same row
     rows.write(2, 3, generation=2, note="newer")
     receiver.refuses = refused()
-    command = Commands(rows, receiver.port, endpoints.kafka_bootstrap, tmp_path)
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
     code, told = command("retry", name, "--all", "--json")
     assert code == 1, told
     report = json.loads(told)
@@ -392,8 +397,89 @@ def test_a_row_of_an_older_build_is_not_posted_again_where_a_newer_one_has_anoth
     assert rows.open() == []
 
 
-def test_they_are_listed_shown_posted_again_and_given_up_by_the_commands_of_rejections(
+def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The newer one comes when the command has found that there is none, and has begun to post."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
+    rows.write(1, note="older")
+    receiver.refuses = refused(1)
+    rows.generations = [1]
+    rows.post()
+    assert rows.open_ids() == [1]
+    name = rows.streams.name
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
+    plan = stream_query_plan(read(command.file), name)
+    opened, leased = plan.opened(2), plan.opened(2)
+    lease = GenerationLease(leased, 2, pause_request=POSTING_PAUSE)
+    with contextlib.closing(opened.sink), contextlib.closing(leased.sink):
+        opened.generations.migrate()
+        begin_generation(opened, Record(plan.pipeline, {}))
+        begin_generation(opened, Record(plan.pipeline, {}))
+        poster = RowPoster(rows.streams.plan(), lease, generations=lambda: [2], said=lambda *_: None)
+        has_come = threading.Event()
+
+        def refuses(document: dict[str, Any]) -> None:
+            if document["row"]["note"] == "older" and not has_come.is_set():
+                has_come.set()
+                rows.write(1, generation=2, note="newer")
+                poster.wake()
+                until(lambda: poster.is_held_up or len(receiver.documents) > 0)
+
+        receiver.refuses = refuses
+        is_done = threading.Event()
+
+        def beat() -> None:
+            while not is_done.wait(0.2):
+                lease.heartbeat()
+
+        beating = threading.Thread(target=beat)
+        beating.start()
+        with contextlib.closing(poster):
+            code, told = command("retry", name, "--all")
+            until(lambda: len(receiver.documents) == 2)
+            is_done.set()
+            beating.join()
+    assert code == 0, told
+    assert [each["row"]["note"] for each in receiver.documents] == ["older", "newer"]
+    assert rows.open() == []
+
+
+def test_a_row_that_was_erased_before_it_was_posted_never_is(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The topic holds it until compaction. The erased one is refused here, and those behind it are posted ahead."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
+    rows.write(*range(4))
+    topic = rows._topic(1).name
+
+    def erase(number: int) -> None:
+        key = b'{"id":%d}' % number
+        write_tombstones(rows.streams.client, topic, {key: batch_tag(number)})
+        end = TopicAdmin(rows.streams.client).end_offsets([(topic, 0)])[topic, 0]
+        rows.store.records[erased_name(1)] = str(end)
+
+    erase(1)
+
+    def refuses(document: dict[str, Any]) -> int | None:
+        number = document["row"]["id"]
+        if number == 2 and receiver.asked < 4:
+            erase(2)
+            erase(3)
+        return 422 if number == 2 else None
+
+    receiver.refuses = refuses
+    assert rows.post().failure is None
+    assert ids_of(receiver) == [0]
+    assert rows.open() == [], "it isn't kept as a rejection either"
+    assert rows.posted().waiting == 0
+    rows.write(1, note="new")
+    assert rows.post().failure is None
+    assert [document["row"] for document in receiver.documents][1:] == [{"id": 1, "note": "new"}]
+
+
+def test_they_are_listed_shown_posted_again_and_given_up_by_the_commands_of_rejections(
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
     rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
     name = rows.streams.name
@@ -403,7 +489,7 @@ def test_they_are_listed_shown_posted_again_and_given_up_by_the_commands_of_reje
     rows.store.records.clear()
     receiver.refuses = refused(1, 2, 3)
     rows.post()
-    command = Commands(rows, receiver.port, endpoints.kafka_bootstrap, tmp_path)
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
     code, told = command("list", name)
     assert code == 0, told
     assert '{"id":1}' in told

@@ -78,4 +78,4 @@ def test_a_table_that_joined_is_named_beside_the_lsn_that_is_not_true_of_it_yet(
     description = Description(Generation(1, is_live=True, record=None), joining, (), JobStatus(JobState.ABSENT))
     told = GenerationState(description, Claimed(1, 1), StartPosition())
     assert told.to_json()["joining"] == ["shop.public.late"]
-    assert "    not all of it yet: shop.public.late, which joined" in list(told.lines())
+    assert "    not all of it yet: shop.public.late, which joined" in list(told.lines("cache"))

@@ -240,6 +240,25 @@ def test_a_job_that_was_started_again_has_longer_for_its_first_batch() -> None:
     assert _worst(watching.watch(_source(), _behind(watermark_lsn=950))).state is StageState.STALLED
 
 
+def test_a_job_that_was_killed_has_it_too_once_the_next_one_gives_signs_of_life() -> None:
+    """The next one begins before the one before counts as silent, so no look finds that none runs."""
+
+    def facts(sign_ms: int, **changes: object) -> SinkFacts:
+        return _behind(job=JobStatus(JobState.RUNNING, last_sign_ms=sign_ms), **changes)
+
+    watching = Watching()
+    for sign_ms in range(3):
+        watching.look(_source(), facts(sign_ms, records_behind=0))
+    killed = watching.watch(_source(), facts(2), seconds=round(STALLED_S) + 2)
+    assert "no sign of life" in (_worst(killed).reason or "")
+    for sign_ms in range(3, 28):
+        assert watching.look(_source(), facts(sign_ms)).worst is None
+    watching.look(_source(), facts(28, watermark_lsn=950))
+    for sign_ms in range(29, 29 + round(_LONG_S)):
+        lag = watching.look(_source(), facts(sign_ms, watermark_lsn=950))
+    assert _worst(lag).state is StageState.STALLED, "it has moved, and hangs now"
+
+
 def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
     many = _behind(records_behind=100_000)
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"

@@ -29,8 +29,8 @@ def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
     kept = load_verification(records, 2)
     assert kept == Verification(5, 6, VerifyOutcome.FAILED, error="no route", through_lsn=10, through_ms=1)
     assert kept.to_json()["verified_through"] == "0/A"
-    assert "no route" in kept.sentence("cache")
-    assert "verified through 0/A" in kept.sentence("cache")
+    assert "no route" in kept.sentence("cache", sink="cache")
+    assert "verified through 0/A" in kept.sentence("cache", sink="cache")
     assert load_verification(records, 1) is None, "another generation's"
     save_verification(records, 2, Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7))
     assert load_verification(records, 2) == Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7)
@@ -62,12 +62,14 @@ def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     assert equal.in_epoch(None).through_lsn == 0
     after = equal.in_epoch(4)
     assert (after.through_lsn, after.to_json()["verified_through"], after.outcome) == (0, None, VerifyOutcome.EQUAL)
-    assert "verified through" not in after.sentence("cache")
+    assert "verified through" not in after.sentence("cache", sink="cache")
     save_verification(records, 1, Verification(3, 4, VerifyOutcome.FAILED, error="no route"))
     failed = load_verification(records, 1)
     assert failed is not None
     assert (failed.in_epoch(3).through_lsn, failed.in_epoch(4).through_lsn) == (10, 0)
-    assert "verified through 0/A of 1970-01-01 00:00:00 UTC but for tables (1)" in failed.sentence("cache")
+    assert "verified through 0/A of 1970-01-01 00:00:00 UTC but for tables (1)" in failed.sentence(
+        "cache", sink="cache"
+    )
 
 
 def _found(verified: dict[str, Verification], *, now_h: float = 0, **verify: Any) -> set[tuple[str, str]]:
@@ -137,3 +139,9 @@ def test_a_window_may_go_over_midnight(between: str, inside: tuple[str, ...], ou
 def test_times_that_mean_nothing_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"every|between"):
         VerifySettings(**wrong)
+
+
+def test_the_command_that_it_names_is_of_the_generation_that_was_compared() -> None:
+    found = Verification(1, 2, VerifyOutcome.INCOMPLETE)
+    assert "`lockstep verify books` says why" in found.sentence("books", sink="books")
+    assert "`lockstep verify books --generation 1` says why" in found.sentence("it", sink="books", generation=1)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.table import TableName
+from jobs.generations.asides import Aside, AsideState, asides_name, dump_asides
 from jobs.generations.status import JobState, JobStatus
 from monitor.line import Captures
 from monitor.waits import _CLOSE_S, Waits, why_not_taken_up
@@ -53,6 +55,7 @@ class _Store:
     looks: int = 0
     refreshed_at: list[int] = field(default_factory=list)
     released: threading.Event | None = None
+    records: MemoryStore = field(default_factory=MemoryStore)
 
     def live(self) -> int | None:
         return self.live_now
@@ -92,7 +95,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[_World]:
 
     def open_sink(name: str, _: object, number: int) -> Opened:
         opened.append(number)
-        return Opened(stores[name], Sink(), MemoryRecords(MemoryStore()))
+        return Opened(stores[name], Sink(), MemoryRecords(stores[name].records))
 
     monkeypatch.setattr("monitor.waits.open_sink", open_sink)
     waits = Waits(None, dict.fromkeys(stores), line=lambda: line)
@@ -286,6 +289,16 @@ def test_a_sink_that_is_behind_is_told_apart_from_a_source_that_is_silent(world:
         "cache": "it has applied everything up to 0/9; the source doesn't answer",
         "search": "the source doesn't answer",
     }
+
+
+def test_who_waits_for_a_table_that_is_paused_is_told_so_and_what_ends_that(world: _World) -> None:
+    store, table = world.stores["cache"], TableName("public", "items")
+    store.watermark = 9
+    paused = Aside(AsideState.PAUSED, 1, 1, awaited=True)
+    store.records.records[asides_name(1)] = dump_asides({table: paused}) or ""
+    late = world.waits.wait(10, ["cache"], timeout_s=3).late["cache"]
+    assert late.startswith("it has applied everything up to 0/9: public.items is paused")
+    assert "`lockstep resume cache public.items`" in late
 
 
 def test_a_sink_without_a_generation_is_not_said_to_be_down(world: _World) -> None:

@@ -174,7 +174,7 @@ def test_people_are_told_as_of_when_the_tables_are_and_which_are_not() -> None:
     save_consistency(records, 1, Consistency(1, 0x20, 5, 0x10))
     known = known_consistency(records, 1, progress(), asides=[TableName("public", "orders")], pipeline="shop")
     assert known is not None
-    assert known.text == "its tables are together as of 0/20, as they have been since 0/10, but for public.orders"
+    assert known.text == "its tables are together as of 0/20; they first were as of 0/10, but for public.orders"
     assert known.to_json() == {
         "lsn": "0/20",
         "since_lsn": "0/10",

@@ -51,7 +51,9 @@ def test_what_a_comparison_does_not_say_is_kept_with_it() -> None:
         "tables of which it may lack rows (1)",
         "columns of which no event has come yet (1)",
     ), "a column that the sink isn't meant to have isn't missed"
-    assert "equal to the source but for append-only tables, compared with their topics (1); " in found.sentence("cache")
+    assert "equal to the source but for append-only tables, compared with their topics (1); " in found.sentence(
+        "cache", sink="cache"
+    )
     assert found.to_json()["but_for"] == list(found.but_for)
 
 

@@ -1,0 +1,99 @@
+"""A command's turn to post rows of a query's result to its webhook. The query's jobs post none meanwhile.
+
+Who posts an older build's row looks before whether a newer build has another one of its key. Without a turn the job
+could post that one between the look and the post, and the receiver would go back.
+
+``stream_posting_pause`` is a coordination record of the query, of whatever build: it asks each job to post nothing
+until the record is gone, as ``g<n>.pause_request`` asks the jobs of a sink. A job that starts meanwhile obeys before
+its first row. None obeys for longer than ``PAUSE_MAX_S``: whoever asked may have died.
+"""
+
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from cdc.model.errors import Unavailable
+from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pause
+from jobs.generations.record import list_generations
+from jobs.streams.records import POSTING_PAUSE
+from sinks.contract import OpenedSink
+
+_TURN_S: Final = PAUSE_MAX_S / 3
+"""How long a turn lasts. What is left of the pause is longer than a receiver may take for a row."""
+
+_GONE_S: Final = PAUSE_MAX_S + SILENCE_S
+"""A request that stays so long, and is never renewed, is of a command that was killed, and no job runs."""
+
+_LOOK_S: Final = 0.2
+
+
+class PostingTurn:
+    """One command's turns, one after the other. For one thread.
+
+    ``say`` hears that another command has its turn. ``opened`` is of any build.
+    """
+
+    def __init__(
+        self, opened: OpenedSink, query: str, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._opened = opened
+        self._records = opened.records
+        self._query = query
+        self._say = say
+        self._clock = clock
+        self._request: str | None = None
+        self._began_s = 0.0
+
+    def take(self) -> None:
+        """Return when no job posts, and none will for as long as one row may take.
+
+        Raises Unavailable where a job doesn't let go, and what the destination raises.
+        """
+        while not self._is_in_force():
+            self._ask()
+            for each in list_generations(self._opened):
+                self._await_job(each.number)
+
+    def end(self) -> None:
+        """Let jobs post again. Raises what the destination raises."""
+        if self._request is not None and self._records.load(POSTING_PAUSE) == self._request:
+            self._records.save(POSTING_PAUSE, None)
+        self._request = None
+
+    def _is_in_force(self) -> bool:
+        is_recent = self._clock.monotonic_s() - self._began_s < _TURN_S
+        return self._request is not None and is_recent and self._records.load(POSTING_PAUSE) == self._request
+
+    def _ask(self) -> None:
+        """Leave a request of our own, once there is none of another command."""
+        request, others, since_s = uuid.uuid4().hex, None, 0.0
+        while True:
+            began_s = self._clock.monotonic_s()
+            if self._records.create(POSTING_PAUSE, request):
+                break
+            known = self._records.load(POSTING_PAUSE)
+            if known is None:
+                continue
+            is_gone = known == others and began_s - since_s > _GONE_S
+            if known == self._request or is_gone:
+                self._records.save(POSTING_PAUSE, request)
+                break
+            if known != others:
+                if others is None:
+                    self._say(
+                        f"another command posts rows of {self._query} just now, or was killed while it did: this one"
+                        f" waits, for {_GONE_S:.0f} s at most in the second case"
+                    )
+                others, since_s = known, began_s
+            self._clock.sleep(_LOOK_S)
+        self._request, self._began_s = request, began_s
+
+    def _await_job(self, generation: int) -> None:
+        assert self._request is not None
+        try:
+            wait_for_pause(self._records, generation, self._request, self._clock)
+        except Unavailable as error:
+            raise Unavailable(
+                f"the job of stream query {self._query!r} doesn't let go of the row that it posts: {error.message}",
+                hint="`lockstep streams list` says what its receiver does; nothing was posted beside it",
+            ) from None

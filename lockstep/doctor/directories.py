@@ -1,0 +1,67 @@
+"""The directories in which processes keep something on their machine: whether they can be there, and be written.
+
+Nothing is made: it goes by what is there already, up to the file system's root.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cdc.postgres.preflight.finding import Finding, Severity
+from lockstep.config import Config
+
+
+def _may_write(directory: Path) -> bool:
+    return os.access(directory, os.W_OK | os.X_OK)
+
+
+def directory_findings(config: Config, *, may_write: Callable[[Path], bool] = _may_write) -> list[Finding]:
+    """A finding for each setting whose directory can't be there, or can't be written by who asks, on this machine."""
+    return [finding for setting, path in _named(config) for finding in _findings(setting, path, may_write)]
+
+
+def _named(config: Config) -> Iterator[tuple[str, str]]:
+    """The settings that are in use, each with its path. Alerts are told wherever a pipeline runs."""
+    capture, spark = config.capture, config.spark
+    yield "capture.values_directory", capture.values_directory
+    if capture.spool_transactions:
+        yield "capture.spool_directory", capture.spool_directory
+    if (config.sinks or config.stream_queries) and "://" not in spark.checkpoint_directory:
+        yield "spark.checkpoint_directory", spark.checkpoint_directory
+    if config.views:
+        yield "spark.view_directory", str(spark.view_directory)
+    yield "alerts.directory", str(config.alerts.directory)
+
+
+def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Iterator[Finding]:
+    why, fix = "who keeps something there doesn't start, or ends", f"set {setting} to a directory of your own"
+    try:
+        known = _nearest(Path(path))
+    except (OSError, ValueError) as error:  # as of a name that is too long, and of U+0000
+        words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        yield Finding(Severity.ERROR, setting, f"no directory can be there: {words}", why, fix)
+        return
+    if not known.is_dir():
+        yield Finding(Severity.ERROR, setting, f"no directory can be there: {known} is none", why, fix)
+    elif not may_write(known):
+        yield Finding(
+            Severity.WARNING,
+            setting,
+            f"{known} can't be written by who runs doctor, on this machine",
+            f"{why}, where that is the same user here",
+            f"let that user write there, or {fix}",
+        )
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the nearest one above it that is there. Raises OSError and ValueError for one that can't be."""
+    for each in (path, *path.parents):
+        try:
+            each.stat()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                raise
+        else:
+            return each
+    return Path("/")

@@ -1,0 +1,113 @@
+"""jobs.streams.posting_turn, with a destination in memory."""
+
+import pytest
+
+from cdc.model.errors import Unavailable
+from jobs.generations.batch_gate import BatchGate
+from jobs.generations.lease import PAUSE_MAX_S, GenerationLease
+from jobs.generations.record import Record, begin_generation
+from jobs.streams.posting_turn import PostingTurn
+from jobs.streams.records import POSTING_PAUSE
+from sinks.memory import MemoryStore, open_memory
+from tests.generations import Time, prepared_store
+
+
+def turn_of(store: MemoryStore, now: Time, said: list[str] | None = None) -> PostingTurn:
+    return PostingTurn(open_memory(store), "logins", say=[].append if said is None else said.append, clock=now.clock())
+
+
+def job_of(store: MemoryStore, now: Time, generation: int = 1) -> tuple[GenerationLease, BatchGate]:
+    """A job of this build, and the gate that its posts pass."""
+    gate = BatchGate()
+    lease = GenerationLease(
+        open_memory(store, generation), generation, pause_request=POSTING_PAUSE, monotonic=lambda: now.now
+    )
+    lease.guard(gate)
+    lease.heartbeat()
+    return lease, gate
+
+
+def is_held(gate: BatchGate) -> bool:
+    return gate.is_wanted
+
+
+def test_jobs_of_all_builds_post_nothing_until_it_ends() -> None:
+    store, now = prepared_store(1, 2), Time()
+    (older, gate_1), (newer, gate_2) = job_of(store, now, 1), job_of(store, now, 2)
+
+    def beat() -> None:
+        older.heartbeat()
+        newer.heartbeat()
+
+    now.every = beat
+    turn = turn_of(store, now)
+    turn.take()
+    assert is_held(gate_1)
+    assert is_held(gate_2)
+    turn.end()
+    beat()
+    assert POSTING_PAUSE not in store.records
+    assert not is_held(gate_1)
+    assert not is_held(gate_2)
+
+
+def test_a_job_that_starts_in_the_middle_obeys_before_its_first_row() -> None:
+    store, now = prepared_store(1), Time()
+    turn = turn_of(store, now)
+    turn.take()
+    opened = open_memory(store)
+    number = begin_generation(opened, Record("shop", {}))
+    _, gate = job_of(store, now, number)
+    assert is_held(gate)
+    turn.end()
+
+
+def test_a_row_that_is_being_posted_is_waited_for() -> None:
+    store, now = prepared_store(1), Time()
+    lease, gate = job_of(store, now)
+    assert gate.enter()
+    now.every = lease.heartbeat
+    with pytest.raises(Unavailable, match="doesn't let go of the row"):
+        turn_of(store, now).take()
+
+
+def test_it_is_taken_anew_before_jobs_forget_it() -> None:
+    store, now = prepared_store(1), Time()
+    lease, gate = job_of(store, now)
+    now.every = lease.heartbeat
+    turn = turn_of(store, now)
+    turn.take()
+    first = store.records[POSTING_PAUSE]
+    turn.take()
+    assert store.records[POSTING_PAUSE] == first
+    for _ in range(4):
+        now.sleep(PAUSE_MAX_S / 2)
+        turn.take()
+        lease.heartbeat()
+        assert is_held(gate)
+    assert store.records[POSTING_PAUSE] != first
+
+
+def test_of_two_commands_one_waits_for_the_other_but_not_for_one_that_was_killed() -> None:
+    store, now, said = prepared_store(1), Time(), list[str]()
+    first, second = turn_of(store, now), turn_of(store, now, said)
+    first.take()
+    looks = 0
+
+    def end_soon() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            first.end()
+
+    now.every = end_soon
+    second.take()
+    assert looks == 5
+    assert len(said) == 1
+    now.every = lambda: None
+    began = now.now
+    turn_of(store, now).take()  # the second one never ends
+    assert PAUSE_MAX_S < now.now - began < 2 * PAUSE_MAX_S
+    held = store.records[POSTING_PAUSE]
+    second.end()
+    assert store.records[POSTING_PAUSE] == held, "it is another one's by now"

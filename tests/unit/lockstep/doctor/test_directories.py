@@ -1,0 +1,57 @@
+"""Directories that can't be there, or can't be written, are told before a process finds out."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.postgres.preflight.finding import Severity
+from lockstep.config import Config, read
+from lockstep.doctor.directories import directory_findings
+
+_FILE = """
+[pipeline]
+name = "shop"
+[source]
+dsn = "host=db dbname=shop user=me"
+tables = ["public.orders"]
+[kafka]
+bootstrap_servers = "127.0.0.1:9092"
+[sinks.cache]
+type = "redis"
+url = "redis://127.0.0.1:1"
+"""
+
+
+def _config(directory: Path, more: str = "") -> Config:
+    (directory / "lockstep.toml").write_text(_FILE + more)
+    return read(directory / "lockstep.toml")
+
+
+def test_what_is_not_there_yet_can_be_made_and_nothing_is_made(tmp_path: Path) -> None:
+    assert directory_findings(_config(tmp_path)) == []
+    assert [each.name for each in tmp_path.iterdir()] == ["lockstep.toml"]
+    url = '[spark]\ncheckpoint_directory = "s3a://bucket/checkpoints"\n'
+    assert directory_findings(_config(tmp_path, url)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "setting"),
+    [
+        ('[capture]\nvalues_directory = "lockstep.toml/values"\n', "capture.values_directory"),
+        ('[spark]\ncheckpoint_directory = "lockstep.toml"\n', "spark.checkpoint_directory"),
+        ('[alerts]\ndirectory = "a\\u0000b"\n', "alerts.directory"),
+        (f'[alerts]\ndirectory = "{"a" * 300}"\n', "alerts.directory"),
+    ],
+)
+def test_where_no_directory_can_be_is_an_error(tmp_path: Path, more: str, setting: str) -> None:
+    (finding,) = directory_findings(_config(tmp_path, more))
+    assert (finding.severity, finding.subject) == (Severity.ERROR, setting)
+    assert finding.what.startswith("no directory can be there: ")
+
+
+def test_where_this_user_may_not_write_is_a_warning_since_another_one_may(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    config = _config(tmp_path, '[capture]\nvalues_directory = "theirs/values"\n')
+    findings = directory_findings(config, may_write=lambda path: path != tmp_path / "theirs")
+    assert [(each.severity, each.subject) for each in findings] == [(Severity.WARNING, "capture.values_directory")]
+    assert str(tmp_path / "theirs") in findings[0].what
