@@ -44,15 +44,20 @@ class PostingTurn:
         self._request: str | None = None
         self._began_s = 0.0
 
-    def take(self) -> None:
+    def take(self) -> bool:
         """Return when no job posts, and none will for as long as one row may take.
+
+        Returns whether this is another turn than the last: others may have had theirs in between.
 
         Raises Unavailable where a job doesn't let go, and what the destination raises.
         """
+        is_another = False
         while not self._is_in_force():
+            is_another = True
             self._ask()
             for each in list_generations(self._opened):
                 self._await_job(each.number)
+        return is_another
 
     def end(self) -> None:
         """Let jobs post again. Raises what the destination raises."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,7 +151,8 @@ class _Erasing:
             return event == (self._topic, key) or queries.is_rejected_row(*event)
 
         close = not dry_run and is_gone
-        places += self._dead_letters(is_rejected, views.dead_letters_of(), close=close, only_look=dry_run)
+        with queries.nothing_is_posted() if close else nullcontext():
+            places += self._dead_letters(is_rejected, views.dead_letters_of(), close=close, only_look=dry_run)
         # After the sinks: what tells of searches tells of what they have.
         matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
         places += matches.places(only_look=dry_run)

@@ -6,7 +6,7 @@ result's key do. What isn't said so can't be known: it stays, and is told of.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -32,7 +32,7 @@ from lockstep.erase.stopping import Stopped
 from lockstep.erase.stream_results import ResultErasing
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.stream_queries import stream_query_plan
-from sinks.contract import Leftover
+from sinks.contract import Leftover, OpenedSink
 
 _HAS_READ: Final = (
     "it reads {topics}, which has or may have had values of the row. Its result is final, and its checkpoint and topic"
@@ -288,14 +288,29 @@ class StreamQueryErasing:
 
         The topic holds such rows until compaction.
         """
+        with self._turn(query) as opened:
+            write_tombstones(self._client, topic, found.to_remove)
+            end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
+            opened.records.save(erased_name(generation), str(end))
+
+    @contextmanager
+    def nothing_is_posted(self) -> Iterator[None]:
+        """While rejections of rows are removed: neither a job nor `lockstep rejections retry` posts one meanwhile."""
+        with ExitStack() as turns:
+            for query, how in self._mapped.items():
+                if how.in_result is not None and self._config.stream_queries[query].webhook is not None:
+                    turns.enter_context(self._turn(query))
+            yield
+
+    @contextmanager
+    def _turn(self, query: str) -> Iterator[OpenedSink]:
+        """A turn to post, in which this posts nothing. Raises as ``PostingTurn.take``."""
         opened = stream_query_plan(self._config, query).opened(1)
         with closing(opened.sink):
             turn = PostingTurn(opened, query, say=self._say)
             try:
                 turn.take()
-                write_tombstones(self._client, topic, found.to_remove)
-                end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
-                opened.records.save(erased_name(generation), str(end))
+                yield opened
             finally:
                 turn.end()
 

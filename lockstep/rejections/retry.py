@@ -203,11 +203,17 @@ def _posted(
         generation=min((each.generation for each in to_post), default=0),
     )
     with row_webhook(name, settings) as webhook, _turn(config, name, say) as turn:
+        still_open = set[bytes]()
         for dead_letter, row in book.topic.values(to_post):
-            seen.add(dead_letter.record_key)
             if row is None:
+                seen.add(dead_letter.record_key)
                 continue
-            turn.take()
+            if turn.take():
+                # Another `retry` may have posted it meanwhile, and `lockstep erase` may have removed it.
+                still_open = {each.record_key for each in book.read(name)[0]}
+            if dead_letter.record_key not in still_open:
+                continue
+            seen.add(dead_letter.record_key)
             build = newer.other_row_in(dead_letter.key, row, dead_letter.generation)
             if build is not None:
                 reason = f"generation {build} has another row of this key, which its job posts"

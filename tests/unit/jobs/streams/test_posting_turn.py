@@ -111,3 +111,14 @@ def test_of_two_commands_one_waits_for_the_other_but_not_for_one_that_was_killed
     held = store.records[POSTING_PAUSE]
     second.end()
     assert store.records[POSTING_PAUSE] == held, "it is another one's by now"
+
+
+def test_who_takes_a_turn_learns_whether_others_may_have_had_theirs_since() -> None:
+    store, now = prepared_store(1), Time()
+    turn = turn_of(store, now)
+    assert turn.take()
+    assert not turn.take(), "it goes on"
+    turn.end()
+    turn_of(store, now).take()
+    store.records.pop(POSTING_PAUSE)
+    assert turn.take()
