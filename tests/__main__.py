@@ -26,12 +26,16 @@ from tests.services import shared_servers
 
 @dataclass(frozen=True)
 class Part:
-    """Tests that are chosen by their marks, and how pytest runs them. ``is_shared``: another part has the same ones."""
+    """Tests that are chosen by their marks, and how pytest runs them. ``is_shared``: another part has the same ones.
+
+    ``files``: only those that may have such tests are loaded, by their part in ``tests.part_files``.
+    """
 
     marks: str
     options: tuple[str, ...] = ()
     niceness: int = 0
     is_shared: bool = False
+    files: str = ""
 
 
 # Most of these tests wait for a server half of their time, and the busy ones leave half of the processor.
@@ -42,23 +46,26 @@ Lane = tuple[Part, ...]
 Steps = tuple[tuple[Lane, ...], ...]
 
 
-def _beside_each_other(busy: str, others: str) -> tuple[Lane, ...]:
+def _beside_each_other(busy: str, others: str, files: str = "") -> tuple[Lane, ...]:
     return (
-        (Part(busy, is_shared=True),),
-        (Part(others, BESIDE, niceness=10), Part(busy, ("--backwards",), niceness=10, is_shared=True)),
+        (Part(busy, is_shared=True, files="busy"),),
+        (
+            Part(others, BESIDE, niceness=10, files=files),
+            Part(busy, ("--backwards",), niceness=10, is_shared=True, files="busy"),
+        ),
     )
 
 
 CHANGE: Steps = (
     (
-        (Part("alone and not soak"),),
-        (Part("unit and not busy and not alone and not soak", niceness=19),),
+        (Part("alone and not soak", files="alone"),),
+        (Part("unit and not busy and not alone and not soak", niceness=19, files="unit"),),
     ),
-    _beside_each_other("busy and not alone and not soak", "not unit and not busy and not alone and not soak"),
+    _beside_each_other("busy and not alone and not soak", "not unit and not busy and not alone and not soak", "others"),
 )
 # Hypothesis tries more there, so its tests are among them.
 SOAK: Steps = (
-    ((Part("alone and soak"),),),
+    ((Part("alone and soak", files="alone"),),),
     _beside_each_other("busy and not alone and soak", "(soak or hypothesis) and not busy and not alone"),
 )
 
@@ -135,6 +142,8 @@ class _LaneRun:
 
     def _start(self, part: Part, report: Path) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "pytest", "-m", part.marks, "--durations=30", f"--junitxml={report}"]
+        if part.files:
+            command += ["-p", "tests.part_files", f"--part={part.files}"]
         if part.is_shared:
             claims = self._reports.parent / "claims"
             claims.mkdir(exist_ok=True)

@@ -7,11 +7,12 @@ when nothing else is left. ``make soak`` runs what is marked ``soak``, ``make te
 """
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.part_files import UNIT
 
 pytest_plugins = [
     "tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.view_pipelines", "tests.skips",
@@ -27,16 +28,12 @@ settings.register_profile("soak", deadline=None, max_examples=2000, suppress_hea
 settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS") or ("ci" if os.environ.get("CI") else "work"))
 
 
-_TESTS = Path(__file__).parent
-_UNIT = (_TESTS / "unit", _TESTS / "property", _TESTS / "docs", _TESTS / "test_tidy.py")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark by the folder, before pytest chooses by marks."""
     for item in items:
         is_elsewhere = any(map(item.get_closest_marker, ("live", "busy", "alone")))
-        if not is_elsewhere and any(map(item.path.is_relative_to, _UNIT)):
+        if not is_elsewhere and any(map(item.path.is_relative_to, UNIT)):
             item.add_marker("unit")
 
 

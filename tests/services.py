@@ -32,8 +32,9 @@ from stack.valkey import SETTINGS as VALKEY_SETTINGS
 from tests.topics import remove_left
 
 KAFKA_OVERRIDES = {
-    # The cleaner wakes up often enough that a test of compaction takes a second.
-    "log.cleaner.backoff.ms": "100",
+    # The cleaner wakes up often enough that a test of compaction takes some seconds. Each time it looks at every
+    # partition of every compacted topic, and all tests pay for that.
+    "log.cleaner.backoff.ms": "1000",
     # A killed broker may register again only when its last session is over, nine seconds later by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",

@@ -1,7 +1,7 @@
 """What a read-committed consumer sees of topics, and topics that are compacted at once."""
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -39,6 +39,16 @@ def event_of(message: Message) -> Event:
     return (message.topic(), message.key(), message.value(), tag)
 
 
+def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
+    """Have a consumer read these partitions at once.
+
+    One that doesn't know where a partition is looks for it half a second to a second after it was assigned. Asked for
+    an offset it looks at once.
+    """
+    consumer.offsets_for_times([TopicPartition(at.topic, at.partition, 0) for at in partitions], timeout=_PATIENCE_S)
+    consumer.assign(list(partitions))
+
+
 def read_committed(
     client: Mapping[str, str | int], topics: Collection[str], *, of: Callable[[Message], Any] = event_of
 ) -> dict[tuple[str, int], list[Any]]:
@@ -61,7 +71,7 @@ def read_committed(
     )
     events: dict[tuple[str, int], list[Any]] = {at: [] for at in partitions}
     try:
-        consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in partitions])
+        assign(consumer, [TopicPartition(topic, partition, 0) for topic, partition in partitions])
         deadline = time.monotonic() + _PATIENCE_S
         while not all(
             at.offset >= ends[at.topic, at.partition] or ends[at.topic, at.partition] == 0

@@ -13,6 +13,7 @@ from bench.usage import high_water_mark
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.postgres.slot import find_slot
 from tests.pipeline import Pipeline, Process, wait_until
+from tests.topics import assign
 
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.soak]
 
@@ -73,7 +74,7 @@ def _published_rows(pipeline: Pipeline) -> tuple[bytearray, bytearray]:
             "enable.partition.eof": True,
         }
     )
-    consumer.assign([TopicPartition(topic, partition, 0) for _, partition in partitions])
+    assign(consumer, [TopicPartition(topic, partition, 0) for _, partition in partitions])
     try:
         at_end = 0
         while at_end < len(ends):

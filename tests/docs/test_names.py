@@ -108,9 +108,15 @@ SECTIONS: dict[str, type[BaseModel]] = {
 # -- commands and options
 
 
+@cache
+def whole_command() -> Any:
+    """All of ``lockstep``. To make it takes 10 ms, and each line of each page asks twice."""
+    return typer.main.get_command(app)
+
+
 def command(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
     """The command that these words lead to, and the words after it."""
-    subcommand: Any = typer.main.get_command(app)
+    subcommand = whole_command()
     rest = list(words)
     while rest and rest[0] in getattr(subcommand, "commands", {}):
         subcommand = subcommand.commands[rest.pop(0)]

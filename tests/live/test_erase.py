@@ -38,7 +38,7 @@ from tests.builders import column, table
 from tests.captured import Captured, StartCapture
 from tests.databases import Database, url_of
 from tests.pipeline import Pipeline, Process, wait_until
-from tests.topics import configure
+from tests.topics import assign, configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -54,7 +54,7 @@ def log_of(client: Any, topic: str) -> list[tuple[bytes | None, bytes | None]]:
     found = []
     try:
         for partition in range(TopicAdmin(client).partition_counts([topic])[topic]):
-            consumer.assign([TopicPartition(topic, partition, 0)])
+            assign(consumer, [TopicPartition(topic, partition, 0)])
             while (message := consumer.poll(30)) is not None and message.error() is None:
                 found.append((message.key(), message.value()))
     finally:

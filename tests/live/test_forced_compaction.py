@@ -21,6 +21,7 @@ from cdc.model.errors import LockstepError
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 from tests.pipeline import wait_until
+from tests.topics import assign
 
 pytestmark = pytest.mark.live
 
@@ -58,7 +59,7 @@ class Topic:
             {**self.client, "group.id": "test", "isolation.level": "read_uncommitted", "enable.partition.eof": True}
         )
         try:
-            consumer.assign([TopicPartition(self.name, 1, 0)])
+            assign(consumer, [TopicPartition(self.name, 1, 0)])
             found = []
             while (message := consumer.poll(30)) is not None and message.error() is None:
                 found.append((message.key(), message.value()))
@@ -98,7 +99,7 @@ def test_readers_of_what_is_committed_see_none_of_it(topic: Callable[..., Topic]
     assert made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
     made.write((b"l", b"3"))
     consumer = Consumer({**made.client, "group.id": "test", "enable.partition.eof": True})
-    consumer.assign([TopicPartition(made.name, 1, 0)])
+    assign(consumer, [TopicPartition(made.name, 1, 0)])
     seen = []
     while (message := consumer.poll(30)) is not None and message.error() is None:
         seen.append((message.key(), message.value()))

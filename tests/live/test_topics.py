@@ -22,6 +22,7 @@ from cdc.model.table import TableName
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 from tests.history import state
+from tests.topics import assign
 
 pytestmark = pytest.mark.live
 
@@ -68,7 +69,7 @@ def test_a_key_goes_to_the_partition_that_javas_clients_choose(endpoints: Endpoi
     publisher.commit(state())
     publisher.close()
     consumer = Consumer({**settings.client(), "group.id": prefix, "isolation.level": "read_committed"})
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    assign(consumer, [TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     partitions: dict[bytes, int | None] = {}
     while len(partitions) < len(KNOWN_HASHES):
         message = consumer.poll(30)

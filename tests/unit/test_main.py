@@ -1,12 +1,17 @@
 """Running all tests: the closing line, and that no test is in two parts or in none."""
 
+import re
 from collections import Counter
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from _pytest.mark.expression import Expression
 
 from tests.__main__ import CHANGE, SOAK, Steps, closing_line
+from tests.part_files import PARTS, UNIT, may_have
+
+TESTS = Path(__file__).parents[1]
 
 MARKS = ("alone", "busy", "soak", "hypothesis", "unit")
 
@@ -44,3 +49,26 @@ def test_every_test_is_in_exactly_one_part_of_its_run(marks: tuple[str, ...]) ->
         assert parts(SOAK) == ("soak" in marks)
     else:
         assert parts(SOAK) == ("soak" in marks or "hypothesis" in marks)
+
+
+@pytest.mark.parametrize("folder", [TESTS / "live", UNIT[0]], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("marks", [marks for count in range(3) for marks in combinations(MARKS, count)], ids=str)
+def test_a_part_loads_every_file_that_has_tests_of_it(folder: Path, marks: tuple[str, ...]) -> None:
+    text = "".join(f"@pytest.mark.{mark}\n" for mark in marks)
+    is_unit = folder in UNIT and not {"busy", "alone"} & set(marks)
+    of_test = {*marks, *(["unit"] if is_unit else [])}
+    parts = [part for run in (CHANGE, SOAK) for step in run for lane in step for part in lane if part.files]
+    those = [part for part in parts if Expression.compile(part.marks).evaluate(lambda name, **_: name in of_test)]
+    assert all(may_have(part.files, folder / "test_file.py", text) for part in those)
+
+
+def test_each_part_but_that_of_others_loads_few_files() -> None:
+    assert [may_have(part, TESTS / "live" / "test_file.py", "") for part in PARTS] == [False, False, False, True]
+    assert [may_have(part, UNIT[0] / "test_file.py", "") for part in PARTS] == [False, False, True, False]
+
+
+def test_no_test_gets_the_mark_of_a_part_from_another_file() -> None:
+    """Else the text of its own file wouldn't say it."""
+    shared = [path for path in TESTS.rglob("*.py") if not path.name.startswith("test_") and path != Path(__file__)]
+    named = re.compile(r"mark\.(alone|busy|unit)\b")
+    assert [path.name for path in shared if path.name != "part_files.py" and named.search(path.read_text())] == []
