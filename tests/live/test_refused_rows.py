@@ -345,9 +345,11 @@ class Commands:
         url = url_of(endpoints.warehouse_url, warehouse.name)
         self.file.write_text(_FILE.format(bootstrap=endpoints.kafka_bootstrap, port=port, url=url, **names))
 
+    def line(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self.file)]
+
     def __call__(self, *arguments: str) -> tuple[int, str]:
-        line = [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self.file)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+        done = subprocess.run(self.line(*arguments), capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stdout + done.stderr
 
 
@@ -443,6 +445,33 @@ def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
     assert code == 0, told
     assert [each["row"]["note"] for each in receiver.documents] == ["older", "newer"]
     assert rows.open() == []
+
+
+def test_what_another_command_has_posted_meanwhile_is_not_posted_again(
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The second one finds the same rows open, and has its turn after the first one has posted them."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
+    rows.write(0, 1)
+    receiver.refuses = refused(0, 1)
+    rows.post()
+    assert rows.open_ids() == [0, 1]
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
+    retry = command.line("retry", rows.streams.name, "--all", "--json")
+    second: list[subprocess.Popen[str]] = []
+
+    def begins_the_second(_: dict[str, Any]) -> None:
+        if not second:
+            second.append(subprocess.Popen(retry, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            assert second[0].stderr is not None
+            assert any("another command posts rows" in line for line in second[0].stderr)
+
+    receiver.refuses = begins_the_second
+    done = subprocess.run(retry, capture_output=True, text=True, timeout=300, check=False)
+    told, _ = second[0].communicate(timeout=300)
+    assert [json.loads(each)["taken"] for each in (done.stdout, told)] == [2, 0]
+    assert json.loads(told)["gone"] == 2
+    assert (ids_of(receiver), rows.open()) == ([0, 1], [])
 
 
 def test_a_row_that_was_erased_before_it_was_posted_never_is(
