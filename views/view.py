@@ -111,7 +111,7 @@ class Output:
     keys: Sequence[bytes]
     rows: Sequence[bytes | None]
     is_last: bool = True
-    entries: Sequence[bytes] = ()
+    places: Sequence[bytes] = ()
     """Where the state has them pending."""
 
     @property
@@ -653,14 +653,18 @@ class View:
             if position.is_building:
                 return None
             entries = _pending(state)
-            given = list(islice(entries, limit))
-            if not given:
+            keys: list[bytes] = []
+            rows: list[bytes | None] = []
+            places: list[bytes] = []
+            for place, stored in islice(entries, limit):
+                end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0]
+                places.append(place)
+                keys.append(stored[_KEY_LENGTH.size : end])
+                rows.append(stored[end:] or None)
+            if not keys:
                 return None
-            ends = [_KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0] for _, stored in given]
-            keys = [stored[_KEY_LENGTH.size : end] for (_, stored), end in zip(given, ends, strict=True)]
-            rows = [stored[end:] or None for (_, stored), end in zip(given, ends, strict=True)]
             is_last = limit is None or next(entries, None) is None
-            return Output(position.tag, keys, rows, is_last, [key for key, _ in given])
+            return Output(position.tag, keys, rows, is_last, places)
 
         return self._state.read(look)
 
@@ -688,11 +692,11 @@ class View:
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
             is_whole = state.get(_IS_WHOLE) is not None
-            state.delete_all([entry for entry in output.entries if entry[len(_PENDING) :] not in stays])
+            state.delete_all([place for place in output.places if place[len(_PENDING) :] not in stays])
             own: dict[bytes, bytes] = {}
             if aside or not is_whole:
-                given = zip(output.entries, output.keys, output.rows, strict=True)
-                own = {entry[len(_PENDING) :]: _joined(key, row or b"") for entry, key, row in given}
+                given = zip(output.places, output.keys, output.rows, strict=True)
+                own = {place[len(_PENDING) :]: _joined(key, row or b"") for place, key, row in given}
                 own = {key: stored for key, stored in own.items() if key not in stays}
             state.put_all({_REFUSED + key: tag + own.pop(key) for key in aside if key in own})
             for values in void:
