@@ -168,8 +168,8 @@ _MINUTE_TEXTS: Final = [f"{minute // 60:02}:{minute % 60:02}:" for minute in ran
 _SECOND_TEXTS: Final = [f"{second:02}" for second in range(60)]
 _DAYS_MAX: Final = 10_000
 _INSTANTS_MAX: Final = 256
-"""How many texts of days and of instants are remembered. A row that many others join has the same instant in each of
-them, and they come one after the other. Of many instants in no order it is slower to remember them than to write them."""
+"""How many texts of days and of instants are remembered. A row that many others join has one instant in all of them,
+and they come one after the other. Of many instants in no order it takes longer to remember texts than to write them."""
 
 _FLOAT_EXPONENT_MIN: Final = 1e15
 """From here on PostgreSQL writes a float with an exponent."""

@@ -44,6 +44,7 @@ from views.operators.arrivals import Arrivals, Arrived
 from views.operators.building import Building, Item
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
+from views.operators.order import part_of
 from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.portions import Code
@@ -217,6 +218,7 @@ class View:
         self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
         self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
         self._items = self._written()
+        self._part = part_of(plan.root, [expressions[name] for name in plan.key])
         self._arrivals: dict[TableName, Arrivals] | None = None
         """What has come while the state is built, until it is computed."""
         self._is_computed = False
@@ -394,12 +396,11 @@ class View:
 
     def _compute_large(self, arrived: Mapping[TableName, Iterable[Arrived]], meanwhile: Callable[[int], None]) -> None:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
-        result = building.sorter()
-        for rows in self._dataflow.built(arrived, building):
-            assert self._shard is None or all(map(self._is_own_row, rows)), "a row of the result is another shard's"
-            result.take(rows, self._items)
+        rows = self._dataflow.built(arrived, building)
+        if self._shard is not None:
+            rows = map(self._checked_own, rows)
         count, last = 0, None
-        for portion in building.arranged(_PENDING, result.sorted()):
+        for portion in building.arranged(_PENDING, building.sorted(rows, self._items, self._part)):
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
             count, last = count + len(portion), portion[-1][0]
         building.flush()
@@ -467,6 +468,10 @@ class View:
             return True
         name = self._shard.sharding.key
         return self._shard.has(dict(self._key_from_event)[name](key[name]))
+
+    def _checked_own(self, rows: list[Row]) -> list[Row]:
+        assert all(map(self._is_own_row, rows)), "a row of the result is another shard's"
+        return rows
 
     def _is_own_row(self, row: Row) -> bool:
         """The same by a row of the plan's root, of a view with shards."""

@@ -8,7 +8,7 @@ temporary files meanwhile. Nothing is read before its building is over but table
 import marshal
 import struct
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -43,6 +43,9 @@ _MARSHAL: Final = 2
 _PACKED_AT_ONCE: Final = 1_000
 """Rows of a portion share values, and hardly take memory before they are packed."""
 
+_SORTED_AT_ONCE: Final = 1_000
+"""Where rows come in the order of parts, at least so many items are sorted together."""
+
 _KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
@@ -69,6 +72,29 @@ class Building:
 
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
+
+    def sorted(
+        self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
+    ) -> Iterator[list[Item]]:
+        """What is ``made`` of all rows, in order. Raises as ``Sorter.add``.
+
+        ``part`` is the beginning of an item that the rows come in the order of already. Then those of a few parts are
+        sorted at a time. Else all are, before the first portion is there.
+        """
+        sorter = self.sorter()
+        last: Item = (b"", b"", b"")
+        for portion in rows:
+            # The last part of a portion may go on in the next one.
+            begin = bisect_left(portion, part(portion[-1]), key=part) if part is not None and portion else 0
+            sorter.take(portion[:begin], made)
+            if begin and sorter.held[0] >= _SORTED_AT_ONCE:
+                for items in sorter.sorted():
+                    assert last < items[0], "rows come in another order than the plan says"
+                    last = items[-1]
+                    yield items
+                sorter = self.sorter()
+            sorter.take(portion[begin:], made)
+        yield from sorter.sorted()
 
     def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
         """All entries of tables' own rows that begin so, in order."""
