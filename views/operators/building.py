@@ -83,11 +83,15 @@ class Building:
         """
         sorter = self.sorter()
         last: Item = (b"", b"", b"")
+        goes_on: bytes | None = None
         for portion in rows:
-            # The last part of a portion may go on in the next one.
-            begin = bisect_left(portion, part(portion[-1]), key=part) if part is not None and portion else 0
+            begin, is_whole = 0, False
+            if part is not None and portion:
+                # The last part of a portion may go on in the next one.
+                before, goes_on = goes_on, part(portion[-1])
+                begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
             sorter.take(portion[:begin], made)
-            if begin and sorter.held[0] >= _SORTED_AT_ONCE:
+            if is_whole and sorter.held[0] >= _SORTED_AT_ONCE:
                 for items in sorter.sorted():
                     assert last < items[0], "rows come in another order than the plan says"
                     last = items[-1]
