@@ -36,7 +36,8 @@ class JoinOperator:
     """An inner or a left join. A left row without partner is there with nulls in place of the right row."""
 
     def __init__(self, node: Join, number: int) -> None:
-        self._left = _Side(node.left, node.left_on, prefix_of(KIND, number, _LEFT))
+        # A left row whose key is null is handed on by itself: where all come in order, none is.
+        self._left = _Side(node.left, node.left_on, prefix_of(KIND, number, _LEFT), is_all_kept=node.keeps_left)
         self._right = _Side(node.right, node.right_on, prefix_of(KIND, number, _RIGHT))
         self._keeps_left = node.keeps_left
         self._nulls: Row = (None,) * len(node.right.columns)
@@ -182,7 +183,7 @@ def _check_fan_out(partners: int, most: int) -> None:
 class _Side:
     """The rows of one side, by the join's key and then by their own."""
 
-    def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes) -> None:
+    def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes, *, is_all_kept: bool = False) -> None:
         self.prefix = prefix
         self._on = compiled_all(on, node.columns)
         self._encode_on = row_encoder([expression.type for expression in on])
@@ -192,7 +193,7 @@ class _Side:
         key = code.key([(expression, Direction(expression.type)) for expression in on])
         self._items = code.of_rows(f"({key}, {own}, {code.packed})", self._item)
         self._without_key = code.with_nulls(on)
-        self._part = part_of(node, on)
+        self._part = part_of(node, on, is_all=is_all_kept)
         self._encode_key: Callable[[Row], bytes] = row_encoder([column.type for column in node.key])
         assert all(column.type.kind is not Kind.OPAQUE for column in node.key)
 
@@ -203,7 +204,7 @@ class _Side:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the rows come in the order of their keys, or of the beginning of these: none of them is null."""
+        """Whether the rows come in the order of their keys, or of the beginning of these."""
         return self._part is not None
 
     def sorted(self, rows: Rows, building: Building) -> Iterator[list[Item]]:

@@ -1,7 +1,7 @@
 """In which order the rows of a node come while a state is built. Pure.
 
 A table's rows come in the order of its key, pairs of an inner join in that of the join's values, and the first rows of
-each part in that of the parts. So whoever needs them so has to sort a few at a time. Nothing of it is null.
+each part in that of the parts. So whoever needs them so has to sort a few at a time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,13 @@ from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union
 from views.values import Row
 
 
-def part_of(node: Node, by: Sequence[Expression]) -> Callable[[Row], bytes] | None:
-    """The beginning of ``by``, encoded, that a node's rows come in the order of; None where they come in any order."""
+def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Callable[[Row], bytes] | None:
+    """The beginning of ``by``, encoded, that a node's rows come in the order of; None where they come in any order.
+
+    With ``is_all`` it is all of ``by`` or nothing: then none of it is null in a table's rows and in pairs.
+    """
     length = max((_alike(order, by) for order in _orders(node)), default=0)
-    if not length:
+    if not length or (is_all and length < len(by)):
         return None
     values = compiled_all(by[:length], node.columns)
     encode = row_encoder([expression.type for expression in by[:length]])

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.views.test_view import opened
-from tests.view_queries import Question
+import views.view
+from tests.unit.views.test_view import a, built, everything, opened
+from tests.view_queries import Question, events
 from views.operators import building
 from views.operators.building import Building, Item
 from views.operators.order import part_of
@@ -112,3 +113,22 @@ def test_rows_that_come_in_another_order_are_no_result(builder: Building) -> Non
     rows: list[Row] = [(20 - number, 0) for number in range(20)]
     with pytest.raises(AssertionError, match="in another order than the plan says"):
         list(builder.sorted(in_portions(rows, 6), made, lambda row: bytes([20 - row[0]])))  # type: ignore[operator]  # small numbers
+
+
+# --- who makes use of it ---
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize("on", ["o.id = a.id and o.g = a.g", "o.g = a.g and o.id = a.id", "o.id = a.id"])
+@pytest.mark.parametrize("kind", ["join", "left join"])
+def test_a_join_of_rows_in_order_is_as_one_row_by_row(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the order of what can't be null. What they have in common besides can be: then they have no partner."""
+    question = Question(f"select a.id, o.t from a {kind} a o on {on}", ("id",))
+    rows = events([a(number, g=number % 5 or None, t=str(number)) for number in range(40)], 8)
+    states = []
+    for row_by_row_most in (len(rows), 0):
+        monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", row_by_row_most)
+        view = opened(question, MemoryState())
+        built(view, [rows], 8)
+        states.append([entry for entry in everything(view._state) if entry[0] > b"\1"])
+    assert states[0] == states[1]
