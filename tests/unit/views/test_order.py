@@ -122,7 +122,7 @@ def test_rows_that_come_in_another_order_are_no_result(builder: Building) -> Non
 @pytest.mark.parametrize("on", ["o.id = a.id and o.g = a.g", "o.g = a.g and o.id = a.id", "o.id = a.id"])
 @pytest.mark.parametrize("kind", ["join", "left join"])
 def test_a_join_of_rows_in_order_is_as_one_row_by_row(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in the order of what can't be null. What they have in common besides can be: then they have no partner."""
+    """They are in the order of what can't be null. What they have in common besides can be, and finds no partner."""
     question = Question(f"select a.id, o.t from a {kind} a o on {on}", ("id",))
     rows = events([a(number, g=number % 5 or None, t=str(number)) for number in range(40)], 8)
     states = []
