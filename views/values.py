@@ -166,9 +166,10 @@ _ORDINARY_TIMESTAMP = re.compile(r"[1-9]\d{3}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\
 
 _MINUTE_TEXTS: Final = [f"{minute // 60:02}:{minute % 60:02}:" for minute in range(24 * 60)]
 _SECOND_TEXTS: Final = [f"{second:02}" for second in range(60)]
-_TEXTS_MAX: Final = 10_000
-"""How many texts of instants and of days are remembered: a row that many others join has the same one in each of them,
-and rows of one time have the same days."""
+_DAYS_MAX: Final = 10_000
+_INSTANTS_MAX: Final = 256
+"""How many texts of days and of instants are remembered. A row that many others join has one instant in all of them,
+and they come one after the other. Of many instants in no order it takes longer to remember texts than to write them."""
 
 _FLOAT_EXPONENT_MIN: Final = 1e15
 """From here on PostgreSQL writes a float with an exponent."""
@@ -236,24 +237,23 @@ def days_text(days: int) -> str:
     return "".join(_date_and_era(days))
 
 
-@lru_cache(_TEXTS_MAX)
+@lru_cache(_DAYS_MAX)
 def _date_and_era(days: int) -> tuple[str, str]:
     year, month, day = date_of(days)
     digits, era = _year_text(year)
     return f"{digits}-{month:02}-{day:02}", era
 
 
-@lru_cache(_TEXTS_MAX)
+@lru_cache(_INSTANTS_MAX)
 def micros_text(micros: int, zone: str = "", separator: str = "T") -> str:
     """A timestamp as an event has it. ``zone`` is ``Z`` for one with a time zone."""
     if micros in _INFINITY_TEXTS:
         return _INFINITY_TEXTS[micros]
     days, of_day = divmod(micros, _DAY_US)
     seconds, fraction = divmod(of_day, 1_000_000)
-    minute, second = divmod(seconds, 60)
     date_text, era = _date_and_era(days)
-    part = f".{fraction:06}".rstrip("0") if fraction else ""
-    return f"{date_text}{separator}{_MINUTE_TEXTS[minute]}{_SECOND_TEXTS[second]}{part}{zone}{era}"
+    end = f".{fraction:06}".rstrip("0") + zone if fraction else zone
+    return f"{date_text}{separator}{_MINUTE_TEXTS[seconds // 60]}{_SECOND_TEXTS[seconds % 60]}{end}{era}"
 
 
 def float_json(number: float) -> str:

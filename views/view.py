@@ -16,11 +16,12 @@ A new state is built: events are noted piece by piece, in any order. When all ar
 of one position, and what the operators keep is computed from all of them together. Then the whole result is pending.
 """
 
+import gc
 import hashlib
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice, takewhile
@@ -43,6 +44,7 @@ from views.operators.arrivals import Arrivals, Arrived
 from views.operators.building import Building, Item
 from views.operators.changes import Changes, Work
 from views.operators.dataflow import Dataflow
+from views.operators.order import part_of
 from views.ordering import Direction, row_encoder
 from views.plan import Scan, ViewPlan, nodes
 from views.portions import Code
@@ -110,6 +112,8 @@ class Output:
     keys: Sequence[bytes]
     rows: Sequence[bytes | None]
     is_last: bool = True
+    places: Sequence[bytes] = ()
+    """Where the state has them pending."""
 
     @property
     def changes(self) -> list[ViewChange]:
@@ -214,6 +218,7 @@ class View:
         self._own_place = 0 if shard is None else self._names.index(shard.sharding.key)
         self._own_value = None if shard is None else compiled(expressions[shard.sharding.key], plan.root.columns)
         self._items = self._written()
+        self._part = part_of(plan.root, [expressions[name] for name in plan.key])
         self._arrivals: dict[TableName, Arrivals] | None = None
         """What has come while the state is built, until it is computed."""
         self._is_computed = False
@@ -354,10 +359,11 @@ class View:
         """
         if self._arrivals is None:
             raise _not_building()
-        for of_table in Events.of(events).tables:
-            for start in range(0, len(of_table), _TAKEN_AT_ONCE):
-                self._dataflow.take(of_table[start : start + _TAKEN_AT_ONCE], self._arrivals, meanwhile)
-                meanwhile(0)
+        with _no_collection():
+            for of_table in Events.of(events).tables:
+                for start in range(0, len(of_table), _TAKEN_AT_ONCE):
+                    self._dataflow.take(of_table[start : start + _TAKEN_AT_ONCE], self._arrivals, meanwhile)
+                    meanwhile(0)
 
     @property
     def arrived(self) -> int:
@@ -384,18 +390,21 @@ class View:
                 self._state.update(partial(self._bring_in, arrived=arrived))
                 self._is_computed = True
                 return
+        with _no_collection():
+            self._compute_large(arrived, meanwhile)
+        self._is_computed = True
+
+    def _compute_large(self, arrived: Mapping[TableName, Iterable[Arrived]], meanwhile: Callable[[int], None]) -> None:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
-        result = building.sorter()
-        for rows in self._dataflow.built(arrived, building):
-            assert self._shard is None or all(map(self._is_own_row, rows)), "a row of the result is another shard's"
-            result.take(rows, self._items)
+        rows = self._dataflow.built(arrived, building)
+        if self._shard is not None:
+            rows = map(self._checked_own, rows)
         count, last = 0, None
-        for portion in building.arranged(_PENDING, result.sorted()):
+        for portion in building.arranged(_PENDING, building.sorted(rows, self._items, self._part)):
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
             count, last = count + len(portion), portion[-1][0]
         building.flush()
         self._state.update(lambda state: _note_built(state, Counters(0, 0, count, building.changed, rows=count)))
-        self._is_computed = True
 
     def _bring_in(self, state: Step, arrived: Mapping[TableName, Iterable[Arrived]]) -> None:
         work = Work(state, min(self._changes_max, _BUILD_CHANGES_MAX))
@@ -459,6 +468,10 @@ class View:
             return True
         name = self._shard.sharding.key
         return self._shard.has(dict(self._key_from_event)[name](key[name]))
+
+    def _checked_own(self, rows: list[Row]) -> list[Row]:
+        assert all(map(self._is_own_row, rows)), "a row of the result is another shard's"
+        return rows
 
     def _is_own_row(self, row: Row) -> bool:
         """The same by a row of the plan's root, of a view with shards."""
@@ -647,14 +660,16 @@ class View:
             entries = _pending(state)
             keys: list[bytes] = []
             rows: list[bytes | None] = []
-            for _, stored in islice(entries, limit):
+            places: list[bytes] = []
+            for place, stored in islice(entries, limit):
                 end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0]
+                places.append(place)
                 keys.append(stored[_KEY_LENGTH.size : end])
                 rows.append(stored[end:] or None)
             if not keys:
                 return None
             is_last = limit is None or next(entries, None) is None
-            return Output(position.tag, keys, rows, is_last)
+            return Output(position.tag, keys, rows, is_last, places)
 
         return self._state.read(look)
 
@@ -674,24 +689,26 @@ class View:
         LockstepError after a further step: then the rows are pending again.
         """
         stays = set(map(self._stored_key, held))
-        aside = {_PENDING + self._stored_key(key) for key in refused}
+        aside = set(map(self._stored_key, refused))
         tag = str(output.tag).encode()
 
         def work(state: Step) -> None:
             position = stored_position(state)
             if position.tag != output.tag:
                 raise LockstepError("the view has gone on since this output was read; read it again")
-            given = islice(_pending(state), len(output.keys))
-            entries = [entry for entry in given if entry[0][len(_PENDING) :] not in stays]
-            for key, _ in entries:
-                state.delete(key)
-            own = {_PENDING + key[len(_PENDING) :]: stored for key, stored in entries}
-            state.put_all({_REFUSED + key[len(_PENDING) :]: tag + own.pop(key) for key in aside if key in own})
+            is_whole = state.get(_IS_WHOLE) is not None
+            state.delete_all([place for place in output.places if place[len(_PENDING) :] not in stays])
+            own: dict[bytes, bytes] = {}
+            if aside or not is_whole:
+                given = zip(output.places, output.keys, output.rows, strict=True)
+                own = {place[len(_PENDING) :]: _joined(key, row or b"") for place, key, row in given}
+                own = {key: stored for key, stored in own.items() if key not in stays}
+            state.put_all({_REFUSED + key: tag + own.pop(key) for key in aside if key in own})
             for values in void:
                 own_key = {name: values[name] for name in self.plan.key}
                 state.put(_VOID + self._stored_key(values), tag + _stored(own_key, None))
             offsets = orjson.dumps(_triples(position.offsets))
-            if state.get(_IS_WHOLE) is not None:
+            if is_whole:
                 # Kept once more, the whole result would be half of the state. Built again, it is there again.
                 state.put(_FORGOTTEN, offsets)
                 if output.is_last and not stays:
@@ -699,7 +716,7 @@ class View:
             elif own:
                 number = _next_number(state)
                 state.put(_SENT_AS_OF + number, offsets)
-                state.put_all({_SENT + number + key[len(_PENDING) :]: stored for key, stored in own.items()})
+                state.put_all({_SENT + number + key: stored for key, stored in own.items()})
             _forget(state, reached)
 
         self._state.update(work)
@@ -746,6 +763,18 @@ class View:
         return self._encode_key([read(key[name]) for name, read in self._key_from_event])
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's collection of cycles rests: very many objects are made here, none of which is part of one."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _not_building() -> LockstepError:
     return LockstepError("the view's state isn't being built", hint="begin to build it anew")
 
@@ -759,8 +788,12 @@ def _note_built(state: Step, counters: Counters) -> None:
 
 def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -> bytes:
     """A pending entry."""
-    own = orjson.dumps(key)
-    return _KEY_LENGTH.pack(len(own)) + own + (b"" if row is None else orjson.dumps(row))
+    return _joined(orjson.dumps(key), b"" if row is None else orjson.dumps(row))
+
+
+def _joined(key: bytes, row: bytes) -> bytes:
+    """The same of what is JSON already."""
+    return _KEY_LENGTH.pack(len(key)) + key + row
 
 
 def _key_of(pending: bytes) -> Mapping[str, JsonValue]:

@@ -34,7 +34,8 @@ def computed_at_the_end(*, portion: int, in_memory: int) -> Iterator[None]:
             patched.setattr(module, "PORTION", portion)
         patched.setattr(views.operators.building, "ITEMS_MAX", in_memory)
         patched.setattr(views.operators.building, "_SPILLED_AT_ONCE", portion)
-        patched.setattr(views.operators.building, "_KEPT_AT_ONCE", portion)
+        for name in ("_KEPT_AT_ONCE", "_SORTED_AT_ONCE"):
+            patched.setattr(views.operators.building, name, portion)
         yield
 
 

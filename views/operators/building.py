@@ -8,11 +8,12 @@ temporary files meanwhile. Nothing is read before its building is over but table
 import marshal
 import struct
 import tempfile
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Final
 
@@ -33,13 +34,21 @@ BYTES_MAX: Final = 32 * 1024 * 1024
 
 _SPILLED_AT_ONCE: Final = 1_000
 _SPILLED_BYTES: Final = 64 * 1024
-"""Memory has a piece of this size of each sorted part while parts are merged, or of one item that is larger."""
+"""Memory has a piece of about this size, and at most twice of it, of each sorted part while parts are merged. Or of one
+item that is larger."""
+
+_MARSHAL: Final = 2
+"""Later versions look whether an object was written before, and none was."""
 
 _PACKED_AT_ONCE: Final = 1_000
 """Rows of a portion share values, and hardly take memory before they are packed."""
 
+_SORTED_AT_ONCE: Final = 1_000
+"""Where rows come in the order of parts, at least so many items are sorted together."""
+
 _KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
+_KEY, _VALUE = itemgetter(0), itemgetter(1)
 
 
 class Building:
@@ -64,6 +73,33 @@ class Building:
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
 
+    def sorted(
+        self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
+    ) -> Iterator[list[Item]]:
+        """What is ``made`` of all rows, in order. Raises as ``Sorter.add``.
+
+        ``part`` is the beginning of an item that the rows come in the order of already. Then those of a few parts are
+        sorted at a time. Else all are, before the first portion is there.
+        """
+        sorter = self.sorter()
+        last: Item = (b"", b"", b"")
+        goes_on: bytes | None = None
+        for portion in rows:
+            begin, is_whole = 0, False
+            if part is not None and portion:
+                # The last part of a portion may go on in the next one.
+                before, goes_on = goes_on, part(portion[-1])
+                begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
+            sorter.take(portion[:begin], made)
+            if is_whole and sorter.held[0] >= _SORTED_AT_ONCE:
+                for items in sorter.sorted():
+                    assert last < items[0], "rows come in another order than the plan says"
+                    last = items[-1]
+                    yield items
+                sorter = self.sorter()
+            sorter.take(portion[begin:], made)
+        yield from sorter.sorted()
+
     def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
         """All entries of tables' own rows that begin so, in order."""
         after: bytes | None = None
@@ -73,23 +109,28 @@ class Building:
 
     def keep(self, entries: Iterable[Entry]) -> None:
         """Put entries that are in order, at the latest with ``flush``. Nobody has put one of them before."""
-        more = list(entries)
-        self._kept += more
-        self._kept_bytes += sum(map(len, chain.from_iterable(more)))
+        begin = self.state.begin
+        self._keep([(begin + key, value) for key, value in entries])
+
+    def _keep(self, stored: list[Entry]) -> None:
+        """The same of entries whose keys begin as the state has them."""
+        self._kept += stored
+        self._kept_bytes += sum(map(len, map(_KEY, stored))) + sum(map(len, map(_VALUE, stored)))
         if len(self._kept) >= _KEPT_AT_ONCE or self._kept_bytes >= BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
         """Have all entries in the state."""
         kept, self._kept, self._kept_bytes = self._kept, [], 0
-        self.state.update(lambda state: state.put_in_order(kept))
+        self.state.update(lambda state: state.put_stored(kept))
         self.meanwhile(0)
 
     def arranged(self, prefix: bytes, items: Iterable[list[Item]]) -> Iterator[list[Item]]:
         """The same, each kept as an entry."""
+        begin = self.state.begin + prefix
         for portion in items:
             self.changed += len(portion)
-            self.keep([(prefix + key + own, row) for key, own, row in portion])
+            self._keep([(begin + key + own, row) for key, own, row in portion])
             self.meanwhile(0)
             yield portion
 
@@ -152,9 +193,10 @@ class Sorter:
         if self._spilled is None:
             self._spilled = tempfile.TemporaryFile(dir=self._scratch)  # noqa: SIM115  closed when all is read, or with it
         begin = self._spilled.tell()
-        for portion in _pieces(self._in_order()):
-            stored = marshal.dumps(portion)
-            self._spilled.write(_LENGTH.pack(len(stored)) + stored)
+        at_once = max(1, min(_SPILLED_AT_ONCE, _SPILLED_BYTES * len(self._items) // max(1, self._bytes)))
+        for portion in _portions(self._in_order(), at_once):
+            for stored in _pieces(portion):
+                self._spilled.write(_LENGTH.pack(len(stored)) + stored)
         self._spilled.flush()  # whoever reads would be told that the disk is full
         self._runs.append((begin, self._spilled.tell()))
 
@@ -193,15 +235,15 @@ def _portions(items: list[Item], size: int) -> Iterator[list[Item]]:
         yield items[start : start + size]
 
 
-def _pieces(items: list[Item]) -> Iterator[list[Item]]:
-    """The same, each of so few items and bytes that memory can have one of each sorted part."""
-    for portion in _portions(items, _SPILLED_AT_ONCE):
-        if _size(portion) <= _SPILLED_BYTES or len(portion) == 1:
-            yield portion
-        else:
-            half = len(portion) // 2
-            yield from _pieces(portion[:half])
-            yield from _pieces(portion[half:])
+def _pieces(portion: list[Item]) -> Iterator[bytes]:
+    """The same as it is written: in pieces of so few bytes that memory can have one of each sorted part."""
+    stored = marshal.dumps(portion, _MARSHAL)
+    if len(portion) == 1 or len(stored) <= 2 * _SPILLED_BYTES:
+        yield stored
+    else:
+        half = len(portion) // 2
+        yield from _pieces(portion[:half])
+        yield from _pieces(portion[half:])
 
 
 def _size(items: list[Item]) -> int:

@@ -23,6 +23,7 @@ from views.failures import EvaluationError
 from views.numerics import decimal_of, scale_of, text_of
 from views.operators.building import PORTION, PORTION_BYTES, Building, Item
 from views.operators.changes import Changes, Rows, Work, add, prefix_of, unpack_row
+from views.operators.order import part_of
 from views.ordering import Direction, encoder, row_encoder
 from views.plan import Group
 from views.portions import Code, packed
@@ -60,6 +61,7 @@ class GroupOperator:
         code = Code(columns)
         by = code.key([(made, Direction(made.type)) for _, made in node.by])
         self._items = code.of_rows(f'({by}, b"", {code.packed})', self._item)
+        self._part = part_of(node.source, [made for _, made in node.by])
         self._aggregates = [
             _kept(aggregate, columns, prefix_of(MEMBERS, number, part))
             for part, (_, aggregate) in enumerate(node.aggregates)
@@ -78,13 +80,10 @@ class GroupOperator:
         return made
 
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
-        sorter = building.sorter()
-        for rows in sources[0]:
-            sorter.take(rows, self._items)
         made: Changes = {}
         portion: list[Item] = []
         held = 0
-        for items in sorter.sorted():
+        for items in building.sorted(sources[0], self._items, self._part):
             portion += items
             held += sum([len(row) for _, _, row in items])
             # Groups that are whole, unless one alone is larger: then what is made of it so far goes again.

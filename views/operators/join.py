@@ -20,6 +20,7 @@ from views.operators.changes import (
     unpack_row,
     unpack_rows,
 )
+from views.operators.order import part_of
 from views.ordering import Direction, row_encoder
 from views.plan import Join, Node
 from views.portions import Code, packed
@@ -35,7 +36,8 @@ class JoinOperator:
     """An inner or a left join. A left row without partner is there with nulls in place of the right row."""
 
     def __init__(self, node: Join, number: int) -> None:
-        self._left = _Side(node.left, node.left_on, prefix_of(KIND, number, _LEFT))
+        # A left row whose key is null is handed on by itself: where all come in order, none is.
+        self._left = _Side(node.left, node.left_on, prefix_of(KIND, number, _LEFT), is_all_kept=node.keeps_left)
         self._right = _Side(node.right, node.right_on, prefix_of(KIND, number, _RIGHT))
         self._keeps_left = node.keeps_left
         self._nulls: Row = (None,) * len(node.right.columns)
@@ -104,15 +106,16 @@ class JoinOperator:
         return made
 
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
-        of_left, of_right = building.sorter(), building.sorter()
-        for rows in sources[_LEFT]:
-            without_key = self._left.take(rows, of_left)
-            if self._keeps_left and without_key:
-                yield [row + self._nulls for row in without_key]
-        for rows in sources[_RIGHT]:
-            self._right.take(rows, of_right)
-        left = building.arranged(self._left.prefix, of_left.sorted())
-        right = building.arranged(self._right.prefix, of_right.sorted())
+        if self._keeps_left and not self._left.is_in_order:
+            sorter = building.sorter()
+            for rows in sources[_LEFT]:
+                if without_key := self._left.take(rows, sorter):
+                    yield [row + self._nulls for row in without_key]
+            of_left = sorter.sorted()
+        else:
+            of_left = self._left.sorted(sources[_LEFT], building)
+        left = building.arranged(self._left.prefix, of_left)
+        right = building.arranged(self._right.prefix, self._right.sorted(sources[_RIGHT], building))
         alone = [[self._nulls]] if self._keeps_left else []
         made: list[Row] = []
         held = 0
@@ -180,7 +183,7 @@ def _check_fan_out(partners: int, most: int) -> None:
 class _Side:
     """The rows of one side, by the join's key and then by their own."""
 
-    def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes) -> None:
+    def __init__(self, node: Node, on: Sequence[Expression], prefix: bytes, *, is_all_kept: bool = False) -> None:
         self.prefix = prefix
         self._on = compiled_all(on, node.columns)
         self._encode_on = row_encoder([expression.type for expression in on])
@@ -190,6 +193,7 @@ class _Side:
         key = code.key([(expression, Direction(expression.type)) for expression in on])
         self._items = code.of_rows(f"({key}, {own}, {code.packed})", self._item)
         self._without_key = code.with_nulls(on)
+        self._part = part_of(node, on, is_all=is_all_kept)
         self._encode_key: Callable[[Row], bytes] = row_encoder([column.type for column in node.key])
         assert all(column.type.kind is not Kind.OPAQUE for column in node.key)
 
@@ -198,11 +202,22 @@ class _Side:
         on = self._on(row)
         return None if None in on else self._encode_on(on)
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the rows come in the order of their keys, or of the beginning of these."""
+        return self._part is not None
+
+    def sorted(self, rows: Rows, building: Building) -> Iterator[list[Item]]:
+        """All rows that can have partners, in order."""
+        return building.sorted((self._with_key(portion) for portion in rows), self._items, self._part)
+
     def take(self, rows: list[Row], into: Sorter) -> list[Row]:
         """Have rows sorted. Returns those that can't have partners."""
-        without = self._without_key(rows)
-        into.take([row for row in rows if None not in self._on(row)] if without else rows, self._items)
-        return without
+        into.take(self._with_key(rows), self._items)
+        return self._without_key(rows)
+
+    def _with_key(self, rows: list[Row]) -> list[Row]:
+        return [row for row in rows if None not in self._on(row)] if self._without_key(rows) else rows
 
     def _item(self, row: Row) -> Item:
         return self._encode_on(self._on(row)), self._encode_key(self._key(row)), packed(row)

@@ -20,6 +20,7 @@ from views.operators.changes import (
     unpack_row,
     unpack_rows,
 )
+from views.operators.order import part_of
 from views.ordering import Direction, order_encoder, row_encoder
 from views.plan import Top
 from views.portions import Code, packed
@@ -46,6 +47,7 @@ class TopOperator:
             [Direction(key.expression.type, key.descending, key.nulls_first) for key in node.order]
         )
         self._limit = node.limit
+        self._part = part_of(node.source, node.per)
         code = Code(columns)
         per = code.key([(made, Direction(made.type)) for made in node.per])
         order = code.key(
@@ -68,11 +70,8 @@ class TopOperator:
         return made
 
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
-        sorter = building.sorter()
-        for rows in sources[0]:
-            sorter.take(rows, self._items)
         part, last, count = b"", b"", 0
-        for items in building.arranged(self._rows_prefix, sorter.sorted()):
+        for items in building.arranged(self._rows_prefix, building.sorted(sources[0], self._items, self._part)):
             first: list[bytes] = []
             reaches: list[Entry] = []
             for of, at, row in items:

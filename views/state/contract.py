@@ -1,6 +1,6 @@
 """The contract of a view's state: bytes by bytes, in the order of the keys, changed by whole steps or not at all."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -46,11 +46,14 @@ class Step(Reading, Protocol):
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
         """Set the values of many keys."""
 
-    def put_in_order(self, entries: Sequence[Entry]) -> None:
-        """The same of entries in the order of their keys."""
+    def put_stored(self, entries: Sequence[Entry]) -> None:
+        """The same of entries in the order of their keys, each with the state's ``begin`` before its key."""
 
     def delete(self, key: bytes) -> None:
         """Remove a key, which may be missing."""
+
+    def delete_all(self, keys: Iterable[bytes]) -> None:
+        """Remove many of them."""
 
 
 class State(Protocol):
@@ -58,7 +61,13 @@ class State(Protocol):
 
     Every method raises LockstepError when the operator has to act: a full disk, a file of another version. It raises
     Overtaken when another process has opened the state since.
+
+    ``begin`` is what keys have before them for ``Step.put_stored``: who has many entries makes their keys with it.
     """
+
+    @property
+    def begin(self) -> bytes:
+        """The same for all of a state."""
 
     def update(self, work: Callable[[Step], T]) -> T:
         """Do the work and keep all of its changes; none of them where it raises. The work may be done more than once:

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -41,6 +41,7 @@ _DIGEST_BYTES: Final = 32
 _CUT_LENGTH: Final = 1 + _PLAIN_MAX + _DIGEST_BYTES
 _LENGTH: Final = struct.Struct("<I")
 _DATA, _OWN = b"d", b"s"
+_STORED_MAX: Final = len(_DATA) + _PLAIN_MAX
 _IS_FORMAT, _IS_IDENTITY, _IS_WRITER = _OWN + b"format", _OWN + b"identity", _OWN + b"writer"
 _OWN_ENTRIES: Final = 3
 _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError)
@@ -48,6 +49,8 @@ _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmd
 
 class FileState:
     """A State in a directory, for one thread of one process. ``identity`` says what it is the state of."""
+
+    begin = _DATA
 
     def __init__(self, directory: Path, *, identity: str, map_bytes: int = _MAP_BYTES) -> None:
         """Open or create it. Raises UnusableState for the state of another view, version or program."""
@@ -139,9 +142,10 @@ class FileState:
             with contextlib.closing(
                 _environment(self._directory / _COPY_NAME, self._map_bytes, sync=False)
             ) as environment:
-                while portion := list(islice(entries, _COPIED_AT_ONCE)):
+                copied = _COPIED_AT_ONCE
+                while copied == _COPIED_AT_ONCE:
                     with environment.begin(write=True) as into, contextlib.closing(into.cursor()) as end:
-                        end.putmulti(portion, append=True)
+                        copied, _ = end.putmulti(islice(entries, _COPIED_AT_ONCE), append=True)
                 environment.sync(True)
 
     def _remove_copy(self) -> None:
@@ -318,27 +322,30 @@ class _Transaction:
         if len(key) <= _PLAIN_MAX:
             self._transaction.put(_DATA + key, value)
         else:
-            self._transaction.put(_cut(key), _LENGTH.pack(len(key)) + key + value)
+            self._transaction.put(*_cut_entry(key, value))
 
     def put_all(self, entries: Mapping[bytes, bytes]) -> None:
         # Tuned: neighbours in the tree follow each other.
-        self.put_in_order(sorted(entries.items()))
+        self.put_stored(sorted([(_DATA + key, value) for key, value in entries.items()]))
 
-    def put_in_order(self, entries: Sequence[Entry]) -> None:
+    def put_stored(self, entries: Sequence[Entry]) -> None:
         # Tuned: one call takes them all, and hardly any key is cut.
-        if all(map(_PLAIN_MAX.__ge__, map(len, map(itemgetter(0), entries)))):
-            stored = [(_DATA + key, value) for key, value in entries]
-        else:
-            stored = [
-                (_DATA + key, value) if len(key) <= _PLAIN_MAX else (_cut(key), _LENGTH.pack(len(key)) + key + value)
-                for key, value in entries
+        if not all(map(_STORED_MAX.__ge__, map(len, map(itemgetter(0), entries)))):
+            entries = [
+                entry if len(entry[0]) <= _STORED_MAX else _cut_entry(entry[0][len(_DATA) :], entry[1])
+                for entry in entries
             ]
         cursor = self._transaction.cursor()
         with contextlib.closing(cursor):
-            cursor.putmulti(stored)
+            cursor.putmulti(entries)
 
     def delete(self, key: bytes) -> None:
         self._transaction.delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))
+
+    def delete_all(self, keys: Iterable[bytes]) -> None:
+        delete = self._transaction.delete  # tuned: no call of ours for each of them
+        for key in keys:
+            delete(_DATA + key if len(key) <= _PLAIN_MAX else _cut(key))
 
     def scan(self, prefix: bytes, *, after: bytes | None = None) -> Iterator[Entry]:
         start = prefix if after is None or after < prefix else after
@@ -414,6 +421,11 @@ def _in_order(stored: Iterator[Entry], *, reverse: bool = False) -> Iterator[Ent
 
 def _cut(key: bytes) -> bytes:
     return _DATA + key[:_PLAIN_MAX] + hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+
+def _cut_entry(key: bytes, value: bytes) -> Entry:
+    """What is stored of a key that is too long."""
+    return _cut(key), _LENGTH.pack(len(key)) + key + value
 
 
 def _entry(stored_key: bytes, stored: bytes) -> Entry:

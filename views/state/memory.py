@@ -1,7 +1,7 @@
 """The state in memory: the contract's plain form, for tests and for views that are checked and not kept."""
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from views.state.contract import Entry, Reading, Size, Step
@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 class MemoryState:
     """A State that ends with the process."""
+
+    begin = b""
 
     def __init__(self) -> None:
         self._entries = _Entries()
@@ -63,7 +65,7 @@ class _Entries:
         for key, value in entries.items():
             self.put(key, value)
 
-    def put_in_order(self, entries: Sequence[Entry]) -> None:
+    def put_stored(self, entries: Sequence[Entry]) -> None:
         for key, value in entries:
             self.put(key, value)
 
@@ -72,6 +74,10 @@ class _Entries:
             self.before.setdefault(key, self.values[key])
             del self.values[key]
             del self._keys[bisect_left(self._keys, key)]
+
+    def delete_all(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.delete(key)
 
     def scan(self, prefix: bytes, *, after: bytes | None = None) -> Iterator[Entry]:
         start = bisect_left(self._keys, prefix) if after is None else bisect_right(self._keys, max(after, prefix))

@@ -104,6 +104,22 @@ def test_long_rows_are_not_all_in_memory_while_they_are_merged(monkeypatch: pyte
         assert sum(map(len, sorter.sorted())) == 4_000
 
 
+def test_a_few_long_rows_among_short_ones_are_in_no_long_piece(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By what rows have on average, all of these would be in one piece."""
+    monkeypatch.setattr(building, "_SPILLED_BYTES", 1_000)
+    rows: list[Item] = [(number.to_bytes(2, "big"), b"", b"") for number in range(1_000)]
+    rows[100:102] = [(key, own, bytes(10_000)) for key, own, _ in rows[100:102]]
+    sorter = Sorter(tmp_path)
+    sorter.add(rows)
+    sorter.spill()
+    assert sorter._spilled is not None
+    with sorter._spilled:
+        pieces = list(sorter._run(sorter._spilled, *sorter._runs[0]))
+    assert [item for piece in pieces for item in piece] == rows
+    assert max(len(piece) for piece in pieces if len(piece[0][2])) == 1
+    assert all(len(piece) == 1 or sum(len(row) for _, _, row in piece) < 1_000 for piece in pieces)
+
+
 def test_runs_are_merged() -> None:
     runs = [[items(1, 4), items(6)], [], [items(2, 3), items(5, 9)], [items(7, 8)]]
     assert [item for portion in merged(map(iter, runs)) for item in portion] == items(*range(1, 10))

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cdc.model.errors import Fenced, LockstepError
+from views.state import file
 from views.state.contract import Reading, State, Step, UnusableState
 from views.state.file import FILE_NAME, FileState, WatchedState
 from views.state.memory import MemoryState
@@ -59,6 +61,19 @@ def test_many_keys_are_put_at_once(state: State) -> None:
     many = {b"b": b"2", b"l" * 900: b"4", b"a": b"3", b"": b""}
     state.update(lambda step: step.put_all(many))
     assert entries(state) == [(b"", b""), (b"a", b"3"), (b"b", b"2"), (b"c", b"1"), (b"l" * 900, b"4")]
+
+
+def test_entries_are_put_with_what_the_state_has_before_their_keys(state: State) -> None:
+    state.update(put((b"b", b"old")))
+    many = [(b"a", b"1"), (b"b", b"2"), (b"l" * 447, b"3"), (b"l" * 448, b"4"), (b"l" * 900, b"5")]
+    state.update(lambda step: step.put_stored([(state.begin + key, value) for key, value in many]))
+    assert entries(state) == many
+
+
+def test_many_keys_are_deleted_at_once(state: State) -> None:
+    state.update(put((b"a", b"1"), (b"b", b"2"), (b"l" * 900, b"3")))
+    state.update(lambda step: step.delete_all([b"a", b"never there", b"l" * 900]))
+    assert entries(state) == [(b"b", b"2")]
 
 
 def test_a_state_that_was_cleared_is_empty_and_goes_on(state: State) -> None:
@@ -252,6 +267,7 @@ def test_who_looks_at_a_file_sees_all_of_it_and_changes_nothing(tmp_path: Path) 
 
 _WRITER = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from views.state.file import FileState
 state = FileState(Path(sys.argv[1]), identity="a view", map_bytes=1 << 16)
@@ -326,6 +342,17 @@ def test_a_file_that_was_made_compact_has_no_free_pages_and_full_ones(tmp_path: 
     opened.close()
 
 
+@pytest.mark.parametrize("count", range(12))
+def test_a_file_of_any_number_of_entries_is_copied_whole(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "_COPIED_AT_ONCE", 5)
+    with closing(FileState(tmp_path, identity="a view")) as state:
+        state.update(put(*[(bytes([number]), b"x") for number in range(count)]))
+        state.compact()
+        assert entries(state) == [(bytes([number]), b"x") for number in range(count)]
+
+
 def test_a_copy_that_was_killed_is_removed_and_the_state_is_as_it_was(tmp_path: Path) -> None:
     state = FileState(tmp_path, identity="a view")
     state.update(put((b"a", b"1")))
@@ -356,6 +383,7 @@ def test_where_there_is_no_room_for_a_copy_the_state_is_as_it_was(
 
 _OLDER = """
 import sys
+from contextlib import closing
 from pathlib import Path
 from cdc.model.errors import Fenced
 from views.state.file import FileState

@@ -143,6 +143,20 @@ def test_output_stays_until_it_is_acknowledged(tmp_path: Path) -> None:
     state.close()
 
 
+@pytest.mark.parametrize("is_built", [False, True])
+def test_output_that_is_acknowledged_twice_takes_no_other_row_with_it(*, is_built: bool) -> None:
+    view = opened(COUNTS, MemoryState())
+    rows = events([a(1, g=1), a(2, g=2)], 8)
+    if is_built:
+        built(view, [rows], 8)
+    else:
+        view.step(rows, epoch=1, lsn=8, offsets={})
+    output = view.pending(1)
+    for _ in range(2):
+        view.acknowledge(output)
+    assert [change.row for change in view.pending().changes] == [{"g": 2, "n": 1}]
+
+
 def test_what_a_later_step_changes_is_pending_once_with_its_newest_row() -> None:
     view = opened(COUNTS, MemoryState())
     step(view, [a(1, g=1)], 8)

@@ -1,0 +1,134 @@
+"""In which order rows come while a state is built, and who makes use of it."""
+
+from collections.abc import Iterator
+
+import pytest
+
+import views.view
+from tests.unit.views.test_view import a, built, everything, opened
+from tests.view_queries import Question, events
+from views.operators import building
+from views.operators.building import Building, Item
+from views.operators.order import part_of
+from views.plan import Join, Node, nodes
+from views.sql.reader import TopRows
+from views.state.memory import MemoryState
+from views.values import Row
+
+AT_ONCE = 4
+
+
+def root_of(sql: str, *key: str, top: TopRows | None = None) -> Node:
+    return opened(Question(sql, key, top), MemoryState()).plan.root
+
+
+def join_in(root: Node) -> Join:
+    return next(node for node in nodes(root) if isinstance(node, Join))
+
+
+def in_portions(rows: list[Row], size: int) -> list[list[Row]]:
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
+def made(rows: list[Row]) -> list[Item]:
+    return [(bytes([row[0], row[1]]), b"", b"") for row in rows]  # type: ignore[list-item]  # small numbers
+
+
+def first(row: Row) -> bytes:
+    return bytes([row[0]])  # type: ignore[list-item]  # a small number
+
+
+@pytest.fixture
+def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "_SORTED_AT_ONCE", AT_ONCE)
+
+
+@pytest.fixture
+def builder() -> Building:
+    return Building(MemoryState(), scratch=None, changes_max=1, meanwhile=lambda _: None)
+
+
+# --- which order ---
+
+
+def test_a_table_comes_in_the_order_of_its_key() -> None:
+    join = join_in(root_of("select a.id, b.id as b_id from a join b on b.id = a.g", "id", "b_id"))
+    assert [part_of(side, on) is not None for side, on in ((join.left, join.left_on), (join.right, join.right_on))] == [
+        False,
+        True,
+    ]
+
+
+def test_pairs_come_in_the_order_of_what_they_have_in_common() -> None:
+    join = join_in(root_of("select a.id, b.id as b_id from a join b on b.c_k = a.g", "id", "b_id"))
+    assert part_of(join, join.left_on) is not None
+    assert part_of(join, join.right_on) is not None
+    assert part_of(join, join.left.key) is None
+
+
+def test_rows_without_a_partner_come_in_no_order() -> None:
+    join = join_in(root_of("select a.id, b.c_k from a left join b on b.id = a.b_id", "id"))
+    assert part_of(join, join.left_on) is None
+
+
+def test_the_first_rows_of_each_part_come_in_the_order_of_the_parts() -> None:
+    root = root_of("select id, g from a where g is not null", "id", top=TopRows(("g",), "id desc", 2))
+    by_part, by_key = root.columns[1], root.columns[0]
+    part = part_of(root, [by_part, by_key])
+    assert part is not None
+    assert part((7, 3)) == part((8, 3)) < part((1, 4)), "of what they are to be in order by, they have the beginning"
+    assert part_of(root, [by_key]) is None
+
+
+# --- sorting by parts ---
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("parts", [1, 4, 20])
+def test_parts_are_sorted_as_all_would_be(builder: Building, size: int, parts: int) -> None:
+    rows: list[Row] = [(number * parts // 20, 19 - number) for number in range(20)]
+    by_parts = [item for items in builder.sorted(in_portions(rows, size), made, first) for item in items]
+    assert by_parts == sorted(made(rows))
+    assert by_parts == [item for items in builder.sorted(in_portions(rows, size), made, None) for item in items]
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_few_parts_are_at_hand_at_a_time(builder: Building) -> None:
+    taken = 0
+
+    def portions() -> Iterator[list[Row]]:
+        nonlocal taken
+        for number in range(20):
+            taken += 1
+            yield [(number, 0)]
+
+    items = next(builder.sorted(portions(), made, first))
+    assert len(items) == AT_ONCE
+    assert taken == AT_ONCE + 1, "the next one says that the part is whole"
+
+
+@pytest.mark.usefixtures("few_at_once")
+def test_rows_that_come_in_another_order_are_no_result(builder: Building) -> None:
+    rows: list[Row] = [(20 - number, 0) for number in range(20)]
+    with pytest.raises(AssertionError, match="in another order than the plan says"):
+        list(builder.sorted(in_portions(rows, 6), made, lambda row: bytes([20 - row[0]])))  # type: ignore[operator]  # small numbers
+
+
+# --- who makes use of it ---
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize("on", ["o.id = a.id and o.g = a.g", "o.g = a.g and o.id = a.id", "o.id = a.id"])
+@pytest.mark.parametrize("kind", ["join", "left join"])
+def test_a_join_of_rows_in_order_is_as_one_row_by_row(kind: str, on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the order of what can't be null. What they have in common besides can be, and finds no partner."""
+    question = Question(f"select a.id, o.t from a {kind} a o on {on}", ("id",))
+    rows = events([a(number, g=number % 5 or None, t=str(number)) for number in range(40)], 8)
+    states = []
+    for row_by_row_most in (len(rows), 0):
+        monkeypatch.setattr(views.view, "_ROW_BY_ROW_MAX", row_by_row_most)
+        view = opened(question, MemoryState())
+        built(view, [rows], 8)
+        states.append([entry for entry in everything(view._state) if entry[0] > b"\1"])
+    assert states[0] == states[1]

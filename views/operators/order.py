@@ -1,0 +1,55 @@
+"""In which order the rows of a node come while a state is built. Pure.
+
+A table's rows come in the order of its key, pairs of an inner join in that of the join's values, and the first rows of
+each part in that of the parts. So whoever needs them so has to sort a few at a time.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from typing import assert_never
+
+from views.evaluation import compiled_all
+from views.expressions import Expression
+from views.ordering import row_encoder
+from views.plan import Filter, Group, Join, Node, Project, Scan, Top, Union
+from views.values import Row
+
+
+def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Callable[[Row], bytes] | None:
+    """The beginning of ``by``, encoded, that a node's rows come in the order of; None where they come in any order.
+
+    With ``is_all`` it is all of ``by`` or nothing: then none of it is null in a table's rows and in pairs.
+    """
+    length = max((_alike(order, by) for order in _orders(node)), default=0)
+    if not length or (is_all and length < len(by)):
+        return None
+    values = compiled_all(by[:length], node.columns)
+    encode = row_encoder([expression.type for expression in by[:length]])
+    return lambda row: encode(values(row))
+
+
+def _alike(order: Sequence[Expression], by: Sequence[Expression]) -> int:
+    """How many are the same, from the first ones on."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(order, by, strict=False)))
+
+
+def _orders(node: Node) -> Iterator[Sequence[Expression]]:
+    match node:
+        case Scan():
+            yield node.key
+        case Filter():
+            yield from _orders(node.source)
+        case Project():
+            columns = {made: column for column, made in node.expressions}
+            for order in _orders(node.source):
+                yield [columns[made] for made in takewhile(columns.__contains__, order)]
+        case Join():
+            if not node.keeps_left:
+                yield node.left_on
+                yield node.right_on
+        case Top():
+            yield node.per
+        case Group() | Union():
+            pass
+        case _:
+            assert_never(node)
