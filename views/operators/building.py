@@ -81,8 +81,18 @@ class Building:
         ``part`` is the beginning of an item that the rows come in the order of already. Then those of a few parts are
         sorted at a time. Else all are, before the first portion is there.
         """
-        sorter = self.sorter()
         last: Item = (b"", b"", b"")
+        for sorter in self._sorters(rows, made, part):
+            for items in sorter.sorted():
+                assert last < items[0], "rows come in another order than the plan says"
+                last = items[-1]
+                yield items
+
+    def _sorters(
+        self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
+    ) -> "Iterator[Sorter]":
+        """Each has some parts as a whole, and all of them together have all rows."""
+        sorter = self.sorter()
         goes_on: bytes | None = None
         for portion in rows:
             begin, is_whole = 0, False
@@ -92,13 +102,10 @@ class Building:
                 begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
             sorter.take(portion[:begin], made)
             if is_whole and sorter.held[0] >= _SORTED_AT_ONCE:
-                for items in sorter.sorted():
-                    assert last < items[0], "rows come in another order than the plan says"
-                    last = items[-1]
-                    yield items
+                yield sorter
                 sorter = self.sorter()
             sorter.take(portion[begin:], made)
-        yield from sorter.sorted()
+        yield sorter
 
     def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
         """All entries of tables' own rows that begin so, in order."""
