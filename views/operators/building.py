@@ -1,8 +1,9 @@
 """How a large state is built: operator by operator, each one's entries in the order of their keys.
 
-Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So all rows
-of an operator are sorted first, which merges them with their partners as well. What memory doesn't hold of them is in
-temporary files meanwhile. Nothing is read before its building is over but tables' own rows, and groups.
+Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So the rows
+of an operator are sorted first, all of them or some parts at a time, which merges them with their partners as well.
+What memory doesn't hold of them is in temporary files meanwhile. Nothing is read before its building is over but
+tables' own rows, and groups.
 """
 
 import marshal

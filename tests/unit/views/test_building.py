@@ -1,5 +1,6 @@
 """A large state, which is computed once from all rows of the tables."""
 
+import gc
 import random
 import tempfile
 import tracemalloc
@@ -156,6 +157,27 @@ def test_who_is_told_can_end_it_and_it_begins_again() -> None:
     other = MemoryState()
     build(other, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
     assert everything(state) == everything(other)
+
+
+@pytest.mark.usefixtures("computes")
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_as_before_however_it_ends(*, collects: bool) -> None:
+    collected: list[bool] = []
+
+    def ended(_: int) -> None:
+        collected.append(gc.isenabled())
+        raise Killed
+
+    view = build(MemoryState(), as_of_the_end())
+    (gc.enable if collects else gc.disable)()
+    try:
+        for work in (lambda: view.build(as_of_the_end(), ended), lambda: view.compute(ended)):
+            with pytest.raises(Killed):
+                work()
+            assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert collected == [False, False], "it rests meanwhile"
 
 
 @pytest.mark.usefixtures("computes")
