@@ -47,6 +47,9 @@ _PACKED_AT_ONCE: Final = 1_000
 _SORTED_AT_ONCE: Final = 1_000
 """Where rows come in the order of parts, at least so many items are sorted together."""
 
+_SMALL: Final = 10
+"""What is less than this part of what memory may have makes no temporary file."""
+
 _KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
@@ -70,6 +73,8 @@ class Building:
         self._scratch = scratch
         self._kept: list[Entry] = []
         self._kept_bytes = 0
+        self._handed_on = self._handed_on_bytes = 0
+        """How many items memory has of what is handed on now, and about how many bytes of them."""
 
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
@@ -84,10 +89,30 @@ class Building:
         """
         last: Item = (b"", b"", b"")
         for sorter in self._sorters(rows, made, part):
-            for items in sorter.sorted():
+            for items in self.handed_on(sorter):
                 assert last < items[0], "rows come in another order than the plan says"
                 last = items[-1]
                 yield items
+
+    def handed_on(self, sorter: "Sorter") -> Iterator[list[Item]]:
+        """All items of a sorter in order. Raises as ``Sorter.spill``.
+
+        Memory has hardly more of all that are handed on at a time than of one: operators may all be at work at once.
+        """
+        count, size = sorter.held
+        is_large = count * _SMALL >= ITEMS_MAX or size * _SMALL >= BYTES_MAX
+        if is_large and (self._handed_on + count >= ITEMS_MAX or self._handed_on_bytes + size >= BYTES_MAX):
+            sorter.spill()
+            count = size = 0
+        self._handed_on += count
+        self._handed_on_bytes += size
+
+        def all_of() -> Iterator[list[Item]]:
+            yield from sorter.sorted()
+            self._handed_on -= count
+            self._handed_on_bytes -= size
+
+        return all_of()
 
     def _sorters(
         self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None

@@ -18,7 +18,7 @@ from tests.unit.views.test_view import NEWEST, Killed, KillingState, a, as_of_th
 from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
 from views.operators import building, join
-from views.operators.building import Item, Sorter, merged
+from views.operators.building import Building, Item, Sorter, merged
 from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
@@ -119,6 +119,28 @@ def test_a_few_long_rows_among_short_ones_are_in_no_long_piece(monkeypatch: pyte
     assert [item for piece in pieces for item in piece] == rows
     assert max(len(piece) for piece in pieces if len(piece[0][2])) == 1
     assert all(len(piece) == 1 or sum(len(row) for _, _, row in piece) < 1_000 for piece in pieces)
+
+
+def test_of_all_that_is_handed_on_at_a_time_memory_has_as_much_as_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inner joins that follow each other on the same values are all at work at once."""
+    monkeypatch.setattr(building, "ITEMS_MAX", 20)
+    builder = Building(MemoryState(), scratch=tmp_path, changes_max=1, meanwhile=lambda _: None)
+
+    def begun(count: int) -> tuple[Iterator[list[Item]], int]:
+        sorter = builder.sorter()
+        sorter.add(items(*reversed(range(count))))
+        handed_on = builder.handed_on(sorter)
+        return handed_on, sorter.held[0]
+
+    first, of_first = begun(15)
+    second, of_second = begun(15)
+    small, of_small = begun(1)
+    assert (of_first, of_second, of_small) == (15, 0, 1), "few rows alone are no file"
+    for handed_on, size in ((first, 15), (second, 15), (small, 1)):
+        assert [item for portion in handed_on for item in portion] == items(*range(size))
+    assert begun(15)[1] == 15, "the others are over"
 
 
 def test_runs_are_merged() -> None:
