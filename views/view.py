@@ -111,9 +111,10 @@ class Output:
     tag: Tag
     keys: Sequence[bytes]
     rows: Sequence[bytes | None]
-    is_last: bool = True
-    places: Sequence[bytes] = ()
+    places: Sequence[bytes]
     """Where the state has them pending."""
+
+    is_last: bool = True
 
     @property
     def changes(self) -> list[ViewChange]:
@@ -669,7 +670,7 @@ class View:
             if not keys:
                 return None
             is_last = limit is None or next(entries, None) is None
-            return Output(position.tag, keys, rows, is_last, places)
+            return Output(position.tag, keys, rows, places, is_last)
 
         return self._state.read(look)
 

@@ -1,8 +1,9 @@
 """How a large state is built: operator by operator, each one's entries in the order of their keys.
 
-Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So all rows
-of an operator are sorted first, which merges them with their partners as well. What memory doesn't hold of them is in
-temporary files meanwhile. Nothing is read before its building is over but tables' own rows, and groups.
+Row by row, each would be put where it belongs in a file that grows, and its partners be looked for there. So the rows
+of an operator are sorted first, all of them or some parts at a time, which merges them with their partners as well.
+What memory doesn't hold of them is in temporary files meanwhile. Nothing is read before its building is over but
+tables' own rows, and groups.
 """
 
 import marshal
@@ -46,6 +47,9 @@ _PACKED_AT_ONCE: Final = 1_000
 _SORTED_AT_ONCE: Final = 1_000
 """Where rows come in the order of parts, at least so many items are sorted together."""
 
+_SMALL: Final = 10
+"""What is less than this part of what memory may have makes no temporary file."""
+
 _KEPT_AT_ONCE: Final = 50_000
 _LENGTH: Final = struct.Struct("<I")
 _KEY, _VALUE = itemgetter(0), itemgetter(1)
@@ -69,6 +73,8 @@ class Building:
         self._scratch = scratch
         self._kept: list[Entry] = []
         self._kept_bytes = 0
+        self._handed_on = self._handed_on_bytes = 0
+        """How many items memory has of what is handed on now, and about how many bytes of them."""
 
     def sorter(self) -> "Sorter":
         return Sorter(self._scratch)
@@ -81,8 +87,38 @@ class Building:
         ``part`` is the beginning of an item that the rows come in the order of already. Then those of a few parts are
         sorted at a time. Else all are, before the first portion is there.
         """
-        sorter = self.sorter()
         last: Item = (b"", b"", b"")
+        for sorter in self._sorters(rows, made, part):
+            for items in self.handed_on(sorter):
+                assert last < items[0], "rows come in another order than the plan says"
+                last = items[-1]
+                yield items
+
+    def handed_on(self, sorter: "Sorter") -> Iterator[list[Item]]:
+        """All items of a sorter in order. Raises as ``Sorter.spill``.
+
+        Memory has hardly more of all that are handed on at a time than of one: operators may all be at work at once.
+        """
+        count, size = sorter.held
+        is_large = count * _SMALL >= ITEMS_MAX or size * _SMALL >= BYTES_MAX
+        if is_large and (self._handed_on + count >= ITEMS_MAX or self._handed_on_bytes + size >= BYTES_MAX):
+            sorter.spill()
+            count = size = 0
+        self._handed_on += count
+        self._handed_on_bytes += size
+
+        def all_of() -> Iterator[list[Item]]:
+            yield from sorter.sorted()
+            self._handed_on -= count
+            self._handed_on_bytes -= size
+
+        return all_of()
+
+    def _sorters(
+        self, rows: Iterable[list[Row]], made: Callable[[list[Row]], list[Item]], part: Callable[[Row], bytes] | None
+    ) -> "Iterator[Sorter]":
+        """Each has some parts as a whole, and all of them together have all rows."""
+        sorter = self.sorter()
         goes_on: bytes | None = None
         for portion in rows:
             begin, is_whole = 0, False
@@ -92,13 +128,10 @@ class Building:
                 begin, is_whole = bisect_left(portion, goes_on, key=part), goes_on != before
             sorter.take(portion[:begin], made)
             if is_whole and sorter.held[0] >= _SORTED_AT_ONCE:
-                for items in sorter.sorted():
-                    assert last < items[0], "rows come in another order than the plan says"
-                    last = items[-1]
-                    yield items
+                yield sorter
                 sorter = self.sorter()
             sorter.take(portion[begin:], made)
-        yield from sorter.sorted()
+        yield sorter
 
     def entries(self, prefix: bytes) -> Iterator[list[Entry]]:
         """All entries of tables' own rows that begin so, in order."""

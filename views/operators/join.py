@@ -111,7 +111,7 @@ class JoinOperator:
             for rows in sources[_LEFT]:
                 if without_key := self._left.take(rows, sorter):
                     yield [row + self._nulls for row in without_key]
-            of_left = sorter.sorted()
+            of_left = building.handed_on(sorter)
         else:
             of_left = self._left.sorted(sources[_LEFT], building)
         left = building.arranged(self._left.prefix, of_left)

@@ -18,9 +18,9 @@ from views.values import Row
 def part_of(node: Node, by: Sequence[Expression], *, is_all: bool = False) -> Callable[[Row], bytes] | None:
     """The beginning of ``by``, encoded, that a node's rows come in the order of; None where they come in any order.
 
-    With ``is_all`` it is all of ``by`` or nothing: then none of it is null in a table's rows and in pairs.
+    With ``is_all`` it is all of ``by`` or nothing, and none of it is null in any row.
     """
-    length = max((_alike(order, by) for order in _orders(node)), default=0)
+    length = max((_alike(order, by) for order in _orders(node, may_be_null=not is_all)), default=0)
     if not length or (is_all and length < len(by)):
         return None
     values = compiled_all(by[:length], node.columns)
@@ -33,22 +33,24 @@ def _alike(order: Sequence[Expression], by: Sequence[Expression]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(order, by, strict=False)))
 
 
-def _orders(node: Node) -> Iterator[Sequence[Expression]]:
+def _orders(node: Node, *, may_be_null: bool) -> Iterator[Sequence[Expression]]:
+    """A table's key is never null, and neither is what pairs have in common."""
     match node:
         case Scan():
             yield node.key
         case Filter():
-            yield from _orders(node.source)
+            yield from _orders(node.source, may_be_null=may_be_null)
         case Project():
             columns = {made: column for column, made in node.expressions}
-            for order in _orders(node.source):
+            for order in _orders(node.source, may_be_null=may_be_null):
                 yield [columns[made] for made in takewhile(columns.__contains__, order)]
         case Join():
             if not node.keeps_left:
                 yield node.left_on
                 yield node.right_on
         case Top():
-            yield node.per
+            if may_be_null:
+                yield node.per
         case Group() | Union():
             pass
         case _:

@@ -1,5 +1,6 @@
 """A large state, which is computed once from all rows of the tables."""
 
+import gc
 import random
 import tempfile
 import tracemalloc
@@ -17,7 +18,7 @@ from tests.unit.views.test_view import NEWEST, Killed, KillingState, a, as_of_th
 from tests.view_queries import TABLES, Question, RowWrite, events
 from views.failures import FanOutExceeded
 from views.operators import building, join
-from views.operators.building import Item, Sorter, merged
+from views.operators.building import Building, Item, Sorter, merged
 from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
@@ -120,6 +121,28 @@ def test_a_few_long_rows_among_short_ones_are_in_no_long_piece(monkeypatch: pyte
     assert all(len(piece) == 1 or sum(len(row) for _, _, row in piece) < 1_000 for piece in pieces)
 
 
+def test_of_all_that_is_handed_on_at_a_time_memory_has_as_much_as_of_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Inner joins that follow each other on the same values are all at work at once."""
+    monkeypatch.setattr(building, "ITEMS_MAX", 20)
+    builder = Building(MemoryState(), scratch=tmp_path, changes_max=1, meanwhile=lambda _: None)
+
+    def begun(count: int) -> tuple[Iterator[list[Item]], int]:
+        sorter = builder.sorter()
+        sorter.add(items(*reversed(range(count))))
+        handed_on = builder.handed_on(sorter)
+        return handed_on, sorter.held[0]
+
+    first, of_first = begun(15)
+    second, of_second = begun(15)
+    small, of_small = begun(1)
+    assert (of_first, of_second, of_small) == (15, 0, 1), "few rows alone are no file"
+    for handed_on, size in ((first, 15), (second, 15), (small, 1)):
+        assert [item for portion in handed_on for item in portion] == items(*range(size))
+    assert begun(15)[1] == 15, "the others are over"
+
+
 def test_runs_are_merged() -> None:
     runs = [[items(1, 4), items(6)], [], [items(2, 3), items(5, 9)], [items(7, 8)]]
     assert [item for portion in merged(map(iter, runs)) for item in portion] == items(*range(1, 10))
@@ -156,6 +179,27 @@ def test_who_is_told_can_end_it_and_it_begins_again() -> None:
     other = MemoryState()
     build(other, as_of_the_end()).end_building(epoch=1, lsn=8, offsets={})
     assert everything(state) == everything(other)
+
+
+@pytest.mark.usefixtures("computes")
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_is_collected_as_before_however_it_ends(*, collects: bool) -> None:
+    collected: list[bool] = []
+
+    def ended(_: int) -> None:
+        collected.append(gc.isenabled())
+        raise Killed
+
+    view = build(MemoryState(), as_of_the_end())
+    (gc.enable if collects else gc.disable)()
+    try:
+        for work in (lambda: view.build(as_of_the_end(), ended), lambda: view.compute(ended)):
+            with pytest.raises(Killed):
+                work()
+            assert gc.isenabled() is collects
+    finally:
+        gc.enable()
+    assert collected == [False, False], "it rests meanwhile"
 
 
 @pytest.mark.usefixtures("computes")

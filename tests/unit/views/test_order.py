@@ -80,6 +80,13 @@ def test_the_first_rows_of_each_part_come_in_the_order_of_the_parts() -> None:
     assert part_of(root, [by_key]) is None
 
 
+def test_parts_that_may_be_null_are_no_order_without_nulls() -> None:
+    """A left join hands on rows whose key is null by itself: where it has them in order, none may be."""
+    root = root_of("select id, g from a", "id", top=TopRows(("g",), "id desc", 2))
+    assert part_of(root, [root.columns[1]]) is not None
+    assert part_of(root, [root.columns[1]], is_all=True) is None
+
+
 # --- sorting by parts ---
 
 
@@ -113,6 +120,14 @@ def test_rows_that_come_in_another_order_are_no_result(builder: Building) -> Non
     rows: list[Row] = [(20 - number, 0) for number in range(20)]
     with pytest.raises(AssertionError, match="in another order than the plan says"):
         list(builder.sorted(in_portions(rows, 6), made, lambda row: bytes([20 - row[0]])))  # type: ignore[operator]  # small numbers
+
+
+@pytest.mark.usefixtures("few_at_once")
+@pytest.mark.parametrize("late", range(6))
+def test_not_even_the_last_row_may_come_in_another_order(builder: Building, late: int) -> None:
+    rows: list[Row] = [*((number, 0) for number in range(10, 15 + late)), (1, 0)]
+    with pytest.raises(AssertionError, match="in another order than the plan says"):
+        list(builder.sorted(in_portions(rows, 5), made, first))
 
 
 # --- who makes use of it ---

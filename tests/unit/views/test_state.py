@@ -267,7 +267,6 @@ def test_who_looks_at_a_file_sees_all_of_it_and_changes_nothing(tmp_path: Path) 
 
 _WRITER = """
 import sys
-from contextlib import closing
 from pathlib import Path
 from views.state.file import FileState
 state = FileState(Path(sys.argv[1]), identity="a view", map_bytes=1 << 16)
@@ -383,7 +382,6 @@ def test_where_there_is_no_room_for_a_copy_the_state_is_as_it_was(
 
 _OLDER = """
 import sys
-from contextlib import closing
 from pathlib import Path
 from cdc.model.errors import Fenced
 from views.state.file import FileState
