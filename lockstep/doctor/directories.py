@@ -65,7 +65,7 @@ def _nearest(path: Path) -> Path:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 raise
-            if each.is_symlink():
+            if error.errno == errno.ENOENT and each.is_symlink():
                 return each
         else:
             return each
