@@ -274,7 +274,8 @@ class StreamQueryErasing:
             def of_row(record_key: bytes) -> bool:
                 return _names_row(record_key, how, self._row.key)
 
-            yield self._erased(side, found, of_row, is_again=is_again, only_look=only_look)
+            remove = partial(write_tombstones, self._client, side)
+            yield self._erased(side, found, of_row, remove=remove, is_again=is_again, only_look=only_look)
         if how.in_result is None:
             return
         results = {topic: stream_result_generation(self._pipeline, query, topic) for topic in there}
@@ -287,17 +288,18 @@ class StreamQueryErasing:
             tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
             is_last = results[topic] == newest and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
-            if not only_look and found.to_remove:
-                self._remove_posted(query, topic, results[topic] or 0, found)
-            yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
+            remove = partial(self._remove_posted, query, topic, results[topic] or 0)
+            yield self._erased(topic, found, of_result, remove=remove, is_again=is_again, only_look=only_look)
 
-    def _remove_posted(self, query: str, topic: str, generation: int, found: Found) -> None:
+    def _remove_posted(self, query: str, topic: str, generation: int, keys: Mapping[bytes, str]) -> None:
         """Write the tombstones while the job posts nothing, and let it know: what it hasn't posted yet it never does.
 
-        The topic holds such rows until compaction.
+        The topic holds such rows until compaction. No tombstone is written behind the last of which the job knows.
         """
+        if not keys:
+            return
         with self._turn(query) as opened:
-            write_tombstones(self._client, topic, found.to_remove)
+            write_tombstones(self._client, topic, keys)
             end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
             opened.records.save(erased_name(generation), str(end))
 
@@ -358,6 +360,7 @@ class StreamQueryErasing:
         found: Found,
         has_row: Callable[[bytes], bool],
         *,
+        remove: Callable[[Mapping[bytes, str]], None],
         is_again: bool,
         only_look: bool,
     ) -> Place:
@@ -383,7 +386,7 @@ class StreamQueryErasing:
 
         if only_look:
             return self._topics.look_at(topic, read, _IN_SIDE)
-        write_tombstones(self._client, topic, found.to_remove)
+        remove(found.to_remove)
         place = self._topics.erase_those(topic, read, _IN_SIDE)
         return replace(place, left=(*place.left, _AGAIN), why=place.why or _WHEN_AGAIN) if is_again else place
 

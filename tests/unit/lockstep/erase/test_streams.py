@@ -9,18 +9,20 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from cdc.kafka.topic_names import stream_result_topic
+from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
 from cdc.kafka.topic_reader import Record
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import TableName
 from jobs.dead_letters.record import dead_letter_key
 from jobs.executor.stream_results import batch_tag
-from jobs.streams.records import POSTING_PAUSE
+from jobs.streams.records import POSTING_PAUSE, erased_name
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from lockstep.erase.deleted_row import DeletedRow
+from lockstep.erase.report import Place
 from lockstep.erase.stopping import Stopped, stopped
 from lockstep.erase.streams import (
+    Found,
     Mapped,
     StreamQueryErasing,
     found_in,
@@ -327,3 +329,28 @@ def test_who_is_told_to_stop_waits_for_no_other_command(told: Config, stores: St
         erasing(told, check=check).close_rejections([rejection("told")], closed.extend)
     assert closed == []
     assert stores.of["told"].records[POSTING_PAUSE] == "another's"
+
+
+def test_tombstones_of_a_result_are_written_once_and_its_job_is_told_of_the_last(
+    told: Config, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is written after its job was told may stand behind a row that is posted."""
+    side, result = stream_query_topic("shop", "told"), stream_result_topic("shop", "told", 1)
+    key, log = b'{"id":"a","o":42}', list[tuple[str, list[bytes], list[str]]]()
+    found = {side: Found(wanted={b'{"batch":1}': "1"}), result: Found(wanted={key: batch_tag(1)})}
+    admin = SimpleNamespace(
+        all_partition_counts=lambda: {side: 1, result: 1},
+        end_offsets=lambda partitions: dict.fromkeys(partitions, len(log)),
+    )
+    monkeypatch.setattr("lockstep.erase.streams.TopicAdmin", lambda _: admin)
+    monkeypatch.setattr(
+        "lockstep.erase.streams.write_tombstones",
+        lambda _, topic, keys: log.append((topic, list(keys), stores.held)) if keys else None,
+    )
+    monkeypatch.setattr(StreamQueryErasing, "_found", lambda _, topic, __: found[topic])
+    topics = SimpleNamespace(erase_those=lambda topic, *_: Place(topic))
+    erasing = StreamQueryErasing(told, ROW, cast("Any", topics), check=lambda: None, say=lambda _: None)
+    list(erasing._in_topics("told", mapped(told, "told", ROW), only_look=False))
+    assert log == [(side, [b'{"batch":1}'], []), (result, [key], ["told"])]
+    assert stores.of["told"].records[erased_name(1)] == str(len(log))
+    assert stores.held == []
