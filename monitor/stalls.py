@@ -336,10 +336,11 @@ class Stalls:
         self._seen.setdefault(stage.name, _Seen(look.signs.get(stage.name, stage.lsn), look.at_s, look.now_ms))
         seen = self._seen[stage.name]
         if seen.life != life:
-            # A job that is killed says no word, and may be started again before it counts as silent.
-            seen.has_ended |= seen.life is not None and look.at_s - seen.life_s >= STALLED_S
             seen.life, seen.life_s = life, look.at_s
-        return look.at_s - seen.life_s
+        silent_s = look.at_s - seen.life_s
+        # A job that is killed says no word, and may be started again before it counts as silent.
+        seen.has_ended |= silent_s >= STALLED_S
+        return silent_s
 
     def _since(self, stage: Stage, look: Look) -> Stage:
         """The stage with since when it is in its state."""

@@ -455,14 +455,27 @@ def wait_for_pause(records: CoordinationRecords, generation: int, request: str, 
 
     Raises Unavailable when one is busy with a batch for too long.
     """
-    name, seen = heartbeat_name(generation), _Beats(clock.monotonic_s)
-    deadline = clock.monotonic_s() + _BUSY_MAX_S
+    return generation in wait_for_pauses(records, [generation], request, clock)
+
+
+def wait_for_pauses(
+    records: CoordinationRecords, generations: Collection[int], request: str, clock: Clock = SYSTEM_CLOCK
+) -> frozenset[int]:
+    """The same of several generations of a sink; returns those with a job. As long as for one of them it takes for all.
+
+    Raises as ``wait_for_pause``.
+    """
+    seen = {number: _Beats(clock.monotonic_s) for number in generations}
+    deadline, busy = clock.monotonic_s() + _BUSY_MAX_S, list(generations)
     while clock.monotonic_s() < deadline:
-        living = seen.living(_load(records, name).beats)
-        if all(beat.paused_for == request for beat in living.values()):
-            return bool(living)
+        living = {number: beats.living(_load(records, heartbeat_name(number)).beats) for number, beats in seen.items()}
+        busy = [
+            number for number, beats in living.items() if any(beat.paused_for != request for beat in beats.values())
+        ]
+        if not busy:
+            return frozenset(number for number, beats in living.items() if beats)
         clock.sleep(_LOOK_S)
-    raise Unavailable(f"generation {generation} is in the middle of a long batch", hint="try again in a moment")
+    raise Unavailable(f"generation {busy[0]} is in the middle of a long batch", hint="try again in a moment")
 
 
 def pause_request_name(generation: int) -> str:

@@ -105,6 +105,8 @@ class RowPoster:
         """What the record says, of the build at work, as of the last look at the topic."""
         self._tombstones: dict[bytes, int] = {}
         """Key of an erased row -> the offset of its newest tombstone, of the same."""
+        self._looked_for: tuple[str, str | None] | None = None
+        """The topic's id and that record, where the look has come to its end: later rows need no other one."""
         self._thread = threading.Thread(target=self._work, name=f"post-{plan.name}", daemon=True)
         self._thread.start()
 
@@ -246,13 +248,14 @@ class RowPoster:
                 return
             subject = {"stream_query": self._plan.name, "topic": topic}
             logger.error(LogMessage("rows may be lost to the webhook", subject, lost))
+            self._looked_for = None  # tombstones may be lost too, and it may go on further back
         self._known[generation] = at
         if not at.waiting and not at.reason:
             if lost:
                 self._save(name, at)
             return
         end = at.offset + at.waiting
-        self._look_for_erased(topic, generation, at.offset)
+        self._look_for_erased(topic, generation, at)
         delivery = self._delivery_of(at.topic_id, generation)
         try:
             reader = TopicReader(self._plan.kafka.client(), with_tags=True)
@@ -313,15 +316,22 @@ class RowPoster:
             if record.value is None or not self._is_erased(record):
                 yield record
 
-    def _look_for_erased(self, topic: str, generation: int, offset: int) -> None:
-        """Find which of the rows from this offset on were erased."""
-        self._tombstones = {}
-        self._erased_to = self._lease.record(erased_name(generation))
-        if self._erased_to is None or int(self._erased_to) <= offset:
+    def _look_for_erased(self, topic: str, generation: int, at: Posted) -> None:
+        """Find which of the rows that aren't posted yet were erased, unless that is known from an earlier pass."""
+        erased_to = self._lease.record(erased_name(generation))
+        looked_for = at.topic_id, erased_to
+        if looked_for == self._looked_for:
             return
-        for record in TopicReader(self._plan.kafka.client()).records(topic, {0: offset}):
-            if record.value is None:
-                self._tombstones[record.key] = record.offset
+        self._looked_for, self._tombstones = None, {}
+        self._erased_to = erased_to
+        if erased_to is not None and int(erased_to) > at.offset:
+            with closing(TopicReader(self._plan.kafka.client()).records(topic, {0: at.offset})) as records:
+                for record in records:
+                    if record.offset >= int(erased_to):
+                        break
+                    if record.value is None:
+                        self._tombstones[record.key] = record.offset
+        self._looked_for = looked_for
 
     def _is_erased(self, record: Record) -> bool:
         return self._tombstones.get(record.key, -1) > record.offset

@@ -10,10 +10,10 @@ its first row. None obeys for longer than ``PAUSE_MAX_S``: whoever asked may hav
 
 import uuid
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
-from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pause
+from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pauses
 from jobs.generations.record import list_generations
 from jobs.streams.records import POSTING_PAUSE
 from sinks.contract import OpenedSink
@@ -25,6 +25,11 @@ _GONE_S: Final = PAUSE_MAX_S + SILENCE_S
 """A request that stays so long, and is never renewed, is of a command that was killed, and no job runs."""
 
 _LOOK_S: Final = 0.2
+
+_LOOKS: Final = 3
+"""So many turns are taken for one look, which each of them has been too short for."""
+
+_Found = TypeVar("_Found")
 
 
 class PostingTurn:
@@ -55,9 +60,24 @@ class PostingTurn:
         while not self._is_in_force():
             is_another = True
             self._ask()
-            for each in list_generations(self._opened):
-                self._await_job(each.number)
+            self._await_jobs()
         return is_another
+
+    def looked(self, look: Callable[[bool], _Found]) -> _Found:
+        """Take a turn, and return what ``look`` finds in it: what it found before the last turn may be old by now.
+
+        ``look`` is told whether others may have had theirs since it was called last. There is as much time left after
+        it as after ``take``. Raises as ``take`` and as ``look``, and Unavailable where each look outlasts its turn.
+        """
+        is_another = self.take()
+        for _ in range(_LOOKS):
+            found = look(is_another)
+            if not (is_another := self.take()):
+                return found
+        raise Unavailable(
+            f"to look what there is of {self._query} takes longer than a turn to post its rows, {_TURN_S:.0f} s",
+            hint="run the same command again when Kafka and the result's store have less to do",
+        )
 
     def end(self) -> None:
         """Let jobs post again. Raises what the destination raises."""
@@ -93,10 +113,11 @@ class PostingTurn:
             self._clock.sleep(_LOOK_S)
         self._request, self._began_s = request, began_s
 
-    def _await_job(self, generation: int) -> None:
+    def _await_jobs(self) -> None:
         assert self._request is not None
+        builds = [each.number for each in list_generations(self._opened)]
         try:
-            wait_for_pause(self._records, generation, self._request, self._clock)
+            wait_for_pauses(self._records, builds, self._request, self._clock)
         except Unavailable as error:
             raise Unavailable(
                 f"the job of stream query {self._query!r} doesn't let go of the row that it posts: {error.message}",

@@ -55,13 +55,18 @@ def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Ite
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the nearest one above it that is there. Raises OSError and ValueError for one that can't be."""
+    """The path, or the nearest one above it that is there, also a link to nowhere.
+
+    Raises OSError and ValueError for one that can't be.
+    """
     for each in (path, *path.parents):
         try:
             each.stat()
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
                 raise
+            if error.errno == errno.ENOENT and each.is_symlink():
+                return each
         else:
             return each
     return Path("/")

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -151,8 +150,7 @@ class _Erasing:
             return event == (self._topic, key) or queries.is_rejected_row(*event)
 
         close = not dry_run and is_gone
-        with queries.nothing_is_posted() if close else nullcontext():
-            places += self._dead_letters(is_rejected, views.dead_letters_of(), close=close, only_look=dry_run)
+        places += self._dead_letters(is_rejected, views.dead_letters_of(), queries, close=close, only_look=dry_run)
         # After the sinks: what tells of searches tells of what they have.
         matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
         places += matches.places(only_look=dry_run)
@@ -200,7 +198,13 @@ class _Erasing:
         return newest.tag
 
     def _dead_letters(
-        self, is_rejected: Callable[[tuple[str, bytes]], bool], of_views: set[str], *, close: bool, only_look: bool
+        self,
+        is_rejected: Callable[[tuple[str, bytes]], bool],
+        of_views: set[str],
+        queries: StreamQueryErasing,
+        *,
+        close: bool,
+        only_look: bool,
     ) -> list[Place]:
         name = control_topic(self._pipeline, DEAD_LETTERS)
         if not TopicAdmin(self._client).exists(name):
@@ -219,8 +223,13 @@ class _Erasing:
         dead_letters = DeadLetterTopic(self._client, self._pipeline)
         readable, unreadable = dead_letters.read()
         keys = [record.record_key for record in readable] + [record.record_key for record in unreadable]
-        dead_letters.send((record_key, None) for record_key in keys if is_wanted(record_key))
-        return [self._topics.erase(name, is_wanted), *self._of_views(name, is_of_a_view, of_views, only_look)]
+        why = queries.close_rejections(
+            filter(is_wanted, keys), lambda those: dead_letters.send((record_key, None) for record_key in those)
+        )
+        place = self._topics.erase(name, is_wanted)
+        if why is not None:
+            place = place.unproven(why)
+        return [place, *self._of_views(name, is_of_a_view, of_views, only_look)]
 
     def _of_views(
         self, name: str, is_wanted: Callable[[bytes], bool], of_views: set[str], only_look: bool

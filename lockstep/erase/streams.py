@@ -5,8 +5,9 @@ result's key do. What isn't said so can't be known: it stays, and is told of.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -20,6 +21,8 @@ from cdc.kafka.topic_names import stream_query_topic, stream_result_generation
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
+from jobs.dead_letters.record import event_of
+from jobs.generations.lease import Clock
 from jobs.generations.record import Phase, list_generations
 from jobs.streams.posting_turn import PostingTurn
 from jobs.streams.records import erased_name, figures_name
@@ -198,11 +201,16 @@ class StreamQueryErasing:
 
     def is_rejected_row(self, topic: str, key: bytes) -> bool:
         """Whether a rejection of this topic and key is of the row: the webhook of a query has refused it."""
-        return any(
-            stream_result_generation(self._pipeline, query, topic) is not None
-            and has_key(_parsed(key), how.in_result, self._row.key)
+        return self._query_of(topic, key) is not None
+
+    def _query_of(self, topic: str, key: bytes) -> str | None:
+        of_row = (
+            query
             for query, how in self._mapped.items()
+            if stream_result_generation(self._pipeline, query, topic) is not None
+            and has_key(_parsed(key), how.in_result, self._row.key)
         )
+        return next(of_row, None)
 
     def places(self, has_had: Callable[[str], bool], *, only_look: bool) -> Iterator[Place]:
         """Results and topics of queries of which it is known how to find the row there.
@@ -266,7 +274,8 @@ class StreamQueryErasing:
             def of_row(record_key: bytes) -> bool:
                 return _names_row(record_key, how, self._row.key)
 
-            yield self._erased(side, found, of_row, is_again=is_again, only_look=only_look)
+            remove = partial(write_tombstones, self._client, side)
+            yield self._erased(side, found, of_row, remove=remove, is_again=is_again, only_look=only_look)
         if how.in_result is None:
             return
         results = {topic: stream_result_generation(self._pipeline, query, topic) for topic in there}
@@ -279,40 +288,59 @@ class StreamQueryErasing:
             tags = [*found.wanted.values(), *(tag for key, tag in found.removed.items() if of_result(key))]
             is_last = results[topic] == newest and figures is not None
             is_again = is_last and any(tag >= _tag_of(figures) for tag in tags)
-            if not only_look and found.to_remove:
-                self._remove_posted(query, topic, results[topic] or 0, found)
-            yield self._erased(topic, found, of_result, is_again=is_again, only_look=only_look)
+            remove = partial(self._remove_posted, query, topic, results[topic] or 0)
+            yield self._erased(topic, found, of_result, remove=remove, is_again=is_again, only_look=only_look)
 
-    def _remove_posted(self, query: str, topic: str, generation: int, found: Found) -> None:
+    def _remove_posted(self, query: str, topic: str, generation: int, keys: Mapping[bytes, str]) -> None:
         """Write the tombstones while the job posts nothing, and let it know: what it hasn't posted yet it never does.
 
-        The topic holds such rows until compaction.
+        The topic holds such rows until compaction. No tombstone is written behind the last of which the job knows.
         """
+        if not keys:
+            return
         with self._turn(query) as opened:
-            write_tombstones(self._client, topic, found.to_remove)
+            write_tombstones(self._client, topic, keys)
             end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
             opened.records.save(erased_name(generation), str(end))
 
-    @contextmanager
-    def nothing_is_posted(self) -> Iterator[None]:
-        """While rejections of rows are removed: neither a job nor `lockstep rejections retry` posts one meanwhile."""
-        with ExitStack() as turns:
-            for query, how in self._mapped.items():
-                if how.in_result is not None and self._config.stream_queries[query].webhook is not None:
-                    turns.enter_context(self._turn(query))
-            yield
+    def close_rejections(self, rejections: Iterable[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:
+        """Close rejections of rows, by their keys: neither a job nor `lockstep rejections retry` posts one meanwhile.
+
+        Returns why those of a webhook stay open, None where they don't. Raises Stopped, and what ``close`` raises of
+        others.
+        """
+        whys, of_query = list[str](), dict[str | None, list[bytes]]()
+        for rejection in rejections:
+            event = event_of(rejection)
+            of_query.setdefault(None if event is None else self._query_of(*event), []).append(rejection)
+        for query, those in of_query.items():
+            if query is None or self._config.stream_queries[query].webhook is None:
+                close(those)
+                continue
+            try:
+                with self._turn(query):
+                    close(those)
+            except Stopped:
+                raise
+            except LockstepError as error:
+                whys.append(f"rejections of stream query {query} stay: {error.message}")
+        return "; ".join(whys) or None
 
     @contextmanager
     def _turn(self, query: str) -> Iterator[OpenedSink]:
         """A turn to post, in which this posts nothing. Raises as ``PostingTurn.take``."""
         opened = stream_query_plan(self._config, query).opened(1)
         with closing(opened.sink):
-            turn = PostingTurn(opened, query, say=self._say)
+            turn = PostingTurn(opened, query, say=self._say, clock=Clock(sleep=self._sleep))
             try:
                 turn.take()
                 yield opened
             finally:
                 turn.end()
+
+    def _sleep(self, seconds: float) -> None:
+        self._check()
+        time.sleep(seconds)
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
         """The build that its job works on, and what that has done; None where there is none."""
@@ -332,6 +360,7 @@ class StreamQueryErasing:
         found: Found,
         has_row: Callable[[bytes], bool],
         *,
+        remove: Callable[[Mapping[bytes, str]], None],
         is_again: bool,
         only_look: bool,
     ) -> Place:
@@ -357,7 +386,7 @@ class StreamQueryErasing:
 
         if only_look:
             return self._topics.look_at(topic, read, _IN_SIDE)
-        write_tombstones(self._client, topic, found.to_remove)
+        remove(found.to_remove)
         place = self._topics.erase_those(topic, read, _IN_SIDE)
         return replace(place, left=(*place.left, _AGAIN), why=place.why or _WHEN_AGAIN) if is_again else place
 

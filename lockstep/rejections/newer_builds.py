@@ -36,11 +36,12 @@ class NewerBuilds:
 
         Raises Unavailable.
         """
-        self._read()
+        self.read()
         newest, digest = self._rows.get(key, (0, b""))
         return newest if newest > generation and digest != _digest(row) else None
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Read what there is by now: the next question reads no more than what is new then. Raises Unavailable."""
         topics = {
             topic: number
             for topic in self._cluster.all_partition_counts()

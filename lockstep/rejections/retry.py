@@ -202,19 +202,29 @@ def _posted(
         keys={each.key for each in to_post},
         generation=min((each.generation for each in to_post), default=0),
     )
+    if to_post:
+        newer.read()  # topics may be long, and a turn isn't
+    still_open = set[bytes]()
+
+    def look(is_another: bool, dead_letter: DeadLetter, row: bytes) -> tuple[bool, int | None]:
+        """Whether it is still open, and which newer build has another row of its key."""
+        nonlocal still_open
+        if is_another:
+            # Another `retry` may have posted it meanwhile, and `lockstep erase` may have removed it.
+            still_open = {each.record_key for each in book.read(name)[0]}
+        if dead_letter.record_key not in still_open:
+            return False, None
+        return True, newer.other_row_in(dead_letter.key, row, dead_letter.generation)
+
     with row_webhook(name, settings) as webhook, _turn(config, name, say) as turn:
-        still_open = set[bytes]()
         for dead_letter, row in book.topic.values(to_post):
             if row is None:
                 seen.add(dead_letter.record_key)
                 continue
-            if turn.take():
-                # Another `retry` may have posted it meanwhile, and `lockstep erase` may have removed it.
-                still_open = {each.record_key for each in book.read(name)[0]}
-            if dead_letter.record_key not in still_open:
+            is_open, build = turn.looked(partial(look, dead_letter=dead_letter, row=row))
+            if not is_open:
                 continue
             seen.add(dead_letter.record_key)
-            build = newer.other_row_in(dead_letter.key, row, dead_letter.generation)
             if build is not None:
                 reason = f"generation {build} has another row of this key, which its job posts"
                 refused[dead_letter.record_key] = reason

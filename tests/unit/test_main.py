@@ -72,3 +72,18 @@ def test_no_test_gets_the_mark_of_a_part_from_another_file() -> None:
     shared = [path for path in TESTS.rglob("*.py") if not path.name.startswith("test_") and path != Path(__file__)]
     named = re.compile(r"mark\.(alone|busy|unit)\b")
     assert [path.name for path in shared if path.name != "part_files.py" and named.search(path.read_text())] == []
+
+
+def test_no_test_of_a_unit_folder_gets_the_mark_live_from_another_file() -> None:
+    """Else it would be in no part: the mark takes it out of `unit`, and its file wouldn't be loaded for the others."""
+    shared = [
+        path for path in TESTS.rglob("*.py") if not path.name.startswith("test_") and "mark.live" in path.read_text()
+    ]
+    modules = [".".join(path.relative_to(TESTS.parent).with_suffix("").parts) for path in shared]
+    tests = [path for unit in UNIT for path in ([unit] if unit.is_file() else unit.rglob("*.py"))]
+    assert modules, "it is of no use any more"
+    assert [
+        path.name
+        for path in tests
+        if path not in shared and any(f"from {module} import" in path.read_text() for module in modules)
+    ] == []

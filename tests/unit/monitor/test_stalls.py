@@ -259,6 +259,20 @@ def test_a_job_that_was_killed_has_it_too_once_the_next_one_gives_signs_of_life(
     assert _worst(lag).state is StageState.STALLED, "it has moved, and hangs now"
 
 
+def test_a_job_that_no_look_found_silent_does_not_pass_for_a_killed_one() -> None:
+    """Looks may be rare, and there is none while the source or the store doesn't answer."""
+    watching, gap_s = Watching(), 2 * STALLED_S
+
+    def facts(sign_ms: int, **changes: object) -> SinkFacts:
+        return _behind(job=JobStatus(JobState.RUNNING, last_sign_ms=sign_ms), **changes)
+
+    for sign_ms in range(3):
+        assert watching.look(_source(), facts(sign_ms, records_behind=0), seconds=gap_s).worst is None
+    for sign_ms in range(3, 3 + round(_LONG_S)):
+        lag = watching.look(_source(), facts(sign_ms))
+    assert _worst(lag).state is StageState.STALLED
+
+
 def test_the_lock_that_a_sink_waits_for_is_named_whatever_its_batch_has() -> None:
     many = _behind(records_behind=100_000)
     assert Watching().watch(_source(), many).worst is None, "so many rows take longer"

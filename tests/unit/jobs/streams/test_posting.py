@@ -9,13 +9,14 @@ from contextlib import suppress
 import pytest
 
 from cdc.kafka.settings import KafkaSettings
+from cdc.kafka.topic_reader import Record
 from cdc.webhook import WebhookSettings
 from jobs.generations.lease import GenerationLease
 from jobs.settings import SparkSettings
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
-from jobs.streams.records import posted_name
+from jobs.streams.records import erased_name, posted_name
 from jobs.streams.settings import StreamQuerySettings
 from sinks.memory import open_memory
 from sinks.redis.settings import RedisSettings
@@ -43,18 +44,22 @@ def without_tls() -> Iterator[int]:
         thread.join()
 
 
-def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int) -> None:
-    store, said = prepared_store(1), list[str]()
-    plan = StreamQueryPlan(
+def plan_of(kafka: KafkaSettings) -> StreamQueryPlan:
+    return StreamQueryPlan(
         name="recent",
         query=StreamQuerySettings(key=("id",), sql="x", webhook=WebhookSettings(url="http://127.0.0.1:1/")),
         settings=RedisSettings(),
         streams={},
         pipeline="shop",
-        kafka=KafkaSettings(bootstrap_servers=f"127.0.0.1:{without_tls}", security_protocol="ssl"),
+        kafka=kafka,
         spark=SparkSettings(checkpoint_directory="checkpoints"),
         once=True,
     )
+
+
+def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int) -> None:
+    store, said = prepared_store(1), list[str]()
+    plan = plan_of(KafkaSettings(bootstrap_servers=f"127.0.0.1:{without_tls}", security_protocol="ssl"))
     poster = RowPoster(
         plan,
         GenerationLease(open_memory(store), 1),
@@ -67,3 +72,38 @@ def test_why_kafka_keeps_rows_back_is_stored_beside_the_result(without_tls: int)
     assert at.reason.startswith("Kafka lets nobody in: ")
     assert at.since_ms is not None
     assert said[0].startswith(at.reason)
+
+
+def test_a_topic_is_read_once_for_erased_rows_and_no_further_than_they_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that is away for long is tried again and again, and a topic may be long."""
+    store, read = prepared_store(1), list[int]()
+
+    class Reader:
+        def __init__(self, _: object) -> None: ...
+
+        def records(self, _: str, start: dict[int, int]) -> Iterator[Record]:
+            for offset in range(start[0], 6):
+                read.append(offset)
+                yield Record(0, offset, b"%d" % (offset % 2), None if offset in (2, 3, 5) else b"{}")
+
+    monkeypatch.setattr("jobs.streams.posting.TopicReader", Reader)
+    poster = RowPoster(
+        plan_of(KafkaSettings(bootstrap_servers="127.0.0.1:1")),
+        GenerationLease(open_memory(store), 1),
+        generations=list,
+        said=lambda *_: None,
+    )
+
+    def erased(at: Posted) -> dict[bytes, int]:
+        poster._look_for_erased("t", 1, at)
+        return poster._tombstones
+
+    with contextlib.closing(poster):
+        assert erased(Posted("id", 1)) == {}
+        store.records[erased_name(1)] = "3"
+        assert erased(Posted("id", 1)) == erased(Posted("id", 2)) == {b"0": 2}
+        assert read == [1, 2, 3]
+        store.records[erased_name(1)] = "6"
+        assert erased(Posted("id", 2)) == {b"0": 2, b"1": 5}
+        assert read == [1, 2, 3, 2, 3, 4, 5]
+        assert erased(Posted("made anew", 0)) == {b"0": 2, b"1": 5}

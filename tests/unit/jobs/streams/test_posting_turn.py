@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.errors import Unavailable
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import PAUSE_MAX_S, GenerationLease
+from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, GenerationLease
 from jobs.generations.record import Record, begin_generation
 from jobs.streams.posting_turn import PostingTurn
 from jobs.streams.records import POSTING_PAUSE
@@ -122,3 +122,44 @@ def test_who_takes_a_turn_learns_whether_others_may_have_had_theirs_since() -> N
     turn_of(store, now).take()
     store.records.pop(POSTING_PAUSE)
     assert turn.take()
+
+
+def test_killed_jobs_of_many_builds_are_waited_for_at_once() -> None:
+    """One after the other would take longer than a turn lasts, so that none would ever begin."""
+    builds = range(1, 9)
+    store, now = prepared_store(*builds), Time()
+    for number in builds:
+        job_of(store, now, number)
+    began = now.now
+
+    def check() -> None:
+        assert now.now - began < PAUSE_MAX_S
+
+    now.every = check
+    assert turn_of(store, now).take()
+    assert now.now - began < 2 * SILENCE_S
+
+
+def test_what_a_look_finds_counts_only_while_its_turn_lasts() -> None:
+    store, now = prepared_store(1), Time()
+    turn, looks = turn_of(store, now), list[bool]()
+
+    def look(is_another: bool) -> int:
+        looks.append(is_another)
+        if len(looks) == 1:
+            now.sleep(PAUSE_MAX_S / 2)
+        return len(looks)
+
+    assert turn.looked(look) == 2
+    assert turn.looked(look) == 3
+    assert looks == [True, True, False]
+
+
+def test_who_looks_for_longer_than_a_turn_lasts_is_told_so() -> None:
+    """And lets jobs post again."""
+    store, now = prepared_store(1), Time()
+    turn = turn_of(store, now)
+    with pytest.raises(Unavailable, match="takes longer than a turn"):
+        turn.looked(lambda _: now.sleep(PAUSE_MAX_S / 2))
+    turn.end()
+    assert POSTING_PAUSE not in store.records

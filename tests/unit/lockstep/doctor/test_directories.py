@@ -49,6 +49,19 @@ def test_where_no_directory_can_be_is_an_error(tmp_path: Path, more: str, settin
     assert finding.what.startswith("no directory can be there: ")
 
 
+def test_a_link_to_nowhere_is_an_error(tmp_path: Path) -> None:
+    """As where a volume isn't mounted: no directory is made behind it."""
+    (tmp_path / "link").symlink_to(tmp_path / "volume")
+    for directory in ("link", "link/values"):
+        with pytest.raises(FileExistsError):
+            (tmp_path / directory).mkdir(parents=True, exist_ok=True)
+        config = _config(tmp_path, f'[capture]\nvalues_directory = "{directory}"\n')
+        (finding,) = directory_findings(config)
+        assert (finding.severity, finding.what) == (
+            Severity.ERROR, f"no directory can be there: {tmp_path / 'link'} is none"
+        )  # fmt: skip
+
+
 def test_where_this_user_may_not_write_is_a_warning_since_another_one_may(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     config = _config(tmp_path, '[capture]\nvalues_directory = "theirs/values"\n')

@@ -1,20 +1,40 @@
 """lockstep.erase.streams: what stream queries have of a row, and by what it is found"""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import orjson
 import pytest
 
+from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
 from cdc.kafka.topic_reader import Record
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import TableName
+from jobs.dead_letters.record import dead_letter_key
+from jobs.executor.stream_results import batch_tag
+from jobs.streams.records import POSTING_PAUSE, erased_name
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
 from lockstep.erase.deleted_row import DeletedRow
-from lockstep.erase.streams import Mapped, found_in, has_key, is_of_row, mapped, may_come_again, place_of_reading
+from lockstep.erase.report import Place
+from lockstep.erase.stopping import Stopped, stopped
+from lockstep.erase.streams import (
+    Found,
+    Mapped,
+    StreamQueryErasing,
+    found_in,
+    has_key,
+    is_of_row,
+    mapped,
+    may_come_again,
+    place_of_reading,
+)
+from sinks.memory import open_memory
 from tests.builders import column, table
+from tests.generations import prepared_store
 
 _FILE = """
 [pipeline]
@@ -57,6 +77,20 @@ pattern = { per = ["order_id"], within = "5 minutes", steps = [{ name = "a", str
 [stream_queries.triples]
 sink = "warehouse"
 pattern = { per = ["id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 3 }] }
+"""
+_TOLD = """
+[stream_queries.told]
+sink = "warehouse"
+key = ["o", "id"]
+sql = "select order_id as o, id, at from t"
+rows_of = { "public.orders" = ["o"] }
+webhook = { url = "http://127.0.0.1:1/" }
+[stream_queries.told_too]
+sink = "warehouse"
+key = ["o", "id"]
+sql = "select order_id as o, id, at from t"
+rows_of = { "public.orders" = ["o"] }
+webhook = { url = "http://127.0.0.1:1/" }
 """
 ROW = DeletedRow(table(column("id", "int8"), name=TableName("public", "orders")), {"id": 42}, "", "shop.public.orders")
 
@@ -214,3 +248,109 @@ def test_tables_that_are_not_captured_and_columns_that_are_not_there_are_named(t
         with pytest.raises(ConfigurationError) as error:
             read(file)
         assert told in str(error.value), (told, str(error.value))
+
+
+class Stores:
+    """Results in memory, by query. ``down`` is one whose store doesn't answer."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.down = ""
+        self.of = {query: prepared_store(1) for query in ("told", "told_too")}
+        monkeypatch.setattr("lockstep.erase.streams.stream_query_plan", self._plan)
+
+    def _plan(self, _: Config, query: str) -> Any:
+        return SimpleNamespace(opened=lambda generation: self._opened(query, generation))
+
+    def _opened(self, query: str, generation: int) -> Any:
+        if query == self.down:
+            raise Unavailable("the store doesn't answer")
+        return open_memory(self.of[query], generation)
+
+    @property
+    def held(self) -> list[str]:
+        """The queries whose jobs are to post nothing."""
+        return [query for query, store in self.of.items() if POSTING_PAUSE in store.records]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Config:
+    """With queries that have a webhook."""
+    (tmp_path / "lockstep.toml").write_text(_FILE + _TOLD)
+    return read(tmp_path / "lockstep.toml")
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> Stores:
+    return Stores(monkeypatch)
+
+
+def erasing(config: Config, *, check: Callable[[], None] = lambda: None) -> StreamQueryErasing:
+    return StreamQueryErasing(config, ROW, cast("Any", None), check=check, say=lambda _: None)
+
+
+def rejection(query: str | None, order: int = 42) -> bytes:
+    if query is None:
+        return dead_letter_key("search", 1, "shop.public.orders", b'{"id":%d}' % order, batch_tag(1))
+    topic = stream_result_topic("shop", query, 1)
+    return dead_letter_key(query, 1, topic, b'{"id":"a","o":%d}' % order, batch_tag(1))
+
+
+def test_only_queries_whose_webhook_has_refused_the_row_are_held_up_and_only_while_that_is_removed(
+    told: Config, stores: Stores
+) -> None:
+    closed = list[tuple[list[str], list[bytes]]]()
+    keys = [rejection("told"), rejection(None), rejection("told")]
+    why = erasing(told).close_rejections(keys, lambda those: closed.append((stores.held, list(those))))
+    assert why is None
+    assert closed == [(["told"], [keys[0], keys[2]]), ([], [keys[1]])]
+    assert stores.held == []
+
+
+def test_a_store_that_does_not_answer_keeps_open_what_is_of_its_query_and_nothing_else(
+    told: Config, stores: Stores
+) -> None:
+    stores.down = "told"
+    closed = list[bytes]()
+    keys = [rejection("told"), rejection(None), rejection("told_too")]
+    assert erasing(told).close_rejections(keys, closed.extend) == (
+        "rejections of stream query told stay: the store doesn't answer"
+    )
+    assert closed == keys[1:]
+
+
+def test_who_is_told_to_stop_waits_for_no_other_command(told: Config, stores: Stores) -> None:
+    stores.of["told"].records[POSTING_PAUSE] = "another's"
+
+    def check() -> None:
+        raise stopped()
+
+    closed = list[bytes]()
+    with pytest.raises(Stopped):
+        erasing(told, check=check).close_rejections([rejection("told")], closed.extend)
+    assert closed == []
+    assert stores.of["told"].records[POSTING_PAUSE] == "another's"
+
+
+def test_tombstones_of_a_result_are_written_once_and_its_job_is_told_of_the_last(
+    told: Config, stores: Stores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is written after its job was told may stand behind a row that is posted."""
+    side, result = stream_query_topic("shop", "told"), stream_result_topic("shop", "told", 1)
+    key, log = b'{"id":"a","o":42}', list[tuple[str, list[bytes], list[str]]]()
+    found = {side: Found(wanted={b'{"batch":1}': "1"}), result: Found(wanted={key: batch_tag(1)})}
+    admin = SimpleNamespace(
+        all_partition_counts=lambda: {side: 1, result: 1},
+        end_offsets=lambda partitions: dict.fromkeys(partitions, len(log)),
+    )
+    monkeypatch.setattr("lockstep.erase.streams.TopicAdmin", lambda _: admin)
+    monkeypatch.setattr(
+        "lockstep.erase.streams.write_tombstones",
+        lambda _, topic, keys: log.append((topic, list(keys), stores.held)) if keys else None,
+    )
+    monkeypatch.setattr(StreamQueryErasing, "_found", lambda _, topic, __: found[topic])
+    topics = SimpleNamespace(erase_those=lambda topic, *_: Place(topic))
+    erasing = StreamQueryErasing(told, ROW, cast("Any", topics), check=lambda: None, say=lambda _: None)
+    list(erasing._in_topics("told", mapped(told, "told", ROW), only_look=False))
+    assert log == [(side, [b'{"batch":1}'], []), (result, [key], ["told"])]
+    assert stores.of["told"].records[erased_name(1)] == str(len(log))
+    assert stores.held == []
