@@ -25,8 +25,6 @@ SETTINGS = {
     "action.auto_create_index": "false",
     # On a machine with a nearly full disk every index would be read-only at once.
     "cluster.routing.allocation.disk.threshold_enabled": "false",
-    # At each look at its disks the server takes back that an index is read-only, whoever has made it so.
-    "cluster.info.update.interval": "365d",
 }
 
 _HTTP_PORT = re.compile(r"HTTP Port:\s*(\d+)")
