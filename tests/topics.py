@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from cdc.capture.assembler import Event
+from cdc.kafka.consumer import find_leaders
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.protocol.envelope import TAG_HEADER
 
@@ -40,12 +41,8 @@ def event_of(message: Message) -> Event:
 
 
 def assign(consumer: Consumer, partitions: Sequence[TopicPartition]) -> None:
-    """Have a consumer read these partitions at once.
-
-    One that doesn't know where a partition is looks for it half a second to a second after it was assigned. Asked for
-    an offset it looks at once.
-    """
-    consumer.offsets_for_times([TopicPartition(at.topic, at.partition, 0) for at in partitions], timeout=_PATIENCE_S)
+    """Have a consumer read these partitions at once: it knows where they are."""
+    find_leaders(consumer, {at.topic for at in partitions})
     consumer.assign(list(partitions))
 
 

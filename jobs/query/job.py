@@ -69,7 +69,7 @@ from jobs.query.start_position import (
     offsets_of_topics,
     skipped_by,
 )
-from jobs.query.tables_aside import Noted, SetAside, TablesAside
+from jobs.query.tables_aside import Noted, SetAside, TablesAside, is_any_due
 from jobs.query.threads import TICK_S, beat, ended_early
 from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
@@ -507,7 +507,7 @@ class SinkJob:
             while not plan.once and not self._stop.wait(_ORDERS_LOOK_S):
                 try:
                     lease.check()
-                    if self._asides.orders(lease) != orders or self._asides.is_any_due():
+                    if self._asides.orders(lease) != orders or is_any_due(self._asides.now):
                         return True
                     if watch is None:
                         continue
@@ -551,7 +551,7 @@ class SinkJob:
 
         Else it notes which tables have caught up.
         """
-        if self._asides.orders(lease) != orders or self._asides.is_any_due(noted.asides):
+        if self._asides.orders(lease) != orders or is_any_due(noted.asides):
             return True
         self._asides.note_caught_up(lease, noted, keeper)
         return False

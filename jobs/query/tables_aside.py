@@ -43,7 +43,7 @@ class Noted:
 class TablesAside:
     """Those of one sink's job. Only the newest job writes the record: all that is written goes through its lease.
 
-    The job's thread calls all of it, and the thread beside its query ``note_caught_up`` and ``is_any_due``.
+    The job's thread calls all of it, and the thread beside its query ``orders`` and ``note_caught_up``.
     """
 
     def __init__(self, sink: str, *, pipeline: str, generation: int, report: Reporter) -> None:
@@ -129,11 +129,6 @@ class TablesAside:
                 self._save(lease, applied)
                 self._asides = applied
 
-    def is_any_due(self, asides: Asides | None = None) -> bool:
-        """Whether one of them, or of ``asides``, is to be tried again by now."""
-        now_ms = _now_ms()
-        return any(aside.is_due(now_ms) for aside in (self._asides if asides is None else asides).values())
-
     def by_topic(self) -> dict[str, Aside]:
         return {self._topic(table): aside for table, aside in self._asides.items()}
 
@@ -172,6 +167,12 @@ class TablesAside:
 
     def _topic(self, table: TableName) -> str:
         return table_topic(self._pipeline, table)
+
+
+def is_any_due(asides: Asides) -> bool:
+    """Whether one of them is to be tried again by now."""
+    now_ms = _now_ms()
+    return any(aside.is_due(now_ms) for aside in asides.values())
 
 
 def _now_ms() -> int:

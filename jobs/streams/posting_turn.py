@@ -9,14 +9,16 @@ its first row. None obeys for longer than ``PAUSE_MAX_S``: whoever asked may hav
 """
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
 from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pauses
 from jobs.generations.record import list_generations
+from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import POSTING_PAUSE
-from sinks.contract import OpenedSink
+from sinks.contract import CoordinationRecords, OpenedSink
 
 _TURN_S: Final = PAUSE_MAX_S / 3
 """How long a turn lasts. What is left of the pause is longer than a receiver may take for a row."""
@@ -42,12 +44,16 @@ class PostingTurn:
         self, opened: OpenedSink, query: str, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._opened = opened
-        self._records = opened.records
         self._query = query
         self._say = say
         self._clock = clock
         self._request: str | None = None
         self._began_s = 0.0
+
+    @property
+    def records(self) -> CoordinationRecords:
+        """The query's."""
+        return self._opened.records
 
     def take(self) -> bool:
         """Return when no job posts, and none will for as long as one row may take.
@@ -81,27 +87,27 @@ class PostingTurn:
 
     def end(self) -> None:
         """Let jobs post again. Raises what the destination raises."""
-        if self._request is not None and self._records.load(POSTING_PAUSE) == self._request:
-            self._records.save(POSTING_PAUSE, None)
+        if self._request is not None and self.records.load(POSTING_PAUSE) == self._request:
+            self.records.save(POSTING_PAUSE, None)
         self._request = None
 
     def _is_in_force(self) -> bool:
         is_recent = self._clock.monotonic_s() - self._began_s < _TURN_S
-        return self._request is not None and is_recent and self._records.load(POSTING_PAUSE) == self._request
+        return self._request is not None and is_recent and self.records.load(POSTING_PAUSE) == self._request
 
     def _ask(self) -> None:
         """Leave a request of our own, once there is none of another command."""
         request, others, since_s = uuid.uuid4().hex, None, 0.0
         while True:
             began_s = self._clock.monotonic_s()
-            if self._records.create(POSTING_PAUSE, request):
+            if self.records.create(POSTING_PAUSE, request):
                 break
-            known = self._records.load(POSTING_PAUSE)
+            known = self.records.load(POSTING_PAUSE)
             if known is None:
                 continue
             is_gone = known == others and began_s - since_s > _GONE_S
             if known == self._request or is_gone:
-                self._records.save(POSTING_PAUSE, request)
+                self.records.save(POSTING_PAUSE, request)
                 break
             if known != others:
                 if others is None:
@@ -117,9 +123,26 @@ class PostingTurn:
         assert self._request is not None
         builds = [each.number for each in list_generations(self._opened)]
         try:
-            wait_for_pauses(self._records, builds, self._request, self._clock)
+            wait_for_pauses(self.records, builds, self._request, self._clock)
         except Unavailable as error:
             raise Unavailable(
                 f"the job of stream query {self._query!r} doesn't let go of the row that it posts: {error.message}",
                 hint="`lockstep streams list` says what its receiver does; nothing was posted beside it",
             ) from None
+
+
+@contextmanager
+def posting_turns(
+    plan: StreamQueryPlan, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+) -> Iterator[PostingTurn]:
+    """Turns to post rows of this query, which end with the block. Nobody is asked for one before the first is taken.
+
+    Raises what the destination raises.
+    """
+    opened = plan.opened(1)
+    with closing(opened.sink):
+        turn = PostingTurn(opened, plan.name, say=say, clock=clock)
+        try:
+            yield turn
+        finally:
+            turn.end()

@@ -24,7 +24,7 @@ from cdc.model.event import JsonValue
 from jobs.dead_letters.record import event_of
 from jobs.generations.lease import Clock
 from jobs.generations.record import Phase, list_generations
-from jobs.streams.posting_turn import PostingTurn
+from jobs.streams.posting_turn import posting_turns
 from jobs.streams.records import erased_name, figures_name
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
@@ -35,7 +35,7 @@ from lockstep.erase.stopping import Stopped
 from lockstep.erase.stream_results import ResultErasing
 from lockstep.erase.topics import RecordWords, TopicErasing
 from lockstep.stream_queries import stream_query_plan
-from sinks.contract import Leftover, OpenedSink
+from sinks.contract import CoordinationRecords, Leftover
 
 _HAS_READ: Final = (
     "it reads {topics}, which has or may have had values of the row. Its result is final, and its checkpoint and topic"
@@ -298,10 +298,10 @@ class StreamQueryErasing:
         """
         if not keys:
             return
-        with self._turn(query) as opened:
+        with self._turn(query) as records:
             write_tombstones(self._client, topic, keys)
             end = TopicAdmin(self._client).end_offsets([(topic, 0)])[topic, 0]
-            opened.records.save(erased_name(generation), str(end))
+            records.save(erased_name(generation), str(end))
 
     def close_rejections(self, rejections: Iterable[bytes], close: Callable[[Collection[bytes]], None]) -> str | None:
         """Close rejections of rows, by their keys: neither a job nor `lockstep rejections retry` posts one meanwhile.
@@ -327,16 +327,12 @@ class StreamQueryErasing:
         return "; ".join(whys) or None
 
     @contextmanager
-    def _turn(self, query: str) -> Iterator[OpenedSink]:
+    def _turn(self, query: str) -> Iterator[CoordinationRecords]:
         """A turn to post, in which this posts nothing. Raises as ``PostingTurn.take``."""
-        opened = stream_query_plan(self._config, query).opened(1)
-        with closing(opened.sink):
-            turn = PostingTurn(opened, query, say=self._say, clock=Clock(sleep=self._sleep))
-            try:
-                turn.take()
-                yield opened
-            finally:
-                turn.end()
+        clock = Clock(sleep=self._sleep)
+        with posting_turns(stream_query_plan(self._config, query), say=self._say, clock=clock) as turn:
+            turn.take()
+            yield turn.records
 
     def _sleep(self, seconds: float) -> None:
         self._check()

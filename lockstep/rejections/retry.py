@@ -9,7 +9,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -31,7 +31,7 @@ from jobs.generations.prepared import load_prepared
 from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
 from jobs.spark.computed_columns import opened_row_computer
 from jobs.streams.posted import posted_document, refused_row
-from jobs.streams.posting_turn import PostingTurn
+from jobs.streams.posting_turn import posting_turns
 from jobs.streams.settings import row_webhook
 from lockstep.apply import with_java
 from lockstep.config import Config
@@ -216,7 +216,8 @@ def _posted(
             return False, None
         return True, newer.other_row_in(dead_letter.key, row, dead_letter.generation)
 
-    with row_webhook(name, settings) as webhook, _turn(config, name, say) as turn:
+    turns = posting_turns(stream_query_plan(config, name), say=say)
+    with row_webhook(name, settings) as webhook, turns as turn:
         for dead_letter, row in book.topic.values(to_post):
             if row is None:
                 seen.add(dead_letter.record_key)
@@ -250,18 +251,6 @@ def _posted(
         else:
             retried.refused.append(replace(each, reason=refused[each.record_key]))
     return retried
-
-
-@contextmanager
-def _turn(config: Config, name: str, say: Callable[[str], None]) -> Iterator[PostingTurn]:
-    """Turns to post rows of this query. Nobody is asked for one before the first row."""
-    opened = stream_query_plan(config, name).opened(1)
-    with closing(opened.sink):
-        turn = PostingTurn(opened, name, say=say)
-        try:
-            yield turn
-        finally:
-            turn.end()
 
 
 def _evaluation(

@@ -7,19 +7,15 @@ import pytest
 from cdc.postgres.preflight.finding import Severity
 from lockstep.config import Config, read
 from lockstep.doctor.directories import directory_findings
+from tests.shop_settings import SHOP
 
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders"]
-[kafka]
-bootstrap_servers = "127.0.0.1:9092"
-[sinks.cache]
+_FILE = (
+    SHOP
+    + """[sinks.cache]
 type = "redis"
 url = "redis://127.0.0.1:1"
 """
+)
 
 
 def _config(directory: Path, more: str = "") -> Config:

@@ -17,6 +17,7 @@ from lockstep.erase.matches import MatchErasing, is_of
 from lockstep.erase.report import Place
 from lockstep.erase.topics import TopicErasing
 from tests.builders import column, table
+from tests.shop_settings import SHOP
 
 TABLE = TableName("public", "orders")
 IDS = {"search": {"42", "o-42"}}
@@ -44,20 +45,15 @@ def test_a_record_is_of_a_document_by_its_id_in_the_sink(record_key: bytes, expe
     assert is_of(record_key, TABLE, IDS, "42") is expected
 
 
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders"]
-[kafka]
-bootstrap_servers = "127.0.0.1:9092"
-[sinks.search]
+_FILE = (
+    SHOP
+    + """[sinks.search]
 type = "opensearch"
 urls = ["http://127.0.0.1:1"]
 ids = { "public.orders" = "o-{number}" }
 rename = { "public.orders.id" = "number" }
 """
+)
 
 
 class Topic:

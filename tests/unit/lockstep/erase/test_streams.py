@@ -35,16 +35,11 @@ from lockstep.erase.streams import (
 from sinks.memory import open_memory
 from tests.builders import column, table
 from tests.generations import prepared_store
+from tests.shop_settings import SHOP
 
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders"]
-[kafka]
-bootstrap_servers = "127.0.0.1:9092"
-[sinks.warehouse]
+_FILE = (
+    SHOP
+    + """[sinks.warehouse]
 type = "warehouse"
 url = "postgresql+psycopg://warehouse/shop"
 [streams.s]
@@ -78,20 +73,18 @@ pattern = { per = ["order_id"], within = "5 minutes", steps = [{ name = "a", str
 sink = "warehouse"
 pattern = { per = ["id"], within = "5 minutes", steps = [{ name = "a", stream = "t", times = 3 }] }
 """
-_TOLD = """
-[stream_queries.told]
+)
+_TOLD = "".join(
+    f"""
+[stream_queries.{name}]
 sink = "warehouse"
 key = ["o", "id"]
 sql = "select order_id as o, id, at from t"
-rows_of = { "public.orders" = ["o"] }
-webhook = { url = "http://127.0.0.1:1/" }
-[stream_queries.told_too]
-sink = "warehouse"
-key = ["o", "id"]
-sql = "select order_id as o, id, at from t"
-rows_of = { "public.orders" = ["o"] }
-webhook = { url = "http://127.0.0.1:1/" }
+rows_of = {{ "public.orders" = ["o"] }}
+webhook = {{ url = "http://127.0.0.1:1/" }}
 """
+    for name in ("told", "told_too")
+)
 ROW = DeletedRow(table(column("id", "int8"), name=TableName("public", "orders")), {"id": 42}, "", "shop.public.orders")
 
 
@@ -259,7 +252,7 @@ class Stores:
         monkeypatch.setattr("lockstep.erase.streams.stream_query_plan", self._plan)
 
     def _plan(self, _: Config, query: str) -> Any:
-        return SimpleNamespace(opened=lambda generation: self._opened(query, generation))
+        return SimpleNamespace(name=query, opened=lambda generation: self._opened(query, generation))
 
     def _opened(self, query: str, generation: int) -> Any:
         if query == self.down:

@@ -9,16 +9,11 @@ from cdc.model.errors import ConfigurationError
 from lockstep.config import read
 from lockstep.verify.command import run_verify
 from lockstep.verify.options import VerifyOptions
+from tests.shop_settings import SHOP
 
-_FILE = """
-[pipeline]
-name = "shop"
-[source]
-dsn = "host=db dbname=shop user=me"
-tables = ["public.orders"]
-[kafka]
-bootstrap_servers = "127.0.0.1:1"
-[sinks.books]
+_FILE = (
+    SHOP
+    + """[sinks.books]
 type = "warehouse"
 url = "postgresql+psycopg://warehouse/shop"
 [streams.s]
@@ -31,6 +26,7 @@ sink = "books"
 key = ["id"]
 sql = "select id, at from s"
 """
+)
 
 
 @pytest.mark.parametrize("name", ["recent", "boks"])
