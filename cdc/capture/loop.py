@@ -186,7 +186,9 @@ class CaptureLoop:
                         batch.add_rows(ordinary)
                         first = ordinary.following
                     elif not self._publish(frame, until):
-                        batch.commit_pending(assembler)
+                        # Also what gave no events: what is copied here would be older than it at the next start.
+                        if self._must_commit(full=True, dry=False):
+                            batch.commit(assembler)
                         return Pause(self.state, frame)
                     full = (
                         batch.is_full()

@@ -13,7 +13,7 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.pgoutput import UNCHANGED, LogicalMessage, Relation, Truncate
 from tests.builders import column, table
 from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time
-from tests.history import relations, state
+from tests.history import published, relations, state
 from tests.wal import HANDOFF, RELATION_ID, History, data_frame, delete, insert, keepalive_frame, relation, update
 
 FIRST = HANDOFF + 0x1000
@@ -345,6 +345,21 @@ def test_after_a_pause_the_stream_goes_on_with_the_frame_that_was_held_back() ->
     assert capture.pause is not None
     assert capture.loop.run(first=capture.pause.frame) is None
     assert committed_rows(capture) == [2, 3]
+
+
+def test_what_came_before_a_pause_does_not_come_again_though_it_gave_no_events() -> None:
+    """A transaction of a table that waits for its copy. The copy is at the pause, and has its rows."""
+    waits = table(key=())
+    history = History(rows(2), rows(1))
+    sent = [data_frame(message, lsn) for lsn, message in history.messages(*relations(waits))]
+    begin = replace(state(), copied={}, memberships={})
+    before = Capture(sent, shapes=[], state=begin, parts={"passed_over": published(waits)})
+    before.run(until=FIRST + 0x1000)
+    assert before.pause is not None
+    assert before.positions()[-1][2] == before.pause.state.end_lsn == FIRST_END
+    copied = replace(before.pause.state, copied={waits.name: 2}, memberships={waits.name: "1 2"})
+    again = Capture(sent, [], shapes=[waits], state=copied).run()
+    assert committed_rows(again) == [1]
 
 
 @pytest.mark.parametrize(("wal_end", "pauses"), [(FIRST_END, False), (FIRST + 0x1000, True)])
