@@ -25,7 +25,8 @@ class Consistency:
     ``since_lsn`` is the first of which that was so. ``lsn`` is 0 while the generation is being filled: then it has
     parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
     so: where the generation's writer has another one, that knows nothing of this. ``reads_from`` is where a generation
-    is filled from that was being read for again when it was to become consistent, None for any other.
+    is filled from that was being read for again when it was to become consistent, None for any other. ``start`` is the
+    number of the generation's newest start position when the job began, None in a record of an earlier version.
     """
 
     epoch: int = 0
@@ -34,6 +35,7 @@ class Consistency:
     since_lsn: int = 0
     fence: int = 0
     reads_from: Offsets | None = None
+    start: int | None = None
 
     @property
     def is_reached(self) -> bool:
@@ -41,7 +43,7 @@ class Consistency:
 
     def after(self, *, epoch: int, lsn: int, commit_time_ms: int) -> Self:
         """That of the next step."""
-        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence)
+        return type(self)(epoch, lsn, commit_time_ms, self.since_lsn or lsn, self.fence, start=self.start)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -51,6 +53,7 @@ class Consistency:
             "since_lsn": self.since_lsn,
             "fence": self.fence,
             "reads_from": None if self.reads_from is None else [[*at, end] for at, end in self.reads_from.items()],
+            "start": self.start,
         }
 
     @classmethod

@@ -1,7 +1,7 @@
 """Where on the topics to begin for what was committed after an LSN, or published since a time."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
 
@@ -39,11 +39,14 @@ def offsets_since(pipeline: Pipeline, topics: Collection[str], time_ms: int) -> 
 def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> AfterLsn:
     """The offset of each partition of these topics from which everything comes that was committed after ``lsn``.
 
-    Little of what was before comes with it. Raises ConfigurationError for an LSN beyond the end of the WAL, and as
+    Little of what was before comes with it. 0 is the beginning of the log, also of what was published before a
+    recovery, whose LSNs were others. Raises ConfigurationError for an LSN beyond the end of the WAL, and as
     ``offsets_since``.
     """
     client = pipeline.kafka.client()
     partitions = partitions_of(topics, TopicAdmin(client).partition_counts(topics))
+    if lsn == 0:
+        return AfterLsn(lsn, 0, dict.fromkeys(partitions, 0))
     newest = 0
     state = read_state(client, pipeline.name, pipeline.slot)
     epoch = 0 if state is None else state.epoch
@@ -51,11 +54,11 @@ def offsets_after(pipeline: Pipeline, topics: Collection[str], lsn: int) -> Afte
     def published() -> Iterator[ProgressRecord]:
         nonlocal newest
         for record in read_progress(client, pipeline.name):
-            # An LSN is one of the server that is captured now. All that was published before it comes before it.
-            newest = record.lsn
-            yield record if record.epoch == epoch else replace(record, lsn=0)
+            # An LSN is one of the server that is captured now.
+            newest = record.lsn if record.epoch == epoch else 0
+            yield record
 
-    start = AfterLsn(lsn, epoch, offsets_after_lsn(published(), lsn, partitions))
+    start = AfterLsn(lsn, epoch, offsets_after_lsn(published(), lsn, partitions, epoch=epoch))
     # The source is asked only about what isn't published yet: where sinks are applied to, it needn't be in reach.
     if lsn > newest:
         _refuse_future(pipeline, lsn)

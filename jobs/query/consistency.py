@@ -6,7 +6,7 @@ from dataclasses import replace
 from cdc.model.errors import LockstepError
 from jobs.consistency import Consistency, load_consistency, save_consistency
 from jobs.offsets import Offsets
-from jobs.query.start_position import StartPosition
+from jobs.query.start_position import StartPosition, load_start_position
 from sinks.contract import Batch, OpenedSink, Progress, TopicPartition
 
 
@@ -27,10 +27,14 @@ def check_can_be_consistent(sink: str, stored: Progress | None, start: StartPosi
 def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:
     """What the record says. Raises what the destination raises.
 
-    None also where another job has become the writer since, one of a version that knows nothing of the record.
+    None also where another job has become the writer since, one of a version that knows nothing of the record, and
+    where somebody has ordered since to read the log from elsewhere.
     """
     known = load_consistency(opened.records, generation)
-    return known if known is not None and known.fence == opened.sink.fence() else None
+    if known is None or known.fence != opened.sink.fence():
+        return None
+    is_newest = known.start in (None, load_start_position(opened.records, generation).number)
+    return known if is_newest else None
 
 
 def claim_and_keep(opened: OpenedSink, generation: int, claim: Callable[[], int]) -> int:
@@ -61,7 +65,7 @@ def keep_consistency(
         if load_consistency(opened.records, generation) is not None:
             _save_as_writer(opened, generation, fence, lambda _: None)
         return False
-    anew = Consistency(reads_from=reads_from)
+    anew = Consistency(reads_from=reads_from, start=load_start_position(opened.records, generation).number)
 
     def kept(newest: Consistency | None) -> Consistency:
         is_kept = known is not None and newest is not None and newest.fence == known.fence

@@ -90,18 +90,32 @@ def _save(records: CoordinationRecords, generation: int, position: StartPosition
     records.save(f"g{generation}.{_RECORD}", orjson.dumps(fields).decode())
 
 
-def offsets_after_lsn(records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition]) -> Offsets:
+def offsets_after_lsn(
+    records: Iterable[ProgressRecord], lsn: int, partitions: Iterable[TopicPartition], *, epoch: int = 0
+) -> Offsets:
     """Where to read on for everything that was committed after ``lsn``, and as little as possible of what was before.
 
-    ``records`` are all that the progress topic still holds, in order. A partition that is in none of them is read from
-    its start.
+    ``records`` are all that the progress topic still holds, in order. ``lsn`` is one of this ``epoch``; all that was
+    published in an earlier one was before it. A partition that is in no record is read from its start.
+
+    The bounds of a record may hold a part of the transaction after its LSN, which is published in several parts where
+    it is large. That one was committed by the next record's LSN: so bounds count once there is a record with a greater
+    one that isn't beyond ``lsn``.
     """
     bounds: dict[TopicPartition, int] = {}
+    newest: dict[TopicPartition, int] = {}  # of the records with ``newest_lsn``
+    newest_lsn = 0
     for record in records:
-        if record.lsn > lsn:
+        before = record.epoch != epoch
+        if not before and record.lsn > lsn:
             break
+        if not before and record.lsn > newest_lsn:
+            bounds.update(newest)
+            newest.clear()
+            newest_lsn = record.lsn
+        known = bounds if before else newest
         for topic, ends in record.bounds.items():
-            bounds.update({(topic, partition): end for partition, end in enumerate(ends)})
+            known.update({(topic, partition): end for partition, end in enumerate(ends)})
     return {partition: bounds.get(partition, 0) for partition in partitions}
 
 

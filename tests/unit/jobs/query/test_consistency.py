@@ -16,7 +16,7 @@ from jobs.query.consistency import (
     kept_consistency,
     read_on_at,
 )
-from jobs.query.start_position import StartPosition
+from jobs.query.start_position import StartPosition, begin_at_start_position
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import progress
 from tests.generations import prepared_store
@@ -29,7 +29,7 @@ def test_each_step_has_its_lsn_and_that_of_the_first_one() -> None:
 
 
 A, B = ("shop.public.a", 0), ("shop.public.b", 0)
-REACHED = Consistency(1, 16, 5, 16)
+REACHED = Consistency(1, 16, 5, 16, start=0)
 
 
 class Generation:
@@ -58,7 +58,7 @@ def test_a_job_that_applies_records_as_they_come_takes_the_promise_back() -> Non
     assert generation.record is None
     assert generation.begin()
     assert generation.begin()
-    assert generation.record == Consistency(fence=3)
+    assert generation.record == Consistency(fence=3, start=0)
     generation.keep(replace(REACHED, fence=3))
     assert not generation.begin()
     assert generation.record == replace(REACHED, fence=4)
@@ -74,7 +74,21 @@ def test_a_job_that_knows_nothing_of_the_record_has_made_it_void() -> None:
     generation.opened.sink.claim()
     assert kept_consistency(generation.opened, 1) is None
     assert generation.begin(reads_from={A: 3})
-    assert generation.record == Consistency(fence=3, reads_from={A: 3})
+    assert generation.record == Consistency(fence=3, reads_from={A: 3}, start=0)
+
+
+def test_an_order_to_read_from_elsewhere_makes_the_record_void_and_one_of_an_earlier_version_is_kept() -> None:
+    """Such an order is for a plain sink. It may be consistent again before any job has run."""
+    generation = Generation()
+    generation.begin()
+    generation.keep(replace(REACHED, fence=1))
+    assert kept_consistency(generation.opened, 1) == replace(REACHED, fence=1)
+    begin_at_start_position(generation.opened.records, 1, {A: 3})
+    assert kept_consistency(generation.opened, 1) is None
+    assert generation.begin()
+    assert generation.record == Consistency(fence=2, start=1)
+    generation.keep(replace(REACHED, fence=2, start=None))
+    assert kept_consistency(generation.opened, 1) == replace(REACHED, fence=2, start=None)
 
 
 def test_a_claim_for_another_reason_leaves_the_record_true() -> None:
@@ -107,7 +121,7 @@ def test_a_job_that_was_replaced_changes_no_record() -> None:
     for applies_steps in (True, False):
         with pytest.raises(Fenced):
             keep_consistency(generation.opened, 1, None, fence=fence, applies_steps=applies_steps)
-    assert generation.record == Consistency(fence=3)
+    assert generation.record == Consistency(fence=3, start=0)
 
 
 def test_where_a_filled_generation_is_read_from_lasts_until_its_first_step() -> None:

@@ -23,13 +23,32 @@ RECORDS = [
 ]
 
 
-def test_what_was_committed_after_an_lsn_lies_after_the_newest_bounds_before_it() -> None:
-    assert offsets_after_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
-    assert offsets_after_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 9, (ORDERS, 1): 9, (ITEMS, 0): 3}
+def test_what_was_committed_after_an_lsn_lies_after_the_newest_bounds_that_hold_nothing_of_it() -> None:
+    """Those of the newest LSN before it may hold a part of the next transaction."""
+    assert offsets_after_lsn(RECORDS, 250, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 0}
+    assert offsets_after_lsn(RECORDS, 300, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 3}
+    assert offsets_after_lsn(RECORDS, 999, PARTITIONS) == offsets_after_lsn(RECORDS, 300, PARTITIONS)
+
+
+def test_a_transaction_that_was_published_in_parts_is_read_whole() -> None:
+    """It is committed at 200. With each of its parts, progress is said up to the transaction before it."""
+    ends = [5, 20_005, 40_005]
+    records = [ProgressRecord(90, 0, {ITEMS: (4,)}), *(ProgressRecord(100, 0, {ITEMS: (end,)}) for end in ends)]
+    records += [ProgressRecord(200, 0, {ITEMS: (40_007,)}), ProgressRecord(300, 0, {ITEMS: (40_009,)})]
+    partitions = [(ITEMS, 0)]
+    starts = {lsn: offsets_after_lsn(records, lsn, partitions)[ITEMS, 0] for lsn in (90, 100, 199, 200, 299, 300)}
+    assert starts == {90: 0, 100: 4, 199: 4, 200: 40_005, 299: 40_005, 300: 40_007}
+
+
+def test_all_that_was_published_before_a_recovery_was_before_an_lsn_of_after_it() -> None:
+    records = [ProgressRecord(5000, 0, {ORDERS: (7, 8)}), ProgressRecord(100, 0, {ORDERS: (9, 9)}, epoch=1)]
+    for lsn in (50, 100):
+        start = offsets_after_lsn(records, lsn, PARTITIONS, epoch=1)
+        assert start == {(ORDERS, 0): 7, (ORDERS, 1): 8, (ITEMS, 0): 0}
 
 
 def test_where_nothing_is_known_of_a_partition_it_is_read_from_its_start() -> None:
-    assert offsets_after_lsn(RECORDS, 150, PARTITIONS) == {(ORDERS, 0): 5, (ORDERS, 1): 6, (ITEMS, 0): 0}
+    assert offsets_after_lsn(RECORDS, 150, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
     assert offsets_after_lsn(RECORDS, 99, PARTITIONS) == dict.fromkeys(PARTITIONS, 0)
 
 
