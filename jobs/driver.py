@@ -56,7 +56,7 @@ from jobs.spark.warm_up import warm_up
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.thread import StreamThread
 from sinks.contract import CoordinationRecords, OpenedSink
-from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.sink_kernel import chosen_sink_kernel
 
 _logger = logging.getLogger(__name__)
@@ -500,10 +500,9 @@ class _Group:
             if generation.record is None:
                 save_record(member.opened.records, generation.number, record)
             check_owner(member.name, generation.number, record, self._source.pipeline)
-            built_with = wanted_settings[generation.number] = with_definition(member.settings, record.definition)
-            build_definition = definition(built_with)
-            if generation.is_live and generation.number not in member.jobs and build_definition != today:
-                changed = changed_settings(build_definition, today)
+            wanted_settings[generation.number] = with_definition(member.settings, record.definition)
+            changed = record.changed_settings(member.settings) if generation.is_live else []
+            if changed and generation.number not in member.jobs:
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
         if self._once and not wanted_settings:
             raise LockstepError(

@@ -31,7 +31,7 @@ from lockstep.config import Config
 from monitor.table import view_text
 from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
-from sinks.registry import SinkSettings, changed_settings, definition, open_sink, with_definition
+from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
 
 _DROP_WAIT_S = 60.0
@@ -98,7 +98,6 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
     """All generations of a sink, oldest first. ``epoch`` is capture's now, None where Kafka doesn't say; it is asked
     for where none is given. Raises as ``list_of``."""
     settings = settings_of(config, name)
-    today = definition(settings)
     descriptions, epoch = list[Description](), epoch or cache(partial(_epoch, config))
     generations = list_of(config, name)
     if not generations:
@@ -120,7 +119,7 @@ def describe(config: Config, name: str, *, epoch: Callable[[], int | None] | Non
         finally:
             opened.sink.close()
         built_with = settings_of_generation(config, name, generation)
-        differs = changed_settings(definition(built_with), today)
+        differs = [] if generation.record is None else generation.record.changed_settings(settings)
         differs += [] if column_names is None else column_names.outdated(built_with.renaming())
         job = jobs[generation.number]
         descriptions.append(Description(generation, progress, tuple(differs), job, verification, view, consistency))

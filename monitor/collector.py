@@ -16,7 +16,6 @@ from cdc.kafka.control_topics import ProgressReader, read_state
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.event import JsonValue
 from cdc.model.lsn import Lsn, parse_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -34,7 +33,7 @@ from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, Snap
 from cdc.stream.slot_guard import wal_rate
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.generations.lease import LastBeat
-from jobs.generations.record import Generation, check_owner, list_generations
+from jobs.generations.record import Generation, Record, check_owner, list_generations
 from jobs.generations.status import JobStatus, job_statuses
 from jobs.generations.view_state import ToldView, load_told
 from monitor.lag import (
@@ -58,7 +57,7 @@ from monitor.visible import Visible, VisibleRows
 from sinks.contract import OpenedSink, Progress
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings, changed_settings, definition, load_client, open_sink, with_definition
+from sinks.registry import SinkSettings, load_client, open_sink, with_definition
 from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
@@ -116,12 +115,12 @@ class _Complete:
 
 @dataclass(frozen=True, slots=True)
 class _BuiltWith:
-    """The settings of a generation by its recorded definition, and which of them are others in today's configuration.
+    """The settings of a generation by its record, and in which of them rows may be others than today's say.
 
     Without a record, they are today's.
     """
 
-    definition: Mapping[str, JsonValue] | None
+    record: Record | None
     settings: SinkSettings
     changed: tuple[str, ...]
 
@@ -802,11 +801,10 @@ class LagCollector:
         if record is None:
             return _BuiltWith(None, settings, ())
         known = self._built.get((name, generation.number))
-        if known is None or known.definition != record.definition:
+        if known is None or known.record != record:
             built = with_definition(settings, record.definition)
-            today, then = definition(settings), definition(built)
-            changed = tuple(changed_settings(then, today))
-            known = self._built[name, generation.number] = _BuiltWith(record.definition, built, changed)
+            known = _BuiltWith(record, built, tuple(record.changed_settings(settings)))
+            self._built[name, generation.number] = known
         return known
 
     def _topics(self, name: str, generation: Generation) -> list[str]:

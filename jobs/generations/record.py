@@ -16,6 +16,7 @@ import orjson
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from sinks.contract import CoordinationRecords, OpenedSink
+from sinks.registry import SinkSettings, changed_settings, definition, with_definition
 
 _LAST: Final = "last"
 """The coordination record that names the highest number given, but for a few: where to begin to look for it."""
@@ -43,6 +44,8 @@ class Record:
 
     ``pipeline`` is whose log it holds, ``definition`` the settings that shape its rows. ``loaded``: it has what the log
     held when its build began. ``exposed``: readers may have seen it since, though it is still being built.
+    ``written_with`` are other definitions that rows may have still: a replay that was to write all of them again
+    hasn't ended, or has failed.
     """
 
     pipeline: str
@@ -51,6 +54,7 @@ class Record:
     loaded: bool = True
     created_at_ms: int = 0
     exposed: bool = False
+    written_with: Sequence[Mapping[str, JsonValue]] = ()
 
     def to_json(self) -> str:
         return orjson.dumps(
@@ -61,6 +65,7 @@ class Record:
                 "loaded": self.loaded,
                 "created_at_ms": self.created_at_ms,
                 "exposed": self.exposed,
+                "written_with": [dict(each) for each in self.written_with],
             }
         ).decode()
 
@@ -74,6 +79,21 @@ class Record:
             fields["loaded"],
             fields["created_at_ms"],
             fields["exposed"],
+            tuple(fields.get("written_with", ())),
+        )
+
+    def changed_settings(self, settings: SinkSettings) -> list[str]:
+        """The settings in which rows may be others than these say, by the names that they have in the configuration.
+
+        Raises LockstepError where what is recorded doesn't go with them.
+        """
+        today = definition(settings)
+        return sorted(
+            {
+                name
+                for each in (self.definition, *self.written_with)
+                for name in changed_settings(definition(with_definition(settings, each)), today)
+            }
         )
 
 

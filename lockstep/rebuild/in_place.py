@@ -60,19 +60,15 @@ def begin_in_place(config: Config, name: str, settings: SinkSettings, say: Calla
         is_begun = (
             record.phase is Phase.REPLAYING and load_start_position(opened.records, live.number).overwrite_equal_tags
         )
-        earlier = _written_with(opened.records, live.number)
-        built_with = [with_definition(settings, each) for each in (record.definition, *earlier)]
+        built_with = [with_definition(settings, each) for each in (record.definition, *record.written_with)]
         check_left_tables(name, settings, built_with, _left_with_rows(config, settings, opened.generations))
         if is_begun and definition(with_definition(settings, record.definition)) == wanted_definition:
             say(f"going on with generation {live.number}")
         else:
             say(f"taking generation {live.number} over: readers see old and new rows side by side until it is done")
             take(opened, live.number, record, Phase.REPLAYING)
-            if record.definition != wanted_definition and record.definition not in earlier:
-                earlier.append(dict(record.definition))
-                opened.records.save(_written_with_name(live.number), orjson.dumps(earlier).decode())
             begin_at_start_position(opened.records, live.number, None, overwrite_equal_tags=True)
-            record = replace(record, definition=wanted_definition, phase=Phase.REPLAYING)
+            record = replace(_to_be_written_with(record, wanted_definition), phase=Phase.REPLAYING)
             save_record(opened.records, live.number, record)
         if is_running(opened.records, live.number):
             raise LockstepError(
@@ -113,15 +109,12 @@ def check_in_place(settings: SinkSettings, built_with: SinkSettings) -> None:
         )
 
 
-def _written_with(records: CoordinationRecords, number: int) -> list[dict[str, JsonValue]]:
-    """The other settings that rows may be written with still: a replay that was to write all of them again hasn't
-    ended, or has failed."""
-    text = records.load(_written_with_name(number))
-    return [] if text is None else orjson.loads(text)
-
-
-def _written_with_name(number: int) -> str:
-    return f"g{number}.written_with"
+def _to_be_written_with(record: Record, wanted: Mapping[str, JsonValue]) -> Record:
+    """The record of a replay that begins: it remembers what rows are written with until then. Pure."""
+    earlier = list(record.written_with)
+    if record.definition != wanted and record.definition not in earlier:
+        earlier.append(record.definition)
+    return replace(record, definition=wanted, written_with=tuple(earlier))
 
 
 def _left_with_rows(config: Config, settings: SinkSettings, generations: Generations) -> list[TableName]:
@@ -189,7 +182,6 @@ def rebuild_in_place(context: RebuildContext, number: int, record: Record) -> Re
             build = Build(context, number, opened, watch)
             report = _write_again(context, build, opened.sink)
             _remove_tables_that_left(context, number, opened)
-            opened.records.save(_written_with_name(number), None)
         except LockstepError as failure:
             cause_in_inputs(failure, watch, lambda: _check_not_trimmed(context))
             raise
@@ -200,22 +192,22 @@ def rebuild_in_place(context: RebuildContext, number: int, record: Record) -> Re
 def _given_back(context: RebuildContext, number: int, record: Record, records: CoordinationRecords) -> Iterator[None]:
     """Readers see this generation, so it is kept up to date again whether the replay ends well or fails."""
 
-    def give_back() -> None:
+    def give_back(given: Record) -> None:
         leave_equal_tags(records, number)
-        save_record(records, number, replace(record, phase=Phase.READY))
+        save_record(records, number, replace(given, phase=Phase.READY))
 
     try:
         yield
     except LockstepError:
         try:
-            give_back()
+            give_back(record)
         except LockstepError:
             context.observer.say(
                 f"generation {number} couldn't be given back: nobody applies to what readers see until"
                 f" `lockstep rebuild {context.name} --in-place` has ended"
             )
         raise
-    give_back()
+    give_back(replace(record, written_with=()))
 
 
 def _watch_topics(context: RebuildContext, generations: Generations) -> InputsWatch:

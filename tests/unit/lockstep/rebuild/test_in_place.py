@@ -1,6 +1,6 @@
 """lockstep.rebuild.in_place: what can't be done in place, and what is removed there."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from pydantic import TypeAdapter
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
-from jobs.generations.record import Phase, Record, save_record, set_phase
+from jobs.generations.record import Phase, Record, load_record, save_record, set_phase
 from jobs.query.captured_tables import Captured
 from lockstep import generations
 from lockstep.config import Config, read
@@ -137,6 +137,36 @@ def test_settings_of_a_table_that_left_are_not_changed_in_place(
             assert "lockstep rebuild cache --switch" in (refused.value.hint or "")
         else:
             begin()
+
+
+def test_a_replay_that_failed_leaves_on_record_what_rows_may_lack_until_one_has_ended_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a value that is to be hidden stays readable in some rows, and nothing says so."""
+    opened = open_memory(prepared_store(1), 1)
+    monkeypatch.setattr(in_place, "open_generation", lambda *_: nullcontext(opened))
+    for module in (in_place, generations):
+        monkeypatch.setattr(module, "is_running", lambda *_: False)
+    before = _config(tmp_path / "before.toml", "")
+    config = _config(tmp_path / "now.toml", 'mask = { "public.orders.note" = "drop" }')
+    sink = config.sinks["cache"]
+    save_record(opened.records, 1, Record("shop", definition(before.sinks["cache"])))
+    context = cast("Any", SimpleNamespace(name="cache", observer=SimpleNamespace(say=print)))
+
+    def replay(*, fails: bool) -> Record:
+        _, begun = begin_in_place(config, "cache", sink, print)
+        assert (begun.phase, begun.changed_settings(sink)) == (Phase.REPLAYING, ["mask"])
+        with suppress(LockstepError), in_place._given_back(context, 1, begun, opened.records):
+            if fails:
+                raise LockstepError("the server is gone")
+        record = load_record(opened.records, 1)
+        assert record is not None
+        assert (record.phase, record.definition) == (Phase.READY, definition(sink))
+        return record
+
+    for _ in range(2):
+        assert replay(fails=True).changed_settings(sink) == ["mask"]
+    assert replay(fails=False).changed_settings(sink) == []
 
 
 def test_a_table_that_leaves_capture_while_all_is_written_again_keeps_its_rows(
