@@ -73,6 +73,8 @@ def switch(
                         raise lacking.error(target, live)
                     clock.sleep(_LOOK_S)
                 _check_in_force(old, request_name, request)
+                if new.generations.live() != live:
+                    raise Unavailable("another switch of this sink has ended meanwhile", hint="try it again")
                 new.records.save(PREVIOUS, str(live))
                 new.generations.switch()
             finally:

@@ -45,7 +45,10 @@ class Recovery:
         lines = [*self.missing]
         if not lines:
             lines += (
-                "nothing keeps capture from going on: `lockstep capture` continues where it ended",
+                "nothing is seen that keeps capture from going on: `lockstep capture` continues where it ended",
+                "only capture sees whether the WAL is the one that was published from. Where it has stopped since that"
+                " is another one, what was published and isn't in the source any more is undone, by copies of the"
+                " tables; rows of append-only tables and messages that were published stay",
                 "a new slot leaves out what isn't published by then: rows of append-only tables, of the outbox, and"
                 " messages are missing for good",
             )

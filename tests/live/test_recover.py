@@ -358,7 +358,7 @@ def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database
     running = list(captured.said)
     (asked,), _ = _recover(captured)
     assert asked.missing == ()
-    assert "nothing keeps capture from going on" in str(asked)
+    assert "nothing is seen that keeps capture from going on" in str(asked)
     assert "has taken over" in str(captured.wait_error())
     assert running
     captured.stop()

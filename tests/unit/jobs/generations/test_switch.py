@@ -109,6 +109,24 @@ def test_of_two_switches_at_once_the_first_gives_up_and_leaves_the_others_reques
     assert (store.live, store.records["g1.pause_request"]) == (1, "of the second")
 
 
+def test_a_switch_that_ended_while_this_one_waited_ends_this_one() -> None:
+    """Readers have another generation by now, whose job didn't pause: they would see rows go back."""
+    store, now = prepared_store(1, 2, 3), Time()
+    for number in (1, 2, 3):
+        _at(store, number, 10)
+    asked = []
+
+    def ends() -> dict[tuple[str, int], int]:
+        asked.append(1)
+        if len(asked) == 2:  # the one before, which had its pause of the same generation behind it
+            store.live = 2
+        return {AT: 10}
+
+    with pytest.raises(Unavailable, match="another switch"):
+        switch(lambda number: open_memory(store, number), 3, log_ends=ends, clock=now.clock())
+    assert store.live == 2
+
+
 def test_the_new_generation_needs_all_that_the_log_has_whatever_the_old_one_says_of_itself() -> None:
     """A batch that was interrupted is in the rows and not in the progress."""
     store, now = prepared_store(1, 2), Time()
