@@ -25,6 +25,7 @@ from lockstep.capture import recover as recovery
 from lockstep.capture.recover import Recovery, recover
 from lockstep.capture.standby import wait_for_turn
 from monitor.collector import LagCollector
+from monitor.log_start import offsets_after
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
 from snapshot.request import request_copies
@@ -130,6 +131,10 @@ def test_after_a_lost_slot_the_topics_are_equal_again(captured: Captured, databa
     _assert_recovered(captured)
     lines = [event.after["line"] for event in captured.events("public.log")]
     assert lines == ["first", "after"]  # once each, without what nobody could read
+    pipeline = captured.config.as_pipeline()
+    topics = pipeline.topics().values()
+    assert not any(offsets_after(pipeline, topics, 0).offsets.values()), "that is before the first of them"
+    assert any(offsets_after(pipeline, topics, _state(captured).end_lsn).offsets.values())
 
 
 def test_what_a_restore_has_undone_is_undone_on_the_topics(
