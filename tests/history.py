@@ -61,7 +61,7 @@ def assembler(*shapes: Table, at: CaptureState | None = None, include_before: bo
         end_lsn=Lsn(begin.end_lsn),
         commit_time_ms=begin.commit_time_ms,
         include_before=include_before,
-        **parts,
+        **{"begun": begin.begun, **parts},
     )
 
 

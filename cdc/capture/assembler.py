@@ -9,7 +9,7 @@ its copy: a restart in the middle of a transaction finds the same numbers, which
 import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
@@ -19,7 +19,7 @@ from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.model.tag import SEQ_MAX
-from cdc.protocol.control_records import SchemaRecord, StreamedTransaction
+from cdc.protocol.control_records import PublishedPart, SchemaRecord, StreamedTransaction
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
 from cdc.protocol.pgoutput import (
     UNCHANGED,
@@ -153,6 +153,9 @@ class Assembler:
     the run. Before ``log`` is asked, ``downstream`` commits. ``notices`` get the messages that are for capture itself,
     by prefix; those are never published. ``moved_rows`` keeps the rows of a transaction whose keys can swap.
 
+    Of a transaction that is ``begun`` so many messages are skipped as its part says. Where it doesn't, changes are
+    skipped that have numbers up to ``skip_to``; and where a TRUNCATE was published in part, tables of it.
+
     Rows of ``passed_over`` are counted as if they were published, and are not: these tables lack a copy to begin with.
     A table comes to them when an update of it can't be completed. ``uncaptured`` are counted like them: they were
     captured before, and perhaps still when the last transaction was published in part. So are ``former``, by oid:
@@ -234,6 +237,12 @@ class Assembler:
         self._transaction_time_ms = 0
         self._xid = 0
         self._begun_before = begun
+        self._messages_done = 0
+        """Messages of the running transaction that are done with, as ``PublishedPart`` has it."""
+        self._seq_done = 0
+        """The ``seq`` after them."""
+        self._published_messages = 0
+        """So many of them were published before the restart."""
         self._emptied_at = 0
         """Where the transaction commits that emptied a table last: its deletes go before ``position`` does."""
         self._touched: list[PublishedTable] = []
@@ -279,9 +288,12 @@ class Assembler:
     def begun(self) -> StreamedTransaction | None:
         """The transaction of which changes were returned, and not its end; None where there is none."""
         is_counted = self._commit_lsn in (self.position[0], self._emptied_at)
-        if self.in_transaction and is_counted and self._commit_lsn >= self.end_lsn:
-            return StreamedTransaction(self._commit_lsn, self._xid, self._commit_time_us, self._only_local)
         before = self._begun_before
+        if self.in_transaction and is_counted and self._commit_lsn >= self.end_lsn:
+            if before is not None and self._messages_done < self._published_messages:
+                return before
+            part = PublishedPart(self._messages_done, self._seq_done)
+            return StreamedTransaction(self._commit_lsn, self._xid, self._commit_time_us, self._only_local, part)
         return before if before is not None and before.commit_lsn >= self.end_lsn else None
 
     def _commit_pending(self) -> None:
@@ -295,42 +307,56 @@ class Assembler:
         """
         kind = type(message)
         if kind is Insert or kind is Update or kind is Delete:
-            try:
-                published = self._relations[message.relation_id]  # type: ignore[union-attr]  # mypy can't narrow by type()
-            except KeyError:
-                raise LockstepError("the stream has a row of a relation that it didn't describe") from None
-            if published is None:
-                return ()
-            if not self.in_transaction:
-                raise LockstepError("the stream has a row outside of a transaction")
-            seq = self._seq
-            try:
-                if type(published) is _PassedOver:
-                    return self._pass_over(published.published, message)
-                if type(published) is OutboxRoute:
-                    return self._routed(published, message)
-                assert isinstance(published, PublishedTable)
-                if kind is Insert:
-                    return self._insert(published, message, lsn)  # type: ignore[arg-type]
-                if kind is Update:
-                    return self._update(published, message, lsn)  # type: ignore[arg-type]
-                return self._delete(published, message, lsn)  # type: ignore[arg-type]
-            except _Incomplete as incomplete:
-                self._seq = seq
-                if self._is_being_copied(incomplete.published):
-                    self._leave_unread(incomplete.published, message)
-                else:
-                    self._stop_following(incomplete)
-                return self._pass_over(incomplete.published, message)
-            except (ValueError, TypeError, IndexError, AttributeError) as error:
-                # Not UTF-8, another number of values, or a key that wasn't sent. None of these may show the value, so
-                # the cause isn't chained.
-                raise UnsupportedChange(
-                    f"a row of {_name_of(published)} can't be encoded ({type(error).__name__})",
-                    hint="if the database's encoding is SQL_ASCII: its text must be valid UTF-8; else please report it."
-                    " Nothing was skipped",
-                ) from None
+            events = self._changed_row(kind, message, lsn)
+            self._done_with_message()
+            return events
         return self._other(message, lsn)
+
+    def _done_with_message(self) -> None:
+        self._messages_done += 1
+        if self._messages_done == self._published_messages:
+            assert self._begun_before is not None
+            assert self._begun_before.part is not None
+            self._seq = self._begun_before.part.seq
+        self._seq_done = self._seq
+
+    def _changed_row(self, kind: type, message: Any, lsn: int) -> Sequence[Event]:
+        """The events of a message of this ``kind``, one about a row. Raises as ``feed``."""
+        try:
+            published = self._relations[message.relation_id]
+        except KeyError:
+            raise LockstepError("the stream has a row of a relation that it didn't describe") from None
+        if published is None:
+            return ()
+        if not self.in_transaction:
+            raise LockstepError("the stream has a row outside of a transaction")
+        seq = self._seq
+        try:
+            if type(published) is _PassedOver:
+                return self._pass_over(published.published, message)
+            if type(published) is OutboxRoute:
+                return self._routed(published, message)
+            assert isinstance(published, PublishedTable)
+            if kind is Insert:
+                return self._insert(published, message, lsn)
+            if kind is Update:
+                return self._update(published, message, lsn)
+            return self._delete(published, message, lsn)
+        except _Incomplete as incomplete:
+            self._seq = seq
+            if self._is_being_copied(incomplete.published):
+                self._leave_unread(incomplete.published, message)
+            else:
+                self._stop_following(incomplete)
+            return self._pass_over(incomplete.published, message)
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
+            # Not UTF-8, another number of values, or a key that wasn't sent. None of these may show the value, so
+            # the cause isn't chained.
+            raise UnsupportedChange(
+                f"a row of {_name_of(published)} can't be encoded ({type(error).__name__})",
+                hint="if the database's encoding is SQL_ASCII: its text must be valid UTF-8; else please report it."
+                " Nothing was skipped",
+            ) from None
 
     def ordinary(
         self, frame: Frame, receive: Callable[[], Frame | None], *, rows_max: int, bytes_max: int
@@ -368,18 +394,23 @@ class Assembler:
         )
         if not rows:
             return None
+        self._messages_done += len(rows)
         self._seq += len(rows)
+        self._seq_done = self._seq
         self.position = (self._commit_lsn, self._seq)
         self._toast.forget_short(published, rows)
         return OrdinaryRows(published.topic, rows, size, following)
 
-    def captures_nothing_of(self, frame: Frame) -> bool:
-        """Whether a frame has a row of one of the ``uncaptured_relations``: it needn't be decoded then."""
+    def is_done_with(self, frame: Frame) -> bool:
+        """Whether a frame has a row of one of the ``uncaptured_relations``: it needn't be decoded then, nor fed."""
         try:
             kind, relation_id, _ = _ROW_HEAD.unpack_from(frame, WAL_DATA_OFFSET)
         except struct.error:
             return False
-        return relation_id in self.uncaptured_relations and kind in _ROW_KINDS
+        if relation_id not in self.uncaptured_relations or kind not in _ROW_KINDS:
+            return False
+        self._done_with_message()
+        return True
 
     def _route(self, relation_id: int, route: PublishedTable | _PassedOver | OutboxRoute | None) -> None:
         """From here on rows of a relation go there."""
@@ -401,7 +432,10 @@ class Assembler:
             case Truncate():
                 return tuple(self.truncate(message, lsn))
             case LogicalMessage():
-                return self._message(message)
+                events = self._message(message)
+                if self.in_transaction:
+                    self._done_with_message()
+                return events
             case Type() | Origin():
                 pass  # types are read from the catalogue
             case StreamAbort():
@@ -421,7 +455,10 @@ class Assembler:
         self._transaction_time_ms = unix_ms(begin.commit_time_us)
         self._xid = begin.xid
         self._unfinished.add(begin.xid)
-        self._seq = 0
+        self._seq = self._seq_done = self._messages_done = self._published_messages = 0
+        before = self._begun_before
+        if before is not None and before.part is not None and before.commit_lsn == begin.commit_lsn:
+            self._published_messages = before.part.messages
         self._prefix = tag_prefix(self._epoch, begin.commit_lsn)
         for published in self._touched:
             published.source = b""
@@ -636,6 +673,8 @@ class Assembler:
                 continue
             if published.keys_can_swap:
                 self._moves.empty(published.topic)
+            if self._messages_done < self._published_messages:
+                continue
             self._seq += 1
             seq = self._seq
             if (self._commit_lsn, seq) <= self._skip_to:
@@ -655,6 +694,7 @@ class Assembler:
                     yield published.topic, key, value, None
                     yield published.topic, key, None, tag_text(self._prefix, seq)
             self.position = (self._commit_lsn, seq)
+        self._done_with_message()
 
     def _truncated(self, published: PublishedTable, seq: int, lsn: int) -> bytes:
         """An append-only table has no keys to delete: its log says that it was emptied."""
@@ -663,6 +703,8 @@ class Assembler:
 
     def _counted(self) -> bool:
         """Count a row event; False when it was published before the restart."""
+        if self._messages_done < self._published_messages:
+            return False
         self._seq += 1
         position = (self._commit_lsn, self._seq)
         if position <= self._skip_to:
@@ -680,7 +722,8 @@ class Assembler:
 
     def _is_repeated(self) -> bool:
         """Whether the next change was published before the restart, and what it left in the memory is there."""
-        return (self._commit_lsn, self._seq + 1) <= self._skip_to
+        is_published = self._messages_done < self._published_messages
+        return is_published or (self._commit_lsn, self._seq + 1) <= self._skip_to
 
     def _insert(self, published: PublishedTable, insert: Insert, lsn: int) -> Sequence[Event]:
         new = insert.new
@@ -731,7 +774,7 @@ class Assembler:
             self._moves.arrive(published.topic, key, new)
         if not self._counted():
             return vacated
-        if row is _NULL:  # the first half was published and the second wasn't
+        if row is _NULL:  # an earlier version published the first half and not the second
             row = self._completed(published, update, new, key, key)
         return (*vacated, (published.topic, key, self._value(b"c", published, row, _NULL, lsn), None))
 
@@ -757,7 +800,7 @@ class Assembler:
         if published.keys_can_swap and isinstance(old, FullImage):
             rest = self._moves.vacate(published.topic, key, old.fields)
         row = None
-        if rest is KeyMoves.UNKNOWN and (self._commit_lsn, self._seq + 1) > self._skip_to:
+        if rest is KeyMoves.UNKNOWN and not self._is_repeated():
             row = self._row_that_stays(published, key)  # before the change counts: it commits what was sent so far
         elif isinstance(rest, tuple):
             row = published.encoder.row(rest)

@@ -248,7 +248,7 @@ class CaptureLoop:
         """Send the events of one message; False when it begins a transaction that commits at ``until`` or later."""
         lsn = wal_start(arrived)
         self._unserved += 1
-        if self._assembler.uncaptured_relations and self._assembler.captures_nothing_of(arrived):
+        if self._assembler.uncaptured_relations and self._assembler.is_done_with(arrived):
             return True
         frame = bytes(arrived)
         message = message_of(frame, lsn)

@@ -45,16 +45,29 @@ class TopicIdentity(NamedTuple):
     partitions: int
 
 
+class PublishedPart(NamedTuple):
+    """How much of a transaction is published: its first so many ``messages``, the last of which had this ``seq``.
+
+    Its messages are all that change rows, empty tables, or were emitted, whoever captures them. So their number is one
+    of the WAL alone. Sequence numbers aren't: they are of what the settings and the catalogue of then call a change.
+    """
+
+    messages: int
+    seq: int
+
+
 class StreamedTransaction(NamedTuple):
     """A transaction of the stream: its commit LSN, xid, and commit time in microseconds since 2000.
 
-    ``only_local`` says whether the stream was asked to leave out what was replicated into the server.
+    ``only_local`` says whether the stream was asked to leave out what was replicated into the server. ``part`` is what
+    is published of one that isn't complete, None where an earlier version doesn't tell.
     """
 
     commit_lsn: int
     xid: int
     commit_time_us: int
     only_local: bool
+    part: PublishedPart | None = None
 
 
 class Gap(NamedTuple):
@@ -156,11 +169,11 @@ class TableCopy:
 class CaptureState:
     """How far capture is, committed in the same Kafka transaction as the events it describes.
 
-    ``commit_lsn`` and ``seq`` are of the last published change. A restart skips changes up to it, also in the middle of
-    a transaction. ``end_lsn`` is the end of the last *complete* transaction, and ``last_transaction`` tells which that
-    was, None before there was one. PostgreSQL is told of all before it, so that each start gets it again: a server on
-    which it is another one, or none, isn't the one that was published from. ``begun`` is the one after it if some of
-    its changes are published, and not all. It must come next.
+    ``commit_lsn`` and ``seq`` are of the last published change. A restart skips what is complete up to it, and of a
+    transaction that isn't, what its ``part`` says. ``end_lsn`` is the end of the last *complete* transaction, and
+    ``last_transaction`` tells which that was, None before there was one. PostgreSQL is told of all before it, so that
+    each start gets it again: a server on which it is another one, or none, isn't the one that was published from.
+    ``begun`` is the one after it if some of its changes are published, and not all. It must come next.
     ``owner`` is the process that published last: one that lost its connections must not come back over a newer one.
     ``copied`` holds the number of rows of each table whose copy is complete. A table that isn't in it has to be copied,
     also in the middle of the stream. ``memberships`` says what each of them was when it was copied, and how it was
@@ -401,8 +414,9 @@ class CaptureState:
                 "copied": copied,
                 "memberships": memberships,
                 "topics": topics,
-                "last_transaction": None if self.last_transaction is None else list(self.last_transaction),
-                "begun": None if self.begun is None else list(self.begun),
+                "last_transaction": None if self.last_transaction is None else list(self.last_transaction[:4]),
+                "begun": None if self.begun is None else list(self.begun[:4]),
+                **({} if self.begun is None or self.begun.part is None else {"begun_part": list(self.begun.part)}),
                 "gaps": [list(gap) for gap in self.gaps],
                 **({"first_snapshot": self.first_snapshot} if self.first_snapshot else {}),
                 **({"first_copy_paused": True} if self.first_copy_paused else {}),
@@ -419,6 +433,8 @@ class CaptureState:
         """Raises as ``parse_record``, and ForeignRecord."""
         fields = parse_record(value, what)
         last, begun = (fields.row(name, int, int, int, bool) for name in ("last_transaction", "begun"))
+        published = fields.row("begun_part", int, int)
+        part = None if published is None else PublishedPart(*published)
         gaps = tuple(Gap(*row) for row in fields.rows("gaps", int, int, int, str, default=[]))
         if any(gap.noticed_ms > _TIME_MAX_MS for gap in gaps) or any(gap.is_open for gap in gaps[:-1]):
             raise fields.foreign("gaps")
@@ -442,7 +458,7 @@ class CaptureState:
             },
             topics={topic: TopicIdentity(*identity) for topic, *identity in fields.rows("topics", str, str, int)},
             last_transaction=None if last is None else StreamedTransaction(*last),
-            begun=None if begun is None else StreamedTransaction(*begun),
+            begun=None if begun is None else StreamedTransaction(*begun)._replace(part=part),
             gaps=gaps,
             first_snapshot=fields.text("first_snapshot", ""),
             first_copy_paused=fields.flag("first_copy_paused", False),

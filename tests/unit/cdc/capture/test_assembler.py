@@ -14,7 +14,7 @@ from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
 from cdc.model.table import ReplicaIdentity, Table, TableName
 from cdc.model.tag import Tag
-from cdc.protocol.control_records import SchemaRecord, ShapeChange, StreamedTransaction
+from cdc.protocol.control_records import PublishedPart, SchemaRecord, ShapeChange, StreamedTransaction
 from cdc.protocol.pgoutput import (
     UNCHANGED,
     Begin,
@@ -744,12 +744,12 @@ def test_which_transaction_was_published_in_part_is_known_until_its_end() -> Non
     first.feed(begin, 0)
     assert first.begun is None  # nothing of it is published yet
     events(first, [row])
-    assert first.begun == identity
+    assert first.begun == identity._replace(part=PublishedPart(1, 1))
     again = assembler(
         at=state(commit_lsn=first.position[0], seq=first.position[1], end_lsn=first.end_lsn), begun=first.begun
     )
     events(again, before)
-    assert again.begun == identity
+    assert again.begun == first.begun
     for goes_on in (first, again):
         events(goes_on, [commit] if goes_on is first else messages[-3:])
         assert goes_on.begun is None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.capture.messages_and_outbox import MessageChannel
 from cdc.capture.published_table import PublishedTable
 from cdc.model.errors import LockstepError, MalformedMessage, Unavailable
 from cdc.model.lsn import Lsn
@@ -331,6 +332,25 @@ def test_what_the_stream_raises_ends_the_loop() -> None:
     with pytest.raises(Unavailable, match="connection is gone"):
         capture.run()
     assert capture.publisher.batches == []
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 3, 5])
+def test_a_transaction_that_was_published_in_part_goes_on_there_with_another_number_of_changes(batch_rows: int) -> None:
+    """The setting counts messages of a prefix as changes before, and doesn't after."""
+    told = LogicalMessage(True, Lsn(FIRST), "audit", b"{}")
+    nobodys = insert(b"1", b"x", of=RELATION_ID + 1)
+    body = [told, *rows(2), nobodys, told, *rows(3), told, nobodys, *rows(4)]
+    history = History(body, rows(1))
+    described = relations(table(), table(name=TableName("public", "other")))
+    sent = [data_frame(message, lsn) for lsn, message in history.messages(*described)]
+    audit = MessageChannel(("audit",), "messages", server="shop", database="app", version="1")
+    for commits in range(1, 8):
+        first = Capture(sent, batch_rows=batch_rows, batch_age_ms=3_600_000, parts={"messages": audit})
+        first.run(stopping=lambda first=first, commits=commits: len(first.publisher.states) >= commits)
+        again = Capture(sent, state=first.publisher.states[-1], batch_rows=batch_rows).run()
+        published = [event for batch in (*first.publisher.batches, *again.publisher.batches) for event in batch]
+        keys = [key for topic, key, *_ in published if topic != "messages"]
+        assert keys == [b'{"id":%d}' % number for count in (2, 3, 4, 1) for number in range(count)]
 
 
 def test_a_pause_comes_before_the_first_transaction_that_commits_there() -> None:

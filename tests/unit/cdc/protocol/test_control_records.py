@@ -13,6 +13,7 @@ from cdc.protocol.control_records import (
     CaptureState,
     Gap,
     ProgressRecord,
+    PublishedPart,
     SchemaRecord,
     ShapeChange,
     SnapshotPhase,
@@ -92,6 +93,14 @@ def test_another_batch_moves_the_position_and_nothing_else() -> None:
     assert after.published_lsn == 0x200_0000  # of a TRUNCATE, before its last delete counts
     assert CaptureState.from_bytes(after.to_bytes(), WHAT) == after
     assert (before.resume_lsn, after.resume_lsn) == (before.end_lsn, 0x2000)
+
+
+def test_what_is_published_of_a_transaction_is_beside_what_earlier_versions_read_of_it() -> None:
+    begun = StreamedTransaction(0x200_0000, 701, 6000, only_local=False, part=PublishedPart(4, 5))
+    written = replace(state(), begun=begun).to_bytes()
+    assert orjson.loads(written)["begun"] == [0x200_0000, 701, 6000, False]
+    assert CaptureState.from_bytes(written, WHAT).begun == begun
+    assert "begun_part" not in orjson.loads(replace(state(), begun=begun._replace(part=None)).to_bytes())
 
 
 def test_a_gap_begins_where_all_was_published_and_ends_where_the_next_slot_begins() -> None:
