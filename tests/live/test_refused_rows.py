@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import Fenced
+from cdc.model.errors import Fenced, Unavailable
 from cdc.model.event import Position
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
@@ -30,6 +30,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Record, begin_generation
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
+from jobs.streams.posting_turn import posting_turns
 from jobs.streams.records import POSTING_PAUSE, erased_name, posted_name
 from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
 from jobs.streams.settings import StreamQuerySettings
@@ -472,6 +473,66 @@ def test_what_another_command_has_posted_meanwhile_is_not_posted_again(
     assert [json.loads(each)["taken"] for each in (done.stdout, told)] == [2, 0]
     assert json.loads(told)["gone"] == 2
     assert (ids_of(receiver), rows.open()) == ([0, 1], [])
+
+
+def test_what_is_posted_while_somebody_gives_it_up_is_not_said_to_be_given_up(
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """A retry goes on with what it has found open, for as long as its turn lasts."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
+    rows.write(0, 1, 2)
+    receiver.refuses = refused(0, 1, 2)
+    rows.post()
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
+    name = rows.streams.name
+    plan = stream_query_plan(read(command.file), name)
+    opened = plan.opened(1)
+    with contextlib.closing(opened.sink):
+        opened.generations.migrate()
+    with posting_turns(plan, say=lambda _: None) as retry:
+        retry.take()
+        line = command.line("discard", name, "--all", "--yes")
+        discard = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+        assert discard.stderr is not None
+        assert "another command posts rows" in discard.stderr.readline()
+        assert rows.open_ids() == [0, 1, 2]
+        rows.letters.send((each.record_key, None) for each in rows.open()[:2])  # they are received
+    _, said = discard.communicate(timeout=300)
+    assert "closed meanwhile, by a post or by another command: 2" in said
+    assert f"discarded 1 rejection of {name}" in said
+    assert (discard.returncode, rows.open()) == (0, [])
+
+
+def test_a_job_of_an_older_build_that_hung_posts_nothing_once_a_newer_one_has_begun(
+    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
+) -> None:
+    """Nobody has claimed the older build since: its job hasn't seen yet that a newer one has begun."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
+    rows.write(0, 1, 2, note="older")
+    rows.write(0, 1, 2, generation=2, note="newer")
+    hangs, wakes_up = threading.Event(), threading.Event()
+
+    def hang(_: dict[str, Any]) -> int | None:
+        if hangs.is_set():
+            return None
+        hangs.set()
+        assert wakes_up.wait(300)
+        return 503
+
+    receiver.refuses = hang
+    lease = GenerationLease(open_memory(rows.store, 1), 1)
+    older = RowPoster(rows.streams.plan(), lease, generations=lambda: [1], said=lambda *_: None, wait_first_s=0.001)
+    with contextlib.closing(older):
+        assert hangs.wait(300)
+        assert rows.post().failure is None
+        noted = rows.posted()
+        wakes_up.set()
+        with pytest.raises(Unavailable, match="another job has begun to post rows"):
+            older.finish(threading.Event(), while_waiting=lambda: None)
+    assert {document["row"]["id"]: document["row"]["note"] for document in receiver.documents} == dict.fromkeys(
+        range(3), "newer"
+    )
+    assert rows.posted() == noted, "nor does it say what the newer one has posted"
 
 
 def test_a_row_that_was_erased_before_it_was_posted_never_is(
