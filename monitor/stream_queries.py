@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
 from jobs.generations.lease import LastBeat
-from jobs.generations.record import Phase, list_generations
+from jobs.generations.record import Phase
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted
@@ -212,7 +212,7 @@ class _Store:
         return self._opened
 
     def _statuses(self, opened: OpenedSink) -> list[StreamQueryStatus]:
-        generations = [each for each in list_generations(opened) if each.phase is not Phase.RETIRED]
+        generations = [each for each in self._plan.builds(opened) if each.phase is not Phase.RETIRED]
         jobs = job_statuses(
             opened.records,
             [each.number for each in generations],
