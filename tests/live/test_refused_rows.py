@@ -471,13 +471,17 @@ def test_what_another_command_has_posted_meanwhile_is_not_posted_again(
     receiver.refuses = refused()
     command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
     line = command.line("retry", rows.streams.name, "--all", "--json")
-    with command.turn() as turn:
+    with command.turn() as turn, contextlib.ExitStack() as started:
         turn.take()
         both = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
         for each in both:
+            started.enter_context(each)
+            started.callback(each.kill)
+        for each in both:
             assert each.stderr is not None
             assert any("another command posts rows" in said for said in each.stderr)
-    told = [json.loads(each.communicate(timeout=300)[0]) for each in both]
+        turn.end()
+        told = [json.loads(each.communicate(timeout=300)[0]) for each in both]
     assert sorted((each["taken"], each["gone"]) for each in told) == [(0, 2), (2, 0)]
     assert (ids_of(receiver), rows.open()) == ([0, 1], [])
 
@@ -492,15 +496,17 @@ def test_what_is_posted_while_somebody_gives_it_up_is_not_said_to_be_given_up(
     rows.post()
     command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
     name = rows.streams.name
-    with command.turn() as retry:
+    line = command.line("discard", name, "--all", "--yes")
+    with command.turn() as retry, contextlib.ExitStack() as started:
         retry.take()
-        line = command.line("discard", name, "--all", "--yes")
-        discard = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+        discard = started.enter_context(subprocess.Popen(line, stderr=subprocess.PIPE, text=True))
+        started.callback(discard.kill)
         assert discard.stderr is not None
         assert "another command posts rows" in discard.stderr.readline()
         assert rows.open_ids() == [0, 1, 2]
         rows.letters.send((each.record_key, None) for each in rows.open()[:2])  # they are received
-    _, said = discard.communicate(timeout=300)
+        retry.end()
+        _, said = discard.communicate(timeout=300)
     assert "closed meanwhile, by a post or by another command: 2" in said
     assert f"discarded 1 rejection of {name}" in said
     assert (discard.returncode, rows.open()) == (0, [])
