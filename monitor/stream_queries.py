@@ -42,7 +42,6 @@ _DOCTOR: Final = "`lockstep doctor` looks at every server"
 RECEIVER_STEP: Final = (
     "mend the receiver, or the query's `webhook`: the rows wait in their topic, and are posted in order"
 )
-_START: Final = "`lockstep run` or `lockstep apply` starts it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class StreamQueryStatus:
             return RECEIVER_STEP
         if self.job is None or not self.job.needs_somebody:
             return ""
-        return self.job.hint or _START
+        return self.job.hint or self.job.start_again
 
     def to_json(self) -> dict[str, Any]:
         figures = self.figures.to_json()

@@ -28,7 +28,7 @@ from cdc.webhook import DocumentRefused, PerhapsRefused
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
-from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
+from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use, way_on
 from jobs.spark.computed_columns import opened_row_computer
 from jobs.streams.posted import posted_document, refused_row
 from jobs.streams.posting_turn import posting_turns
@@ -493,8 +493,7 @@ def _generation(
     if generation.phase is not Phase.READY:
         raise LockstepError(
             f"generation {generation.number} of sink {name!r} is {generation.phase.value}",
-            hint=f"`lockstep rebuild {name}{' --in-place' if generation.phase is Phase.REPLAYING else ''}` goes on with"
-            " what was begun; retry when it has ended",
+            hint=f"{way_on(generation.phase, name, generation.number)}; retry when it has ended",
         )
     return generation
 
