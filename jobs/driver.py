@@ -34,6 +34,7 @@ from jobs.generations.record import (
     check_owner,
     list_generations,
     save_record,
+    way_on,
 )
 from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
 from jobs.generations.view_state import remove_kept
@@ -505,9 +506,11 @@ class _Group:
             if changed and generation.number not in member.jobs:
                 self._report(DefinitionDiffers(member.name, generation.number, tuple(changed)))
         if self._once and not wanted_settings:
+            newest = generations[-1]
             raise LockstepError(
                 f"sink {member.name!r} has no generation that is ready",
-                hint=f"one is being built: `lockstep rebuild {member.name}` goes on with it",
+                hint=f"generation {newest.number} is {newest.phase.value}:"
+                f" {way_on(newest.phase, member.name, newest.number)}",
             )
         return wanted_settings
 

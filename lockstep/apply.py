@@ -12,7 +12,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.lsn import format_lsn
 from jobs.driver import run_sinks
 from jobs.generations.lease import is_running
-from jobs.generations.record import Generation, Phase, check_owner, list_generations
+from jobs.generations.record import Generation, Phase, check_owner, list_generations, way_on
 from jobs.offsets import Offsets
 from jobs.query.start_position import begin_at_start_position
 from jobs.report import Reporter, log_report
@@ -106,7 +106,7 @@ def _ready_generation(config: Config, name: str) -> Generation:
         if live.phase is not Phase.READY:
             raise LockstepError(
                 f"generation {live.number} of sink {name!r} is {live.phase.value}",
-                hint=f"`lockstep rebuild {name}` goes on with what was begun",
+                hint=way_on(live.phase, name, live.number),
             )
         if is_running(opened.records, live.number):
             raise LockstepError(

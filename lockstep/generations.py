@@ -21,7 +21,7 @@ from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
 from jobs.generations.lease import is_running
-from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record
+from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record, way_on
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.generations.switch import PREVIOUS, switch
 from jobs.generations.view_state import ToldView, load_told, remove_kept
@@ -232,7 +232,7 @@ def switch_to(
         if generation.phase is not Phase.READY:
             raise LockstepError(
                 f"generation {number} of sink {name!r} is {generation.phase.value}, not ready",
-                hint=f"`lockstep rebuild {name}` goes on with a build that was interrupted",
+                hint=way_on(generation.phase, name, number),
             )
         built_with = settings_of_generation(config, name, generation)
         wanted = sink_tables_now(config, built_with)

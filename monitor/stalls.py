@@ -435,16 +435,15 @@ def _read(stage: Stage, applied: Stage, hanging: Stage | None) -> Stage:
 
 
 def _ended(stage: Stage, job: JobStatus) -> Stage:
-    start = "`lockstep run` or `lockstep apply` starts it"
     match job.state:
         case JobState.STOPPED:
-            hint = start if job.hint is None else f"{job.hint}; then {start} again"
+            hint = job.start if job.hint is None else f"{job.hint}; then {job.start_again}"
             return replace(stage, state=StageState.STOPPED, since_ms=job.since_ms, reason=job.reason, hint=hint)
         case JobState.SILENT:
             reason, state = "its job ended without a word", StageState.SILENT
         case _:
             reason, state = "no job applies to it", StageState.ABSENT
-    return replace(stage, state=state, since_ms=job.since_ms, reason=reason, hint=start)
+    return replace(stage, state=state, since_ms=job.since_ms, reason=reason, hint=job.start)
 
 
 def _why(still_s: float, silent_s: float, blocker: str | None) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from cdc.model.errors import LockstepError, Unavailable, bug
 from cdc.model.times import time_text
 from jobs.generations.lease import LastBeat
-from jobs.generations.record import Phase, list_generations
+from jobs.generations.record import Phase
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted
@@ -42,7 +42,6 @@ _DOCTOR: Final = "`lockstep doctor` looks at every server"
 RECEIVER_STEP: Final = (
     "mend the receiver, or the query's `webhook`: the rows wait in their topic, and are posted in order"
 )
-_START: Final = "`lockstep run` or `lockstep apply` starts it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,7 @@ class StreamQueryStatus:
             return RECEIVER_STEP
         if self.job is None or not self.job.needs_somebody:
             return ""
-        return self.job.hint or _START
+        return self.job.hint or self.job.start_again
 
     def to_json(self) -> dict[str, Any]:
         figures = self.figures.to_json()
@@ -212,7 +211,7 @@ class _Store:
         return self._opened
 
     def _statuses(self, opened: OpenedSink) -> list[StreamQueryStatus]:
-        generations = [each for each in list_generations(opened) if each.phase is not Phase.RETIRED]
+        generations = [each for each in self._plan.builds(opened) if each.phase is not Phase.RETIRED]
         jobs = job_statuses(
             opened.records,
             [each.number for each in generations],

@@ -1,11 +1,12 @@
 """The contract between the log and a destination: rows (``Sink``), builds of them (``Generations``), and agreements."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from cdc.model.errors import Overtaken
 from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 
@@ -76,9 +77,10 @@ class Batch:
     them in the same transaction as the rows. ``fence`` is what ``Sink.claim`` returned to the job that owns this batch.
     With ``overwrite_equal_tags`` an event also replaces a row of the same tag: other code or settings made it from the
     same change. ``never_applied`` says that all up to a tag may have been applied but these events, as those that were
-    rejected: one whose row isn't there is no repetition then, however old it is. ``as_stored`` says that the rows come
-    from this destination: their values are hidden already. ``versions`` has each table once, for destinations that keep
-    a history. It is empty for others. A version may come again, and late.
+    rejected: one whose row isn't there is no repetition then, however old it is. ``erased`` is what ``Sink.erased`` has
+    said before it was looked which events are still to be applied: where more was erased since, nothing is.
+    ``as_stored`` says that the rows come from this destination: their values are hidden already. ``versions`` has each
+    table once, for destinations that keep a history. It is empty for others. A version may come again, and late.
     """
 
     events: Sequence[RowEvent]
@@ -86,6 +88,7 @@ class Batch:
     fence: int = 0
     overwrite_equal_tags: bool = False
     never_applied: bool = False
+    erased: Mapping[TableName, str] | None = None
     as_stored: bool = False
     versions: Sequence[TableVersions] = ()
 
@@ -173,6 +176,13 @@ def marks_of_rows(count: int, until_ms: int | None = None) -> list[Leftover]:
     return [Leftover(f"{count:,} mark{'s' * (count > 1)} of deleted rows, with their keys", True, until_ms)]
 
 
+def check_erased(batch: Batch, erased: Mapping[TableName, str], tables: Iterable[TableName]) -> None:
+    """Raise Overtaken where more was erased of one of these tables than the batch knows of."""
+    known = batch.erased
+    if known is not None and any(erased.get(name, "") != known.get(name, "") for name in tables):
+        raise Overtaken("rows were erased since it was looked which events are still to be applied")
+
+
 class Sink(Protocol):
     """Reads and writes the rows of one generation. It stays correct when the same batch is written twice.
 
@@ -251,6 +261,14 @@ class Sink(Protocol):
         """
         ...
 
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """For each of these tables a text that is another one once more was erased, or purged, of it.
+
+        Only of those where such an event could bring back what was erased: one of a batch that says ``never_applied``.
+        ``apply`` raises ``Overtaken``, and applies nothing of a table, where the batch has another text of it.
+        """
+        ...
+
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """Remove for good what is kept of a row that was deleted, and return what stays all the same.
 
@@ -262,7 +280,8 @@ class Sink(Protocol):
         keeps older events out. What takes the destination time is begun: call it again until nothing stays.
 
         No event that comes late or again brings a row back that was erased, but for one of a batch that says
-        ``never_applied``. It may be called beside a job. After a kill the next call goes on.
+        ``never_applied``, and doesn't know of it by ``erased``. It may be called beside a job. After a kill the next
+        call goes on.
         """
         ...
 

@@ -28,6 +28,7 @@ from sinks.contract import (
     Rejection,
     StoredRow,
     TopicPartition,
+    check_erased,
     marks_of_rows,
 )
 from sinks.stored_progress import check_stored, check_written
@@ -127,6 +128,7 @@ class MemorySink:
                 raise Fenced("another job has become the writer of this generation")
             applied = stale = 0
             rejections = []
+            check_erased(batch, generation.erased, {event.table for event in batch.events})
             for event in batch.events:
                 rows = generation.newest.get(event.table)
                 if rows is None:
@@ -179,6 +181,11 @@ class MemorySink:
         if known is None:
             return ()
         return (Leftover("the mark of its deletion", False) if known.row is None else Leftover("the row", True),)
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        with self._store.lock:
+            erased = self._store.generation(self._number).erased
+            return {name: erased[name] for name in tables if name in erased}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         with self._store.lock:

@@ -233,6 +233,11 @@ class GenerationLease:
         with self._lock:
             return self._records.load(name)
 
+    def records(self, names: Collection[str]) -> dict[str, str]:
+        """Those of these coordination records that there are, in the same way."""
+        with self._lock:
+            return self._records.load_all(names)
+
     def save_record(self, name: str, text: str | None) -> None:
         """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.
 

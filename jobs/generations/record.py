@@ -174,6 +174,19 @@ def set_phase(records: CoordinationRecords, generation: int, phase: Phase, *, lo
     save_record(records, generation, replace(record, phase=phase, loaded=loaded))
 
 
+def way_on(phase: Phase, sink: str, generation: int) -> str:
+    """The command by which somebody applies to a generation of this phase again, in words. Pure."""
+    match phase:
+        case Phase.READY:
+            return "`lockstep run` or `lockstep apply` starts it"
+        case Phase.BUILDING:
+            return f"`lockstep rebuild {sink}` goes on with it"
+        case Phase.REPLAYING:
+            return f"`lockstep rebuild {sink} --in-place` goes on with it"
+        case Phase.RETIRED:
+            return f"`lockstep generations {sink} --drop {generation}` drops it for good"
+
+
 def require_in_use(records: CoordinationRecords, name: str, generation: int) -> None:
     """Raise LockstepError when a generation was dropped, or is about to be: nothing may recreate it."""
     record = load_record(records, generation)

@@ -30,10 +30,13 @@ from jobs.generations.lease import (
     running_of,
 )
 from jobs.generations.read_so_far import ReadSoFar
+from jobs.generations.record import Phase, Record, record_name, way_on
 from sinks.contract import CoordinationRecords
 
 _NEWER: Final = "newer_run"
 """The field that has the newer job, where one has ended the job."""
+
+_APPLIES: Final = way_on(Phase.READY, "", 0)
 
 _FRESH_MS: Final = 15_000
 """A sign of life from about now is enough. The clocks of two machines may differ, so any other needs a second look."""
@@ -58,7 +61,7 @@ class JobStatus:
 
     ``reason`` and ``hint`` are those of the error of one that has stopped. ``last_sign_ms`` is the time of the last
     sign of life of one that runs, by its own clock. ``asides`` are the tables that it has set aside. ``read`` is what
-    one that runs has read.
+    one that runs has read. ``start`` says what starts one: the phase of the generation decides.
     """
 
     state: JobState
@@ -68,6 +71,12 @@ class JobStatus:
     last_sign_ms: int | None = field(default=None, compare=False)
     asides: Mapping[TableName, Aside] = field(default_factory=dict)
     read: ReadSoFar | None = field(default=None, compare=False)
+    start: str = _APPLIES
+
+    @property
+    def start_again(self) -> str:
+        """The same of one that has run."""
+        return f"{self.start} again" if self.start == _APPLIES else self.start
 
     @property
     def needs_somebody(self) -> bool:
@@ -97,11 +106,13 @@ class JobStatus:
 
     def sentence(self, label: str) -> str | None:
         """What to tell of the generation's job; None where one runs."""
-        start = "`lockstep run` or `lockstep apply` starts it"
+        start = self.start
         match self.state:
             case JobState.STOPPED:
                 hint = "" if self.hint is None else f"\n    {self.hint}"
-                return f"{label} stopped at {time_text(self.since_ms)}: {self.reason}{hint}\n    then {start} again"
+                return (
+                    f"{label} stopped at {time_text(self.since_ms)}: {self.reason}{hint}\n    then {self.start_again}"
+                )
             case JobState.SILENT:
                 last = f"its last sign of life was at {time_text(self.since_ms)}"
                 return f"{label}: its job ended without a word, {last}: {start}"
@@ -132,7 +143,8 @@ def job_statuses(
     for who looks again and again: the same one isn't waited for twice.
     """
     still = {} if still is None else still
-    found = records.load_all([name(number) for number in generations for name in (heartbeat_name, asides_name)])
+    names = (heartbeat_name, asides_name, record_name)
+    found = records.load_all([name(number) for number in generations for name in names])
     beats = {number: last_beat_of(found.get(heartbeat_name(number))) for number in generations}
     alive = {number: beat for number, beat in beats.items() if beat is not None and beat.is_alive}
     fresh = {
@@ -151,9 +163,14 @@ def job_statuses(
             if number in running
             else _ended(records, number, beat),
             asides=asides_of(found.get(asides_name(number))),
+            start=_start(number, found.get(record_name(number))),
         )
         for number, beat in beats.items()
     }
+
+
+def _start(generation: int, record: str | None) -> str:
+    return _APPLIES if record is None else way_on(Record.from_json(record).phase, "SINK", generation)
 
 
 def _ended(records: CoordinationRecords, generation: int, beat: LastBeat | None) -> JobStatus:

@@ -38,7 +38,6 @@ from jobs.generations.record import (
     Phase,
     Record,
     begin_generation,
-    check_owner,
     list_generations,
     require_in_use,
     set_phase,
@@ -151,10 +150,7 @@ class StreamJob:
 
 def newest_generation(plan: StreamQueryPlan, opened: OpenedSink) -> int | None:
     """The newest build of a query's result, None where there is none. Raises LockstepError for another pipeline's."""
-    generations = [each for each in list_generations(opened) if each.phase is not Phase.RETIRED]
-    for each in generations:
-        if each.record is not None:
-            check_owner(plan.name, each.number, each.record, plan.pipeline)
+    generations = [each for each in plan.builds(opened) if each.phase is not Phase.RETIRED]
     return generations[-1].number if generations else None
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicPlan, stream_result_topic_plan, table_topic_plan
 from cdc.kafka.topic_names import stream_query_topic, stream_result_topic
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
+from jobs.generations.record import Generation, list_generations
 from jobs.settings import SparkSettings
 from jobs.streams.resume import FIRST_STATE_FORM, PATTERN_STATE_FORM
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
@@ -46,6 +48,21 @@ class StreamQueryPlan:
     def opened(self, generation: int) -> OpenedSink:
         """Open the result's sink for this generation. Raises what opening it raises."""
         return self.open(self.name, self.settings, generation)
+
+    def builds(self, opened: OpenedSink) -> list[Generation]:
+        """All builds of the result, oldest first. ``opened`` is of any.
+
+        Raises LockstepError where one is another pipeline's, and what the destination raises.
+        """
+        generations = list_generations(opened)
+        for each in generations:
+            if each.record is not None and each.record.pipeline != self.pipeline:
+                raise LockstepError(
+                    f"generation {each.number} of stream query {self.name!r} is written by pipeline"
+                    f" {each.record.pipeline!r}, not by {self.pipeline!r}",
+                    hint="two results in one place would mix: give the query of one of the two pipelines another name",
+                )
+        return generations
 
     def definition(self, streams: Mapping[str, StreamSettings]) -> dict[str, JsonValue]:
         """What the result depends on, where these are the streams that the query reads."""

@@ -6,11 +6,15 @@ those since then again, with the same ids.
 
 A row that the receiver refuses for what it is becomes a rejection, and those behind it go on. It is kept as a dead
 letter before the next one is posted. ``jobs.streams.row_delivery`` says when it is the row.
+
+Of several jobs the one that has begun to post last posts alone, whichever build it works on. The job of an earlier
+build may hang, and learn only afterwards that there is a newer one: the receiver would go back with its rows.
 """
 
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
@@ -20,7 +24,7 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import stream_result_topic
 from cdc.kafka.topic_reader import Record, TopicReader
-from cdc.model.errors import Fenced, LockstepError
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.log_message import LogMessage
 from jobs.executor.result import Failure
 from jobs.generations.batch_gate import BatchGate
@@ -29,7 +33,7 @@ from jobs.generations.record import Phase, record_name
 from jobs.generations.record import Record as GenerationRecord
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted, going_on, kept_back, posted_document, refused_row
-from jobs.streams.records import erased_name, posted_name
+from jobs.streams.records import POSTER, erased_name, posted_name
 from jobs.streams.refused_rows import RefusedRows, TooManyRefused, check_refused
 from jobs.streams.row_delivery import RowDelivery
 from jobs.streams.settings import row_webhook
@@ -52,6 +56,10 @@ class _Closed(Exception):
     """It is to end now."""
 
 
+class _Replaced(Exception):
+    """Another job posts."""
+
+
 class _Erased(Exception):
     """Rows were erased since the topic was looked at."""
 
@@ -59,7 +67,8 @@ class _Erased(Exception):
 class RowPoster:
     """Posts in a thread of its own, until ``close``. Safe for several threads.
 
-    ``failure`` says why it has ended by itself, None while it hasn't: the receiver refuses too many rows.
+    ``failure`` says why it has ended by itself, None while it hasn't: the receiver refuses too many rows, or another
+    job has begun to post.
 
     ``generations`` says which builds' rows are to be posted, the oldest first; each one's are posted before the next
     one's. It is asked at each look. ``said`` is told why nothing gets through, whenever the reason changes.
@@ -75,7 +84,7 @@ class RowPoster:
         wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
         assert plan.query.webhook is not None
-        self.failure: TooManyRefused | None = None
+        self.failure: TooManyRefused | Unavailable | None = None
         self._plan = plan
         self._lease = lease
         self._generations = generations
@@ -97,6 +106,8 @@ class RowPoster:
         """Of the topic with this id, whose rows are being posted, or were last."""
         self._has_posted_more = False
         """A row was taken or refused for good since the last failure."""
+        self._run = uuid.uuid4().hex
+        self._has_begun = False
         self._gate = BatchGate()
         """One is inside who posts a row. A command that has its turn holds it."""
         self._looked_at: float | None = None
@@ -135,7 +146,7 @@ class RowPoster:
         self.check()
 
     def check(self) -> None:
-        """Raise TooManyRefused where it has ended by that."""
+        """Raise why it has ended by itself: TooManyRefused, or Unavailable where another job posts."""
         if self.failure is not None:
             raise self.failure
 
@@ -186,6 +197,9 @@ class RowPoster:
                 continue
             except (_Closed, Fenced):  # by whom it is fenced posts the rest
                 return
+            except _Replaced:
+                self.failure = Unavailable(f"another job has begun to post rows of stream query {self._plan.name!r}")
+                return
             except TooManyRefused as error:
                 self._keep_reason(error.message)
                 self.failure = error
@@ -221,6 +235,9 @@ class RowPoster:
             self._is_woken = False
 
     def _post_all(self) -> None:
+        if not self._has_begun:  # before it looks how far rows are posted: from then on nobody else says so
+            self._lease.save_record(POSTER, self._run)
+            self._has_begun = True
         for generation in self._generations():
             self._at_work = generation
             self._post(generation)
@@ -281,7 +298,7 @@ class RowPoster:
             self._known[generation] = at
             self._save(name, at)
         except _Closed:
-            with suppress(LockstepError):  # the next process posts again what isn't noted
+            with suppress(LockstepError, _Replaced):  # the next process posts again what isn't noted
                 self._save(name, at)
             raise
 
@@ -361,7 +378,8 @@ class RowPoster:
     def _gate_passed(self, generation: int) -> Iterator[None]:
         """Wait while a command has its turn; none has one inside.
 
-        Raises _Closed where it is to end, _Erased where rows were erased in such a turn, and what the lease raises.
+        Raises _Closed where it is to end, _Replaced where another job posts, _Erased where rows were erased in such a
+        turn, and what the lease raises.
         """
         now = time.monotonic()
         if self._looked_at is None or now - self._looked_at > _TICK_S:
@@ -370,7 +388,10 @@ class RowPoster:
         if not self._gate.enter():
             raise _Closed
         try:
-            if self._lease.record(erased_name(generation)) != self._erased_to:
+            erased = erased_name(generation)
+            records = self._lease.records([POSTER, erased])
+            self._check_alone(records.get(POSTER))
+            if records.get(erased) != self._erased_to:
                 raise _Erased
             yield
         finally:
@@ -388,7 +409,15 @@ class RowPoster:
             raise _Closed
         self._lease.check()
 
+    def _check_alone(self, poster: str | None) -> None:
+        """Raise _Replaced where another job has begun to post since this one did. A store that was put back may lack
+        who it was.
+        """
+        if poster not in (None, self._run):
+            raise _Replaced
+
     def _save(self, name: str, at: Posted) -> None:
+        self._check_alone(self._lease.record(POSTER))
         self._lease.save_record(name, at.text())
         self._saved_at = time.monotonic()
 

@@ -9,13 +9,14 @@ its first row. None obeys for longer than ``PAUSE_MAX_S``: whoever asked may hav
 """
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
 from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pauses
-from jobs.generations.record import list_generations
+from jobs.generations.record import Generation
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import POSTING_PAUSE
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -37,14 +38,21 @@ _Found = TypeVar("_Found")
 class PostingTurn:
     """One command's turns, one after the other. For one thread.
 
-    ``say`` hears that another command has its turn. ``opened`` is of any build.
+    ``say`` hears that another command has its turn. ``opened`` is of any build, and ``builds`` says which there are.
     """
 
     def __init__(
-        self, opened: OpenedSink, query: str, *, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK
+        self,
+        opened: OpenedSink,
+        query: str,
+        *,
+        builds: Callable[[], Sequence[Generation]],
+        say: Callable[[str], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._opened = opened
         self._query = query
+        self._builds = builds
         self._say = say
         self._clock = clock
         self._request: str | None = None
@@ -60,11 +68,12 @@ class PostingTurn:
 
         Returns whether this is another turn than the last: others may have had theirs in between.
 
-        Raises Unavailable where a job doesn't let go, and what the destination raises.
+        Raises Unavailable where a job doesn't let go, and what ``builds`` and the destination raise.
         """
         is_another = False
         while not self._is_in_force():
             is_another = True
+            self._builds()  # no job of another pipeline is asked for anything
             self._ask()
             self._await_jobs()
         return is_another
@@ -121,7 +130,7 @@ class PostingTurn:
 
     def _await_jobs(self) -> None:
         assert self._request is not None
-        builds = [each.number for each in list_generations(self._opened)]
+        builds = [each.number for each in self._builds()]
         try:
             wait_for_pauses(self.records, builds, self._request, self._clock)
         except Unavailable as error:
@@ -141,7 +150,7 @@ def posting_turns(
     """
     opened = plan.opened(1)
     with closing(opened.sink):
-        turn = PostingTurn(opened, plan.name, say=say, clock=clock)
+        turn = PostingTurn(opened, plan.name, builds=partial(plan.builds, opened), say=say, clock=clock)
         try:
             yield turn
         finally:

@@ -2,7 +2,7 @@
 
 import time
 
-from jobs.generations.record import Phase, Record, begin_generation, check_owner, list_generations, set_phase
+from jobs.generations.record import Phase, Record, begin_generation, set_phase
 from jobs.streams.plan import StreamQueryPlan
 
 
@@ -17,11 +17,8 @@ def begin_again(plan: StreamQueryPlan) -> int:
     try:
         opened.generations.migrate()
         live = opened.generations.live() or 0
-        for each in list_generations(opened):
-            if each.record is None:
-                continue
-            check_owner(plan.name, each.number, each.record, plan.pipeline)
-            if each.number > live and each.phase is not Phase.RETIRED:
+        for each in plan.builds(opened):
+            if each.number > live and each.is_planned:
                 set_phase(opened.records, each.number, Phase.RETIRED)
         return begin_generation(opened, Record(plan.pipeline, {}, created_at_ms=time.time_ns() // 1_000_000))
     finally:

@@ -5,6 +5,9 @@ from typing import Final
 POSTING_PAUSE: Final = "stream_posting_pause"
 """Asks the query's jobs to post nothing, of whatever build: ``jobs.streams.posting_turn``."""
 
+POSTER: Final = "stream_poster"
+"""Which job posts the query's rows, of whatever build: the one that has begun to last."""
+
 
 def begun_name(generation: int) -> str:
     """What a build of the result was begun with: ``Begun``."""

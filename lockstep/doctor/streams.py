@@ -7,7 +7,7 @@ from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
 from cdc.model.errors import LockstepError
 from cdc.postgres.preflight.finding import Finding, Severity, error, ok
 from cdc.webhook import Webhook, WebhookSettings
-from jobs.generations.record import Phase, check_owner, list_generations
+from jobs.generations.record import Phase, list_generations
 from jobs.settings import SparkSettings
 from jobs.streams.settings import row_webhook
 from lockstep.config import Config
@@ -26,9 +26,7 @@ def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[s
     subject, plan = f"stream query {name}", stream_query_plan(config, name)
     opened = plan.opened(1)
     try:
-        for each in list_generations(opened):
-            if each.record is not None:
-                check_owner(name, each.number, each.record, config.pipeline.name)
+        plan.builds(opened)
     except LockstepError as foreign:
         return [error(subject, foreign.message, JOB_STOPS, foreign.hint or "")]
     finally:

@@ -23,7 +23,7 @@ from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
 from jobs.dead_letters.record import event_of
 from jobs.generations.lease import Clock
-from jobs.generations.record import Phase, list_generations
+from jobs.generations.record import Phase
 from jobs.streams.posting_turn import posting_turns
 from jobs.streams.records import erased_name, figures_name
 from jobs.streams.resume import Figures
@@ -340,9 +340,10 @@ class StreamQueryErasing:
 
     def _newest(self, query: str) -> tuple[int | None, Figures | None]:
         """The build that its job works on, and what that has done; None where there is none."""
-        opened = stream_query_plan(self._config, query).opened(1)
+        plan = stream_query_plan(self._config, query)
+        opened = plan.opened(1)
         with closing(opened.sink):
-            numbers = [each.number for each in list_generations(opened) if each.phase is not Phase.RETIRED]
+            numbers = [each.number for each in plan.builds(opened) if each.phase is not Phase.RETIRED]
             if not numbers:
                 return None, None
             return numbers[-1], Figures.parse(opened.records.load(figures_name(numbers[-1])))

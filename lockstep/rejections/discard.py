@@ -1,13 +1,16 @@
 """``lockstep rejections discard``: rejections closed without being applied."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jobs.dead_letters.limit import in_words
+from jobs.dead_letters.record import DeadLetter, UnreadableDeadLetter
+from jobs.streams.posting_turn import posting_turns
 from lockstep.config import Config
 from lockstep.console import EXIT_FAILED
 from lockstep.rejections.book import RejectionBook, no_such_rejection
 from lockstep.rejections.output import counted
 from lockstep.rejections.selection import Selection
+from lockstep.stream_queries import stream_query_plan
 
 
 def discard(
@@ -21,7 +24,9 @@ def discard(
     """Close what is meant once that is agreed to; returns the exit code.
 
     The sink needn't exist any more, nor be in the configuration. Dead letters that can't be read are removed only with
-    all of the sink's. Raises LockstepError when no rejection has the given keys, and as ``RejectionBook.read``.
+    all of the sink's. Rows of a webhook are closed in a turn to post: `lockstep rejections retry` would go on to post
+    those that it has found open. Raises LockstepError when no rejection has the given keys, as ``RejectionBook.read``,
+    and as ``PostingTurn.take``.
     """
     book = RejectionBook(config)
     chosen, unreadable = book.read(sink, selection)
@@ -31,11 +36,7 @@ def discard(
             raise no_such_rejection(sink)
         say(f"no such rejections of {sink}")
         return 0
-    what = f"{counted(len(chosen), 'rejection')} of {sink}"
-    if chosen:
-        what += f" ({in_words(dead_letter.reason for dead_letter in chosen)})"
-    if removed:
-        what += f" and {counted(len(removed), 'record')} that can't be read"
+    what = _what(sink, chosen, removed)
     means = (
         "Its webhook never gets these rows, unless a newer build of the result has them"
         if sink in config.stream_queries
@@ -44,6 +45,30 @@ def discard(
     if not agreed(f"discard {what}? {means}"):
         say("nothing was discarded")
         return EXIT_FAILED
-    book.close(chosen, removed)
+    query = config.stream_queries.get(sink)
+    if query is None or query.webhook is None:
+        book.close(chosen, removed)
+    else:
+        with posting_turns(stream_query_plan(config, sink), say=say) as turn:
+            turn.take()
+            left = _still_open(book, sink, chosen)
+            book.close(left, removed)
+        if len(left) < len(chosen):
+            say(f"closed meanwhile, by a post or by another command: {len(chosen) - len(left):,}")
+        what = _what(sink, left, removed)
     say(f"discarded {what}")
     return 0
+
+
+def _what(sink: str, chosen: Sequence[DeadLetter], removed: Sequence[UnreadableDeadLetter]) -> str:
+    what = f"{counted(len(chosen), 'rejection')} of {sink}"
+    if chosen:
+        what += f" ({in_words(dead_letter.reason for dead_letter in chosen)})"
+    if removed:
+        what += f" and {counted(len(removed), 'record')} that can't be read"
+    return what
+
+
+def _still_open(book: RejectionBook, sink: str, chosen: Sequence[DeadLetter]) -> list[DeadLetter]:
+    now = {dead_letter.record_key for dead_letter in book.read(sink)[0]}
+    return [dead_letter for dead_letter in chosen if dead_letter.record_key in now]

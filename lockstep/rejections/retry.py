@@ -20,7 +20,7 @@ from rich.text import Text
 from cdc.kafka.control_topics import read_schema_records
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import is_stream_result_topic
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Overtaken, Unavailable
 from cdc.model.table import TableName
 from cdc.model.visible import visible
 from cdc.protocol.control_records import SchemaRecord
@@ -28,7 +28,7 @@ from cdc.webhook import DocumentRefused, PerhapsRefused
 from jobs.dead_letters.record import DeadLetter
 from jobs.executor.shape_history import newest_shapes
 from jobs.generations.prepared import load_prepared
-from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use
+from jobs.generations.record import Generation, Phase, check_owner, load_record, require_in_use, way_on
 from jobs.spark.computed_columns import opened_row_computer
 from jobs.streams.posted import posted_document, refused_row
 from jobs.streams.posting_turn import posting_turns
@@ -63,6 +63,9 @@ _TRIES: Final = 5
 """How often a portion is begun again because a job has started, or has prepared other shapes, meanwhile."""
 
 _LOOK_S: Final = 0.5
+
+Portion = Sequence[tuple[DeadLetter, bytes | None]]
+"""Dead letters with their events' values."""
 
 
 @dataclass(slots=True)
@@ -307,8 +310,7 @@ class _Attempt:
                 self._retried.refused.append(replace(dead_letter, reason=reason))
         taken_count = 0
         for portion in _portions(self._book, usable):
-            taken_count += len(portion)
-            self._take(portion)
+            taken_count += self._take(portion)
         self._retried.gone = len(usable) - taken_count
 
     def _topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
@@ -323,14 +325,18 @@ class _Attempt:
             return "its table isn't captured any more; discard it"
         return None if table in self._tables else "its table isn't one of this generation's any more; discard it"
 
-    def _take(self, portion: Sequence[tuple[DeadLetter, bytes | None]]) -> None:
-        """Apply a portion, then close what the sink took. Raises LockstepError."""
-        events, outcome = apply_beside(
+    def _take(self, portion: Portion) -> int:
+        """Apply what is still open of a portion, then close what the sink took. Returns how many were open.
+
+        Raises LockstepError.
+        """
+        portion, events, outcome = apply_beside(
             self._opened,
             self._name,
             self._number,
             portion,
             tables=self._book.tables,
+            still_open=self._still_open,
             records=lambda: read_schema_records(self._config.kafka.client(), self._config.pipeline.name),
             evaluate=self._evaluate,
             keeps=history_tables(self._settings, self._tables - self._config.source.append_only),
@@ -347,27 +353,36 @@ class _Attempt:
         self._retried.taken += len(closed) - events.void
         self._retried.void += events.void
         self._retried.refused += refused
+        return len(portion)
+
+    def _still_open(self, portion: Portion) -> Portion:
+        """Its rejections that nobody has closed since they were read, as `lockstep erase` closes those of a row."""
+        now = {dead_letter.record_key for dead_letter in self._book.read(self._name)[0]}
+        return [(dead_letter, value) for dead_letter, value in portion if dead_letter.record_key in now]
 
 
 def apply_beside(
     opened: OpenedSink,
     name: str,
     generation: int,
-    portion: Sequence[tuple[DeadLetter, bytes | None]],
+    portion: Portion,
     *,
     tables: Tables,
     records: Callable[[], Iterable[SchemaRecord]],
+    still_open: Callable[[Portion], Portion] = lambda portion: portion,
     evaluate: Evaluate = lambda events: events,
     keeps: Collection[TableName] = (),
     view: ViewSettings | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[RetryEvents, Outcome]:
+) -> tuple[Portion, RetryEvents, Outcome]:
     """Apply rejected events beside the generation's job, in the shapes that it has prepared. Raises LockstepError.
 
-    ``portion`` has dead letters with their events' values. ``records`` reads all shapes in the order of the topic.
-    ``keeps`` are the tables of which the sink keeps all versions. Rows of a ``view`` are as they were refused: one that
-    has changed since was given to the sink again.
+    Returns what was ``still_open`` of the portion, its events and what became of them. A row that was erased since its
+    rejection was read isn't brought back: where anything was erased, it is looked again what is open. ``records`` reads
+    all shapes in the order of the topic. ``keeps`` are the tables of which the sink keeps all versions. Rows of a
+    ``view`` are as they were refused: one that has changed since was given to the sink again.
     """
+    was_erased = False
     for _ in range(_TRIES):
         require_in_use(opened.records, name, generation)
         record = load_record(opened.records, generation)
@@ -381,6 +396,9 @@ def apply_beside(
             sleep(_LOOK_S)
             continue
         table_histories = prepared_histories(records(), prepared) if view is None else result_histories(view)
+        of_portion = {tables.get(dead_letter.position.topic) for dead_letter, _ in portion}
+        erased = opened.sink.erased([table for table in of_portion if table is not None])
+        portion = still_open(portion)
         append_only = {table for table, history in table_histories.items() if not history.key}
         events = stored(evaluate(retry_events(portion, tables, table_histories)), append_only)
         try:
@@ -391,15 +409,25 @@ def apply_beside(
                     fence=opened.sink.fence(),
                     overwrite_equal_tags=True,
                     never_applied=True,
+                    erased=erased,
                     versions=versions_of(events, keeps),
                 )
             )
+        except Overtaken:  # something was erased since
+            was_erased = True
+            sleep(_LOOK_S)
+            continue
         except Fenced:  # a job has begun between the two calls
             sleep(_LOOK_S)
             continue
         if load_prepared(opened.records, generation) == prepared:
-            return events, outcome
+            return portion, events, outcome
         # What was written just now may lack a column that all other rows have got meanwhile.
+    if was_erased:
+        raise Unavailable(
+            f"deleted rows are removed for good from generation {generation} of sink {name!r} again and again",
+            hint="nothing was closed that the sink doesn't have; run the same command again in a moment",
+        )
     raise LockstepError(
         f"generation {generation} of sink {name!r} is being prepared for the tables' shapes, or never was",
         hint=f"let `lockstep apply {name}` start, then try again; nothing was closed that the sink doesn't have",
@@ -465,8 +493,7 @@ def _generation(
     if generation.phase is not Phase.READY:
         raise LockstepError(
             f"generation {generation.number} of sink {name!r} is {generation.phase.value}",
-            hint=f"`lockstep rebuild {name}{' --in-place' if generation.phase is Phase.REPLAYING else ''}` goes on with"
-            " what was begun; retry when it has ended",
+            hint=f"{way_on(generation.phase, name, generation.number)}; retry when it has ended",
         )
     return generation
 

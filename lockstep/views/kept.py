@@ -178,10 +178,10 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
     lsn = of.progress.watermark_lsn if of.progress is not None and of.progress.watermark_lsn else None
     is_building = lsn is None if of.view is None else of.view.is_building
     state, since_ms, reason, hint = ViewState.READY, of.job.since_ms, of.job.reason, of.job.hint
-    start = "`lockstep run` or `lockstep apply` starts it"
+    start = of.job.start
     match of.job.state:
         case JobState.STOPPED:
-            state, hint = ViewState.STOPPED, start if hint is None else f"{hint}; then {start} again"
+            state, hint = ViewState.STOPPED, start if hint is None else f"{hint}; then {of.job.start_again}"
         case JobState.SILENT:
             state, reason, hint = ViewState.SILENT, "its job ended without a word", start
         case JobState.ABSENT:

@@ -134,9 +134,7 @@ def take(
     messages: list[Message] = []
 
     def tell(kind: Kind, entry: Entry) -> None:
-        name, subject = entry.condition.key
-        message_id = f"{pipeline}/{name}/{subject}/{entry.seen_ms}"
-        messages.append(Message(message_id, kind, pipeline, now_ms, entry.condition))
+        messages.append(_message(kind, entry, pipeline=pipeline, now_ms=now_ms))
 
     found = {condition.key: condition for condition in findings.open}
     for key, condition in found.items():
@@ -165,3 +163,13 @@ def take(
             else:
                 following[key] = replace(entry, gone_ms=gone_ms)
     return following, messages
+
+
+def opened_of(book: Mapping[Key, Entry], *, pipeline: str, now_ms: int) -> list[Message]:
+    """What opens each condition that is told, for whoever wasn't told then."""
+    return [_message(Kind.OPENED, entry, pipeline=pipeline, now_ms=now_ms) for entry in book.values() if entry.told]
+
+
+def _message(kind: Kind, entry: Entry, *, pipeline: str, now_ms: int) -> Message:
+    name, subject = entry.condition.key
+    return Message(f"{pipeline}/{name}/{subject}/{entry.seen_ms}", kind, pipeline, now_ms, entry.condition)

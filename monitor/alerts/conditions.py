@@ -411,7 +411,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
                 label,
                 Severity.CRITICAL,
                 (job.sentence(label) or "").partition("\n")[0],
-                job.hint or "`lockstep run` or `lockstep apply` starts it again",
+                job.hint or job.start_again,
                 job.since_ms,
                 passes=True,  # after a restart the reason of the last end stays until the job is at work again
             )

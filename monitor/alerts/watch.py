@@ -7,7 +7,7 @@ from typing import Self
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
-from monitor.alerts.book import Entry, Key, Kind, Message, take
+from monitor.alerts.book import Entry, Key, Kind, Message, opened_of, take
 from monitor.alerts.channels import channels_of
 from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
@@ -70,7 +70,7 @@ class AlertWatch:
             if not self._is_loaded:
                 if not self._store.take_lock():
                     return
-                self._resume(self._store.load())
+                self._resume(self._store.load(), now_ms=now_ms)
             self._store.mark_look()
             silences = self._store.silences(now_ms=now_ms)
             self._trouble = None
@@ -121,12 +121,22 @@ class AlertWatch:
             if not each.hold_s or each.key in told or now_ms - self._held[each.key] >= each.hold_s * 1000
         )
 
-    def _resume(self, state: State) -> None:
-        """Go on where the process before was. What this one has told since it couldn't read that stays told."""
+    def _resume(self, state: State, *, now_ms: int) -> None:
+        """Go on where the process before was. What this one has told since it couldn't read that stays told.
+
+        A channel that is new is told of what is open: nobody else may be told of it any more.
+        """
         with self._saving:
+            untold = {key: entry for key, entry in state.book.items() if key not in self._book}
             self._book = {**state.book, **self._book}
             outbox = self._opened()
-            outbox.add(state.queues, state.dropped)
+            channels = outbox.queues().keys()
+            is_open = opened_of(untold, pipeline=self._pipeline, now_ms=now_ms)
+            outbox.add({**dict.fromkeys(channels, is_open), **state.queues}, state.dropped)
+            for channel, messages in state.queues.items():
+                if messages and channel not in channels:
+                    why = f"it isn't set any more, and {len(messages)} messages were still to be delivered"
+                    logger.warning(LogMessage("alerts are given up", {"channel": channel}, why))
             self._is_loaded = True
             self._write(outbox)
 

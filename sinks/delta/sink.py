@@ -1,6 +1,6 @@
 """Rows as rows of Delta tables, written with deltalake. ``docs/sinks/delta.md`` says what is stored where."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from cdc.model.append_only import is_append_only
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
+from sinks.contract import (
+    NOTHING_ADDED,
+    AddedValues,
+    Batch,
+    Leftover,
+    OpenedSink,
+    Outcome,
+    Rejection,
+    StoredRow,
+    check_erased,
+)
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
 from sinks.delta.coordination import DeltaCoordination
 from sinks.delta.emptied import emptied_tag, note_truncates, with_deletions
@@ -135,6 +145,15 @@ class DeltaSink:
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         return self._erasing.leftovers(table, key)
 
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        build = self._tables.build(self._bookkeeping.read())
+        return {name: tag for name in tables if name in build.tables and (tag := self._erased(name))}
+
+    def _erased(self, name: TableName) -> str:
+        opened = self._tables.open(name)
+        opened.refresh()
+        return erased_tag(opened)
+
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         return self._erasing.erase(table, key, below=below)
 
@@ -155,6 +174,8 @@ class DeltaSink:
             nonlocal rows, data, rejections
             if opened.fence != batch.fence:
                 raise self._tables.fenced_off()
+            name = opened.rows().shape.table.name
+            check_erased(batch, {name: erased_tag(opened)}, [name])
             if rows is not opened.rows():
                 rows = opened.rows()
                 data, rejections = rows.encode(events)

@@ -3,7 +3,7 @@
 The tag is the document's external version (``cdc.model.tag``): the server refuses older writes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,6 +113,10 @@ class OpenSearchSink:
     def leftovers(self, table: Table, key: Mapping[str, JsonValue] | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()
         return self._erasing.leftovers(table, key)
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """None: the versions of deletions stay, for as long as the cluster remembers them."""
+        return {}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         self._bookkeeping.check_format()

@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -182,6 +182,10 @@ class RedisSink:
             what = "the mark of its deletion" if is_mark else "the row"
             found.append(Leftover(what, not is_mark, now_ms + ttl_ms if ttl_ms >= 0 and is_mark else None))
         return found
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """None: the marks of deletions stay."""
+        return {}
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         """The mark of a deletion stays until it expires: nothing else would keep an older event out until then."""

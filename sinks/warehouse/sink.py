@@ -1,6 +1,6 @@
 """Rows as rows in a SQL warehouse, merged by tag. ``docs/sinks/warehouse.md`` says what is stored where."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -19,6 +19,7 @@ from sinks.contract import (
     StoredRow,
     TableVersions,
     TopicPartition,
+    check_erased,
 )
 from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.dialect import UnknownColumn
@@ -184,6 +185,15 @@ class WarehouseSink:
                 return []
             return self._tables.marks(table.name) if key is None else self._tables.leftovers(table.name, key)
 
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        with self._connection.transaction():
+            return self._erased(tables) if self._bookkeeping.exist() else {}
+
+    def _erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        rows, versions = self._tables.purged.load(), self._tables.purged_versions.load()
+        tags = {name: (rows.get(name, ""), versions.get(name, "")) for name in tables}
+        return {name: "/".join(each) for name, each in tags.items() if any(each)}
+
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         if key is None:
             return self._erase_marks(table.name, below)
@@ -218,6 +228,9 @@ class WarehouseSink:
         with self._connection.transaction():
             is_bulk = self._bookkeeping.check_fence(batch.fence)
             # As long as this lasts, no more is purged.
+            if batch.erased is not None:
+                touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
+                check_erased(batch, self._erased(touched), touched)
             purged = {} if batch.never_applied else self._tables.purged.load()
             purged_versions = self._tables.purged_versions.load() if histories and not batch.never_applied else {}
             for events in tables:

@@ -1,12 +1,12 @@
 """A sink whose destination sees other columns than the source has: some left out, masked, computed, or renamed."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import Events, JsonValue
-from cdc.model.table import Table
+from cdc.model.table import Table, TableName
 from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, Rejection, StoredRow
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projection import Projection, column_text
@@ -162,6 +162,9 @@ class ProjectingSink:
         renaming = self._renaming()
         here = None if key is None else renaming.row(table.name, key)
         return self._sink.leftovers(renaming.table(self._projection.table(table)), here)
+
+    def erased(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        return self._sink.erased(tables)
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> Sequence[Leftover]:
         renaming = self._renaming()

@@ -4,12 +4,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
+from cdc.model.errors import Overtaken
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from sinks.contract import Leftover, Sink
@@ -154,6 +155,20 @@ def test_a_rejected_version_can_be_retried_after_its_neighbour_was_erased(destin
     retried = replace(batch(item(2, "mended", 3)), overwrite_equal_tags=True, never_applied=True)
     assert counts(sink.apply(retried)) == (1, 0, 0)
     assert rows_of(sink) == {"(2,)": "mended"}
+
+
+def test_a_rejected_version_of_a_row_that_was_erased_since_is_not_applied(destination: Destination, name: str) -> None:
+    """It was looked up while it was open, and whoever retries it has hung since."""
+    sink = destination.sink(name, 1, ITEMS)
+    erased = sink.erased([ITEMS.name])
+    sink.apply(batch(item(2, "other", 1), gone(1, 5)))
+    sink.erase(ITEMS, KEY, below=ALL)
+    retried = replace(batch(item(1, "secret", 3)), overwrite_equal_tags=True, never_applied=True, erased=erased)
+    with suppress(Overtaken):
+        assert counts(sink.apply(retried)) == (0, 1, 0)
+    assert rows_of(sink) == {"(2,)": "other"}
+    mended = replace(retried, events=[item(3, "mended", 3)], erased=sink.erased([ITEMS.name]))
+    assert counts(sink.apply(mended)) == (1, 0, 0)
 
 
 @pytest.mark.layouts

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import Fenced
+from cdc.model.errors import Fenced, Unavailable
 from cdc.model.event import Position
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
@@ -30,6 +30,7 @@ from jobs.generations.lease import GenerationLease
 from jobs.generations.record import Record, begin_generation
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
+from jobs.streams.posting_turn import PostingTurn, posting_turns
 from jobs.streams.records import POSTING_PAUSE, erased_name, posted_name
 from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
 from jobs.streams.settings import StreamQuerySettings
@@ -341,12 +342,23 @@ class Commands:
 
     def __init__(self, rows: Rows, port: int, endpoints: Endpoints, directory: Path, warehouse: Database) -> None:
         self.file = directory / "lockstep.toml"
+        self._query = rows.streams.name
         names = {"pipeline": rows.streams.pipeline, "name": rows.streams.name}
         url = url_of(endpoints.warehouse_url, warehouse.name)
         self.file.write_text(_FILE.format(bootstrap=endpoints.kafka_bootstrap, port=port, url=url, **names))
 
     def line(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "lockstep", "rejections", *arguments, "--config", str(self.file)]
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[PostingTurn]:
+        """Turns to post, as a command has them."""
+        plan = stream_query_plan(read(self.file), self._query)
+        opened = plan.opened(1)
+        with contextlib.closing(opened.sink):
+            opened.generations.migrate()
+        with posting_turns(plan, say=lambda _: None) as turn:
+            yield turn
 
     def __call__(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(self.line(*arguments), capture_output=True, text=True, timeout=300, check=False)
@@ -450,28 +462,86 @@ def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
 def test_what_another_command_has_posted_meanwhile_is_not_posted_again(
     endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:
-    """The second one finds the same rows open, and has its turn after the first one has posted them."""
+    """Both find the same rows open before their turns. The second one has its turn after the first has posted them."""
     rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
     rows.write(0, 1)
     receiver.refuses = refused(0, 1)
     rows.post()
     assert rows.open_ids() == [0, 1]
+    receiver.refuses = refused()
     command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
-    retry = command.line("retry", rows.streams.name, "--all", "--json")
-    second: list[subprocess.Popen[str]] = []
-
-    def begins_the_second(_: dict[str, Any]) -> None:
-        if not second:
-            second.append(subprocess.Popen(retry, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-            assert second[0].stderr is not None
-            assert any("another command posts rows" in line for line in second[0].stderr)
-
-    receiver.refuses = begins_the_second
-    done = subprocess.run(retry, capture_output=True, text=True, timeout=300, check=False)
-    told, _ = second[0].communicate(timeout=300)
-    assert [json.loads(each)["taken"] for each in (done.stdout, told)] == [2, 0]
-    assert json.loads(told)["gone"] == 2
+    line = command.line("retry", rows.streams.name, "--all", "--json")
+    with command.turn() as turn, contextlib.ExitStack() as started:
+        turn.take()
+        both = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        for each in both:
+            started.enter_context(each)
+            started.callback(each.kill)
+        for each in both:
+            assert each.stderr is not None
+            assert any("another command posts rows" in said for said in each.stderr)
+        turn.end()
+        told = [json.loads(each.communicate(timeout=300)[0]) for each in both]
+    assert sorted((each["taken"], each["gone"]) for each in told) == [(0, 2), (2, 0)]
     assert (ids_of(receiver), rows.open()) == ([0, 1], [])
+
+
+def test_what_is_posted_while_somebody_gives_it_up_is_not_said_to_be_given_up(
+    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
+) -> None:
+    """A retry goes on with what it has found open, for as long as its turn lasts."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
+    rows.write(0, 1, 2)
+    receiver.refuses = refused(0, 1, 2)
+    rows.post()
+    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
+    name = rows.streams.name
+    line = command.line("discard", name, "--all", "--yes")
+    with command.turn() as retry, contextlib.ExitStack() as started:
+        retry.take()
+        discard = started.enter_context(subprocess.Popen(line, stderr=subprocess.PIPE, text=True))
+        started.callback(discard.kill)
+        assert discard.stderr is not None
+        assert "another command posts rows" in discard.stderr.readline()
+        assert rows.open_ids() == [0, 1, 2]
+        rows.letters.send((each.record_key, None) for each in rows.open()[:2])  # they are received
+        retry.end()
+        _, said = discard.communicate(timeout=300)
+    assert "closed meanwhile, by a post or by another command: 2" in said
+    assert f"discarded 1 rejection of {name}" in said
+    assert (discard.returncode, rows.open()) == (0, [])
+
+
+def test_a_job_of_an_older_build_that_hung_posts_nothing_once_a_newer_one_has_begun(
+    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
+) -> None:
+    """Nobody has claimed the older build since: its job hasn't seen yet that a newer one has begun."""
+    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
+    rows.write(0, 1, 2, note="older")
+    rows.write(0, 1, 2, generation=2, note="newer")
+    hangs, wakes_up = threading.Event(), threading.Event()
+
+    def hang(_: dict[str, Any]) -> int | None:
+        if hangs.is_set():
+            return None
+        hangs.set()
+        assert wakes_up.wait(300)
+        return 503
+
+    receiver.refuses = hang
+    lease = GenerationLease(open_memory(rows.store, 1), 1)
+    older = RowPoster(rows.streams.plan(), lease, generations=lambda: [1], said=lambda *_: None, wait_first_s=0.001)
+    with contextlib.closing(older):
+        assert hangs.wait(300)
+        assert rows.post().failure is None
+        noted = rows.posted()
+        wakes_up.set()
+        with pytest.raises(Unavailable, match="another job has begun to post rows"):
+            older.finish(threading.Event(), while_waiting=lambda: None)
+    assert {document["row"]["id"]: document["row"]["note"] for document in receiver.documents} == dict.fromkeys(
+        range(3), "newer"
+    )
+    assert rows.posted() == noted, "nor does it say what the newer one has posted"
 
 
 def test_a_row_that_was_erased_before_it_was_posted_never_is(

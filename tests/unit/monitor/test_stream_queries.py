@@ -55,6 +55,16 @@ def query() -> Query:
     return Query()
 
 
+def test_what_another_pipeline_runs_is_not_said_to_run(query: Query) -> None:
+    """Two pipelines have a query of one name, and one warehouse. The job of the second one refuses to begin."""
+    begin_generation(open_memory(query.store, 1), Record("other", {}))
+    with StreamQueryCollector([query.plan]) as collector:
+        (status,) = collector.collect()
+    assert (status.state, status.needs_somebody) == ("unknown", True)
+    assert status.reason == "generation 1 of stream query 'recent' is written by pipeline 'other', not by 'shop'"
+    assert "another name" in status.hint
+
+
 def fail(error: LockstepError) -> None:
     raise error
 

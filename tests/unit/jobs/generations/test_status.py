@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import orjson
+import pytest
 
 from cdc.model.errors import LockstepError
 from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
 from jobs.generations.read_so_far import ReadSoFar
+from jobs.generations.record import Phase, Record, save_record
 from jobs.generations.status import (
     JobState,
     JobStatus,
@@ -51,7 +53,7 @@ def test_jobs_that_run_are_asked_about_at_once() -> None:
     records.requests.clear()
     statuses = job_statuses(records, [1], now_ms=MINUTE_MS)
     assert [status.state for status in statuses.values()] == [JobState.RUNNING]
-    assert records.requests == [["g1.heartbeat", "g1.asides"]]
+    assert records.requests == [["g1.heartbeat", "g1.asides", "record.1"]]
 
 
 def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
@@ -69,6 +71,25 @@ def test_a_job_that_was_killed_needs_somebody() -> None:
     status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time().clock())
     assert (status.state, status.since_ms, status.needs_somebody) == (JobState.SILENT, MINUTE_MS, True)
     assert "1970-01-01 00:01:00 UTC" in (status.sentence("cache") or "")
+
+
+@pytest.mark.parametrize(
+    ("phase", "command"),
+    [
+        (Phase.READY, "`lockstep run` or `lockstep apply` starts it"),
+        (Phase.BUILDING, "`lockstep rebuild SINK` goes on with it"),
+        (Phase.REPLAYING, "`lockstep rebuild SINK --in-place` goes on with it"),
+        (Phase.RETIRED, "`lockstep generations SINK --drop 1` drops it for good"),
+    ],
+)
+def test_it_is_told_which_command_goes_on_with_a_generation_of_its_phase(phase: Phase, command: str) -> None:
+    """`apply` lets those be that a rebuild has in hand, also once that was killed."""
+    records = MemoryRecords(MemoryStore())
+    save_record(records, 1, Record("shop", {}, phase=phase))
+    assert (job_status(records, 1, now_ms=MINUTE_MS).sentence("cache") or "").endswith(f": {command}")
+    save_stop(records, 1, LockstepError("no room"), now_ms=MINUTE_MS)
+    again = " again" if phase is Phase.READY else ""
+    assert (job_status(records, 1, now_ms=MINUTE_MS).sentence("cache") or "").endswith(f"then {command}{again}")
 
 
 def test_the_error_that_ended_a_job_is_told_until_one_is_at_work_again() -> None:

@@ -1,11 +1,13 @@
 """jobs.streams.posting_turn, with a destination in memory."""
 
+from functools import partial
+
 import pytest
 
 from cdc.model.errors import Unavailable
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, GenerationLease
-from jobs.generations.record import Record, begin_generation
+from jobs.generations.record import Record, begin_generation, list_generations
 from jobs.streams.posting_turn import PostingTurn
 from jobs.streams.records import POSTING_PAUSE
 from sinks.memory import MemoryStore, open_memory
@@ -13,7 +15,11 @@ from tests.generations import Time, prepared_store
 
 
 def turn_of(store: MemoryStore, now: Time, said: list[str] | None = None) -> PostingTurn:
-    return PostingTurn(open_memory(store), "logins", say=[].append if said is None else said.append, clock=now.clock())
+    opened = open_memory(store)
+    builds = partial(list_generations, opened)
+    return PostingTurn(
+        opened, "logins", builds=builds, say=[].append if said is None else said.append, clock=now.clock()
+    )
 
 
 def job_of(store: MemoryStore, now: Time, generation: int = 1) -> tuple[GenerationLease, BatchGate]:

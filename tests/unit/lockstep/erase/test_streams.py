@@ -15,6 +15,7 @@ from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.model.table import TableName
 from jobs.dead_letters.record import dead_letter_key
 from jobs.executor.stream_results import batch_tag
+from jobs.generations.record import list_generations
 from jobs.streams.records import POSTING_PAUSE, erased_name
 from jobs.streams.resume import Figures
 from lockstep.config import Config, read
@@ -252,7 +253,9 @@ class Stores:
         monkeypatch.setattr("lockstep.erase.streams.stream_query_plan", self._plan)
 
     def _plan(self, _: Config, query: str) -> Any:
-        return SimpleNamespace(name=query, opened=lambda generation: self._opened(query, generation))
+        return SimpleNamespace(
+            name=query, opened=lambda generation: self._opened(query, generation), builds=list_generations
+        )
 
     def _opened(self, query: str, generation: int) -> Any:
         if query == self.down:

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import LockstepError
-from cdc.model.event import JsonValue, Position
+from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
+from cdc.model.tag import Tag
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.dead_letters.record import DeadLetter
 from jobs.generations.prepared import preparing
 from jobs.generations.record import Phase, Record, save_record
 from jobs.settings import SparkSettings
 from lockstep.rejections.events import RetryEvents
-from lockstep.rejections.retry import Retried, _evaluation, apply_beside, lost_topics
+from lockstep.rejections.retry import Portion, Retried, _evaluation, apply_beside, lost_topics
 from sinks.contract import Batch, OpenedSink, Outcome, Progress, Sink
 from sinks.memory import MemorySink, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -112,11 +113,21 @@ def prepare(opened: OpenedSink, of: Table) -> None:
         opened.sink.prepare([of])
 
 
-def applied(store: MemoryStore, sink: Sink | None = None) -> tuple[RetryEvents, Outcome]:
+def applied(
+    store: MemoryStore, sink: Sink | None = None, *, still_open: Callable[[Portion], Portion] = lambda portion: portion
+) -> tuple[RetryEvents, Outcome]:
     opened = open_memory(store) if sink is None else replace(open_memory(store), sink=sink)
-    return apply_beside(
-        opened, "memory", 1, [put()], tables={TOPIC: ORDERS.name}, records=lambda: RECORDS, sleep=lambda _: None
+    _, events, outcome = apply_beside(
+        opened,
+        "memory",
+        1,
+        [put()],
+        tables={TOPIC: ORDERS.name},
+        records=lambda: RECORDS,
+        still_open=still_open,
+        sleep=lambda _: None,
     )
+    return events, outcome
 
 
 def rows(store: MemoryStore, of: Table = ORDERS) -> list[Mapping[str, JsonValue]]:
@@ -138,6 +149,23 @@ def test_a_job_that_begins_meanwhile_doesnt_matter(store: MemoryStore) -> None:
     sink.before_apply = [MemorySink(store, 1).claim]
     assert applied(store, sink)[1].applied == 1
     assert rows(store) == [{"id": 1, "note": "n"}]
+
+
+def test_a_row_that_is_erased_meanwhile_does_not_come_back(store: MemoryStore) -> None:
+    """Its rejection is closed before the events are applied, and after it was looked at."""
+    sink, is_erased = Shared(store), [False]
+
+    def erase() -> None:
+        is_erased[0] = True
+        job = MemorySink(store, 1)
+        deleted = RowEvent(ORDERS.name, {"id": 1}, str(Tag(9, 1, 1)), None, Position(TOPIC, 0, 9))
+        job.apply(Batch([deleted], fence=job.fence()))
+        assert job.erase(ORDERS, {"id": 1}, below=str(Tag(9, 9, 9))) == ()
+
+    sink.before_apply = [erase]
+    events, outcome = applied(store, sink, still_open=lambda portion: [] if is_erased[0] else portion)
+    assert (events.events, outcome.applied) == ([], 0)
+    assert rows(store) == []
 
 
 def test_a_column_that_comes_meanwhile_is_in_the_row_too(store: MemoryStore) -> None:

@@ -394,6 +394,27 @@ def test_what_was_dropped_is_known_to_the_next_process(tmp_path: Path) -> None:
     assert AlertStore(tmp_path).load().dropped == [dropped]
 
 
+def test_a_channel_that_takes_the_place_of_another_is_told_of_what_is_open(
+    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where an address is mended to which nothing could be delivered."""
+    nowhere = AlertSettings(directory=tmp_path / "alerts", command=("/nonexistent/page-somebody",))
+    with _watch(nowhere) as watch:
+        watch.look(_BROKEN, now_ms=1)
+    told = AlertStore(nowhere.directory).load().queues["command"]
+    assert [message.condition.name for message in told] == ["slot-lost"]
+    settings = _settings(tmp_path, receiver.port)
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING), _watch(settings) as watch:
+            watch.look(_BROKEN, now_ms=2)
+            until(lambda: not _undelivered(settings))
+    assert receiver.told == [("opened", "slot-lost")]
+    assert receiver.documents[0]["id"] == told[0].id
+    given_up = [text for record in caplog.records if "alerts are given up" in (text := record.getMessage())]
+    assert len(given_up) == 1
+    assert "channel=command" in given_up[0]
+
+
 def test_a_webhook_that_refuses_all_messages_loses_none_of_them() -> None:
     """As while it is being mended: it isn't known then that a message is to blame."""
     names = ("gap", "lag", "stalled")
