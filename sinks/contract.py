@@ -78,7 +78,9 @@ class Batch:
     same change. ``never_applied`` says that all up to a tag may have been applied but these events, as those that were
     rejected: one whose row isn't there is no repetition then, however old it is. ``as_stored`` says that the rows come
     from this destination: their values are hidden already. ``versions`` has each table once, for destinations that keep
-    a history. It is empty for others. A version may come again, and late.
+    a history. It is empty for others. A version may come again, and late. ``identities`` are those of tables as
+    ``Generations.identities`` has told them: a destination that can see that it would write into another table than
+    that one raises ``DataLost`` and writes nothing.
     """
 
     events: Sequence[RowEvent]
@@ -88,6 +90,7 @@ class Batch:
     never_applied: bool = False
     as_stored: bool = False
     versions: Sequence[TableVersions] = ()
+    identities: Mapping[TableName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +329,22 @@ class Generations(Protocol):
 
         Returns the removed tables. No job may apply to the generation meanwhile. Idempotent: what it interrupts is done
         by the next call, which returns it again.
+        """
+        ...
+
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """By what each of these tables of this generation is told from whatever takes its place, as text to be kept.
+
+        A table that isn't there isn't in it.
+        """
+        ...
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        """Which tables aren't those any more that ``identities`` has told, each with what has become of it.
+
+        Rows and columns may have come and gone, and the destination may have stored all of it in another way: that is
+        no loss. Nor is it one of these where the whole destination was put back, progress included. Where nothing is
+        known of a table, as "", a loss is only that it isn't there.
         """
         ...
 

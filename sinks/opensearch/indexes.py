@@ -149,6 +149,18 @@ class OpenSearchIndexes:
         mine = [index.name for index in own_indexes(aliases) if index.generation == self.generation]
         return {index: [alias for alias in aliases[index] if fence_of(index, alias)] for index in mine}
 
+    def uuids(self) -> dict[str, str]:
+        """The cluster's own ids of this generation's indexes, and of the bookkeeping index, by name.
+
+        An index that is made again, or put back from a snapshot, has another one.
+        """
+        self.bookkeeping.check_format()
+        # As ``held``: a node that has just started looks first whether it can tell. One that is closed is there.
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true", "expand_wildcards": "all"}
+        path = f"/{self.prefix}.*_g{self.generation},{self.bookkeeping.index}/_settings/index.uuid"
+        answer = self.client.call("GET", path, parameters={**lenient, "flat_settings": "true"})
+        return {name: held["settings"]["index.uuid"] for name, held in answer.items()}
+
     # Of all generations
 
     def all_own(self) -> list[OwnIndex]:

@@ -247,6 +247,9 @@ class WarehouseSink:
                 if versions.missing_until_ms is not None:
                     bookkeeping.raise_missing_until(versions.events.table, versions.missing_until_ms)
             self._bookkeeping.save_offsets(batch.next_offsets)
+            if batch.identities:
+                touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
+                self._tables.check_same({name: batch.identities[name] for name in touched & batch.identities.keys()})
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def _check_versions(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> None:
