@@ -78,6 +78,7 @@ class OpenSearchIndexes:
         """
         before = {table.name: self.held(self.index(table.name)) for table in tables}
         self._check([table for table in tables if before[table.name] is None])
+        self._give_back_aliases([self.index(name) for name, held in before.items() if held is not None])
         for table in tables:
             index = self.index(table.name)
             held = before[table.name]
@@ -89,6 +90,14 @@ class OpenSearchIndexes:
                 if held is None:
                     raise unprepared(table.name)
             self.targets[table.name] = self._target(index, self._evolved(index, held, table))
+
+    def _give_back_aliases(self, indexes: Sequence[str]) -> None:
+        """Give these indexes their writing aliases, where somebody has removed them."""
+        aliases = self._aliases() if indexes else {}
+        lacking = [index for index in indexes if f"{index}_W" not in aliases.get(index, ())]
+        if lacking:
+            actions = [{"add": {"index": index, "alias": f"{index}_W"}} for index in lacking]
+            self.client.call("POST", "/_aliases", {"actions": actions})
 
     def check_new(self, tables: Sequence[Table]) -> str:
         """Have the server say whether it would create these tables' indexes; it creates nothing.

@@ -131,7 +131,8 @@ class WarehouseSink:
                 live = self._generation
                 self._bookkeeping.make_live()
             if live == self._generation:
-                self._tables.expose(wanted)
+                # Without those that somebody has dropped: the others go on, and the job tells of them.
+                self._tables.expose(self._tables.still_there(wanted))
             # Now that no view has them any more.
             for held in changed:
                 before = known.get(held.shape.table.name, held)

@@ -166,6 +166,11 @@ class WarehouseTables:
         }
         return {name: what for name, what in found.items() if what is not None}
 
+    def still_there(self, tables: Mapping[TableName, HeldTable]) -> dict[TableName, HeldTable]:
+        """Those of these tables that nobody has dropped, with their histories."""
+        storages = self._storages(tables)
+        return {name: held for name, held in tables.items() if storages.keys() >= held.relations.keys()}
+
     def check_same(self, known: Mapping[TableName, str]) -> None:
         """Raise DataLost where one of these tables is stored in something else than was known, whatever the reason is.
 

@@ -1,5 +1,7 @@
 """What a sink's store has lost is told, whenever that happens: a job doesn't go on without its rows."""
 
+import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -8,16 +10,24 @@ import psycopg
 import pytest
 from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
+from redis import Redis
 
+from cdc.model.errors import LockstepError
 from jobs.generations.asides import AsideState, Wish
 from jobs.generations.identities import identities_name, load_identities
+from jobs.generations.record import Phase, set_phase
 from jobs.query import identity_watch
+from lockstep.generations import switch_to
 from sinks.opensearch.settings import OpenSearchSettings
+from sinks.redis.settings import RedisSettings
+from sinks.registry import open_sink
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import until
 from tests.events import Put
 from tests.live.test_tables_aside import ITEMS, ORDERS, Pipeline
+from tests.pipeline import Pipeline as Captures
+from tests.view_jobs import ViewPipeline, traffic
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -209,3 +219,113 @@ def _forget_identities(pipeline: Pipeline) -> None:
         opened.records.save(identities_name(1), None)
     finally:
         opened.sink.close()
+
+
+# Views
+
+
+@pytest.mark.parametrize("kind", ["warehouse", "opensearch", "delta"])
+def test_a_view_whose_result_was_lost_stops_and_says_so(
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state goes on where it is, and would never write again what it has written."""
+    pipeline = view_pipelines()
+    settings = pipeline.settings(kind)
+    traffic(pipeline, 10)
+    assert pipeline.apply_once(spark, settings).poll() == 0
+    monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
+    with pipeline.job(spark, settings) as job:
+        job.wait_for("StatusReport")
+        _lose_result(pipeline, kind)
+        assert job.finish() == 1
+        assert "somebody has removed its data" in job.told()
+    again = pipeline.apply_once(spark, settings)
+    assert again.poll() == 1
+    assert f"lockstep rebuild {pipeline.sink} --switch" in again.told()
+
+
+def _lose_result(pipeline: ViewPipeline, kind: str) -> None:
+    name, endpoints = pipeline.result.name, pipeline.endpoints
+    match kind:
+        case "warehouse":
+            with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
+                (relation,) = warehouse.execute(
+                    "select tablename from pg_tables where schemaname = %s", (f"{pipeline.sink}_g1",)
+                ).fetchone() or ("",)
+                warehouse.execute(f"truncate {pipeline.sink}_g1.{relation}".encode())
+        case "opensearch":
+            with OpenSearch(endpoints.opensearch_url) as client:
+                client.indices.delete(index=f"{pipeline.sink}.*{name.name}_g1")
+        case _:
+            shutil.rmtree(pipeline.directory / "lake" / f"{pipeline.sink}_g1")
+
+
+# Redis, whose keys can't be told from keys that never were
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_redis_that_was_emptied_is_told(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
+) -> None:
+    pipeline = Pipeline(endpoints, tmp_path)
+    pipeline.settings = RedisSettings.model_validate({"url": endpoints.redis_url})
+
+    def empty() -> None:
+        with Redis.from_url(endpoints.redis_url) as client:
+            client.delete(*client.scan_iter(f"{pipeline.sink}:*", count=10_000))
+
+    try:
+        lsn = pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(lsn)
+            if not runs:
+                assert job.stop() == 0
+            empty()
+            if runs:
+                assert job.finish() == 1
+        if not runs:
+            with pipeline.job(spark) as job:
+                assert job.finish() == 1
+        assert "has lost data" in job.told()
+        assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in job.told()
+    finally:
+        pipeline.log.close()
+
+
+# Other generations than the live one
+
+
+def test_a_generation_that_has_lost_a_table_is_not_switched_to_nor_built_on(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
+) -> None:
+    name = f"lost{uuid.uuid4().hex[:8]}"
+    pipeline = Captures(endpoints, tmp_path, name, sinks=True)
+    sink = f"{name}_search"
+    told = f"somebody has removed its data (index '{sink}.{name}.account_g{{}}' was removed)"
+    try:
+        with pipeline.sql() as sql:
+            sql.execute(f"insert into {name}.account (id, owner) values (1, 'o')")
+            sql.execute(f"insert into {name}.entry values (1, 1, 'n', '{{}}')")
+        capture = pipeline.start_capture()
+        pipeline.wait_streaming(capture)
+        assert pipeline.apply(spark, sink, once=True).finish() == 0
+        assert pipeline.rebuild(spark, sink, switch_over=True).finish().is_live
+        assert pipeline.rebuild(spark, sink).finish().report.is_equal
+        opened = open_sink(sink, pipeline.config.sinks[sink], 1)
+        try:
+            set_phase(opened.records, 3, Phase.BUILDING)
+        finally:
+            opened.sink.close()
+        with OpenSearch(endpoints.opensearch_url) as client:
+            for number in (1, 3):
+                client.indices.delete(index=f"{sink}.{name}.account_g{number}")
+        with pytest.raises(LockstepError, match="can't be switched to") as refused:
+            switch_to(pipeline.config, sink, number=None, back=True)
+        assert told.format(1) in refused.value.message
+        failed = pipeline.rebuild(spark, sink).failed()
+        assert told.format(3) in failed.message
+        with OpenSearch(endpoints.opensearch_url) as client:
+            assert not client.indices.exists(index=f"{sink}.{name}.account_g3")
+    finally:
+        pipeline.close()
