@@ -161,6 +161,7 @@ def test_a_sink_that_has_lost_all_of_its_tables_stops_and_says_so(
     try:
         with alone.job(spark, ITEMS) as job:
             held = alone.write(Put(ITEMS, {"id": 1, "note": "first"}))
+            alone.wait_rows(ITEMS, {1: "first"})
             alone.wait_watermark(held)
             assert job.stop() == 0
         lose(alone.sink)
@@ -289,6 +290,38 @@ def test_a_redis_that_was_emptied_is_told(
                 assert job.finish() == 1
         assert "has lost data" in job.told()
         assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in job.told()
+    finally:
+        pipeline.log.close()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_cluster_that_has_lost_a_sinks_bookkeeping_is_told(
+    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
+) -> None:
+    """Progress is gone, and the rows are there."""
+    pipeline = Pipeline(endpoints, tmp_path)
+    pipeline.settings = OpenSearchSettings(urls=[endpoints.opensearch_url])
+
+    def lose() -> None:
+        with OpenSearch(endpoints.opensearch_url) as client:
+            client.indices.delete(index=f"{pipeline.sink}.lockstep_bookkeeping")
+
+    try:
+        lsn = pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(lsn)
+            if not runs:
+                assert job.stop() == 0
+            lose()
+            if runs:
+                pipeline.both(2, "second")
+                assert job.finish() == 1
+        again = pipeline.job(spark)
+        with again:
+            assert again.finish() == 1
+        assert "has lost data" in again.told()
+        assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in again.told()
     finally:
         pipeline.log.close()
 
