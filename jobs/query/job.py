@@ -585,8 +585,9 @@ class SinkJob:
             return
         if not self._sets_aside(refused.errors) or opened.generations.load_progress() is None:
             raise LockstepError(refused.message, hint=refused.hint)
-        # Where the table isn't there any more, that is why.
-        lost = opened.generations.lost(known_of(self._known_identities(opened), refused.errors.keys()))
+        # Where a table isn't there any more, that is why. One that was never made is no loss.
+        known = self._known_identities(opened)
+        lost = opened.generations.lost({name: known[name] for name in refused.errors if name in known})
         self._asides.fail(lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._obeyed)
 
     def _start(
@@ -754,14 +755,15 @@ class SinkJob:
         self, opened: OpenedSink, tables: Collection[TableName], kept: Identities, lease: GenerationLease
     ) -> Identities:
         """Note by what the prepared ``tables`` are known. Those that were there before are ``kept`` as they were."""
+        record, before = identities_name(self._plan.generation), load_identities(opened.records, self._plan.generation)
         if self._plan.bulk:
+            if before:
+                lease.save_record(record, None)
             return {}
         new = [name for name in tables if name not in kept]
         identities = {**kept, **opened.generations.identities(new)}
-        before = load_identities(opened.records, self._plan.generation)
         if before | identities != before:  # others may be set aside
-            name = identities_name(self._plan.generation)
-            lease.save_record(name, dump_identities(before | identities))
+            lease.save_record(record, dump_identities(before | identities))
         return identities
 
     def _prepare(

@@ -236,7 +236,7 @@ def test_a_view_whose_result_was_lost_stops_and_says_so(
     assert pipeline.apply_once(spark, settings).poll() == 0
     monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
     with pipeline.job(spark, settings) as job:
-        job.wait_for("StatusReport")
+        job.wait_for("SinkStarted")
         _lose_result(pipeline, kind)
         assert job.finish() == 1
         assert "somebody has removed its data" in job.told()
