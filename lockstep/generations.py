@@ -20,6 +20,7 @@ from cdc.model.table import TableName
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
+from jobs.generations.identities import load_identities, lost_rows
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, Record, check_owner, list_generations, save_record, way_on
 from jobs.generations.status import JobState, JobStatus, job_statuses
@@ -239,7 +240,9 @@ def switch_to(
         live = opened.generations.live()
         check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
         # Nobody waits for what both lack.
-        ends = partial(log_ends_now, config, built_with, without=load_asides(opened.records, number).keys())
+        aside = load_asides(opened.records, number).keys()
+        _check_nothing_lost(name, settings, number, None if built_with.view is not None else set(wanted) - aside)
+        ends = partial(log_ends_now, config, built_with, without=aside)
         live_before = switch(partial(open_sink, name, settings), number, log_ends=ends, say=say)
     finally:
         opened.sink.close()
@@ -266,6 +269,23 @@ def check_nothing_aside(
         raise LockstepError(
             f"generation {number} of sink {name!r} can't be {to}: {sentence}",
             hint=f"`lockstep resume {name} {table}`, and try again once it has caught up",
+        )
+
+
+def _check_nothing_lost(name: str, settings: SinkSettings, number: int, tables: Collection[TableName] | None) -> None:
+    """Raise LockstepError where somebody has removed one of these ``tables`` from a generation; None: any.
+
+    Its job says so as well, and it may not have looked yet, or may not run.
+    """
+    opened = open_sink(name, settings, number)
+    try:
+        known = load_identities(opened.records, number)
+        lost = opened.generations.lost({table: known[table] for table in known if tables is None or table in tables})
+    finally:
+        opened.sink.close()
+    for error in lost_rows(name, lost).values():
+        raise LockstepError(
+            f"generation {number} of sink {name!r} can't be switched to: {error.message}", hint=error.hint
         )
 
 

@@ -81,6 +81,8 @@ class Batch:
     said before it was looked which events are still to be applied: where more was erased since, nothing is.
     ``as_stored`` says that the rows come from this destination: their values are hidden already. ``versions`` has each
     table once, for destinations that keep a history. It is empty for others. A version may come again, and late.
+    ``identities`` are those of tables as ``Generations.identities`` has told them: a destination that can see that it
+    would write into another table than that one raises ``DataLost`` and writes nothing.
     """
 
     events: Sequence[RowEvent]
@@ -91,6 +93,7 @@ class Batch:
     erased: Mapping[TableName, str] | None = None
     as_stored: bool = False
     versions: Sequence[TableVersions] = ()
+    identities: Mapping[TableName, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +348,22 @@ class Generations(Protocol):
 
         Returns the removed tables. No job may apply to the generation meanwhile. Idempotent: what it interrupts is done
         by the next call, which returns it again.
+        """
+        ...
+
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """By what each of these tables of this generation is told from whatever takes its place, as text to be kept.
+
+        A table that isn't there isn't in it.
+        """
+        ...
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        """Which tables aren't those any more that ``identities`` has told, each with what has become of it.
+
+        Rows and columns may have come and gone, and the destination may have stored all of it in another way: that is
+        no loss. Nor is it one of these where the whole destination was put back, progress included. Where nothing is
+        known of a table, as "", a loss is only that it isn't there.
         """
         ...
 

@@ -4,6 +4,7 @@ The reference that the contract suite is proven on, and a stand-in for tests of 
 """
 
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -44,6 +45,8 @@ class _Generation:
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     progress: Progress | None = None
     fence: int = 0
+    made: dict[TableName, str] = field(default_factory=dict)
+    """What tells each table from another one that takes its place."""
 
 
 @dataclass
@@ -105,6 +108,7 @@ class MemorySink:
             generation.shapes = shapes
             for table in tables:
                 generation.newest.setdefault(table.name, {})
+                generation.made.setdefault(table.name, uuid.uuid4().hex)
             self._store.generations[self._number] = generation
             if self._store.live is None and go_live:
                 self._store.live = self._number
@@ -275,8 +279,23 @@ class MemoryGenerations:
             for name in others:
                 del generation.shapes[name]
                 del generation.newest[name]
+                del generation.made[name]
                 generation.erased.pop(name, None)
             return others
+
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        with self._store.lock:
+            made = self._store.generations.get(self._number, _Generation()).made
+            return {name: made[name] for name in tables if name in made}
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        now = self.identities(known)
+        gone = {name: "it was removed" for name in known if name not in now}
+        return gone | {
+            name: "it was removed, and another one is there"
+            for name, identity in known.items()
+            if identity and now.get(name, identity) != identity
+        }
 
     def drop(self) -> None:
         with self._store.lock:

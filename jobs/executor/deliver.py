@@ -133,6 +133,7 @@ def apply_portion(
         overwrite_equal_tags=overwrite_equal_tags,
         never_applied=task.overwrite_equal_tags,
         versions=versions,
+        identities=task.identities,
     )
     *before, last = _without_open_rejections(task, whole) if task.rejected_before else [whole]
     outcomes = [_applied(task, sink, batch) for batch in (*before, replace(last, next_offsets=next_offsets))]

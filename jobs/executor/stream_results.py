@@ -158,7 +158,7 @@ def apply_rows(task: Task, table: Table, batch_id: int, rows: Sequence[_Row], to
             else:
                 position = Position(str(table.name), 0, place)
                 new.append(RowEvent(table.name, row.key, tag, row.values, position))
-        outcome = sink_for(task).apply(Batch(new, fence=task.fence))
+        outcome = sink_for(task).apply(Batch(new, fence=task.fence, identities=task.identities))
         result.applied += outcome.applied
         result.stale += outcome.stale
         by_place = {event.position.offset: kept[event.position.offset] for event in new}

@@ -102,6 +102,8 @@ class Task:
     retry_s: float
     run: str
     """A new one for each run of the query: an open sink may know nothing of a table's new shape."""
+    identities: Mapping[TableName, str] = field(default_factory=dict)
+    """By what the sink's tables were known when the query began, where that is known."""
     rejected_before: Mapping[tuple[str, bytes], str] = field(default_factory=dict)
     """Topic and key -> tag of events that this sink has rejected and that nothing has replaced yet."""
     computed: Mapping[TableName, Sequence[Column]] = field(default_factory=dict)
@@ -149,6 +151,7 @@ class Task:
             self,
             tables=tables,
             shapes={name: shape for name, shape in self.shapes.items() if name in names},
+            identities={name: text for name, text in self.identities.items() if name in names or self.view is not None},
             rejected_before={at: tag for at, tag in self.rejected_before.items() if at[0] in own},
             computed={name: columns for name, columns in self.computed.items() if name in names},
             versions=[name for name in self.versions if name in names],

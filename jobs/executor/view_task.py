@@ -633,7 +633,9 @@ class _Run:
         """Give these to the sink, and note what became of them. Raises LockstepError for too many rejections."""
         if self._input.shard is not None:
             next_offsets = {}  # other shards may not be there yet
-        batch = Batch(Events([events]), next_offsets=next_offsets, fence=self._task.fence)
+        batch = Batch(
+            Events([events]), next_offsets=next_offsets, fence=self._task.fence, identities=self._task.identities
+        )
         outcome = sink_for(self._task).apply(batch)
         self._result.applied += outcome.applied
         self._result.stale += outcome.stale

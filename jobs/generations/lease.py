@@ -28,6 +28,7 @@ from typing import Final
 import orjson
 
 from cdc.model.errors import DataLost, Fenced, Unavailable
+from cdc.model.table import TableName
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -154,7 +155,7 @@ class GenerationLease:
         monotonic: Callable[[], float] = time.monotonic,
         now_ms: Callable[[], int] = _now_ms,
     ) -> None:
-        self._records, self._sink = opened.records, opened.sink
+        self._records, self._sink, self._generations = opened.records, opened.sink, opened.generations
         self._generation = generation
         self._once = once
         self._heartbeat_name = heartbeat_name(generation)
@@ -188,7 +189,7 @@ class GenerationLease:
         May wait as long as the one before doesn't answer.
         """
         with self._lock:
-            self._records, self._sink = opened.records, opened.sink
+            self._records, self._sink, self._generations = opened.records, opened.sink, opened.generations
 
     def claim(self, claim_sink: Callable[[], int]) -> int:
         """Become the generation's newest job, or stay it. Returns the fence that ``claim_sink`` (``Sink.claim``) gives.
@@ -237,6 +238,11 @@ class GenerationLease:
         """Those of these coordination records that there are, in the same way."""
         with self._lock:
             return self._records.load_all(names)
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        """As ``Generations.lost``, by the lease's connection."""
+        with self._lock:
+            return self._generations.lost(known)
 
     def save_record(self, name: str, text: str | None) -> None:
         """Replace a coordination record, in the same way. Raises as ``look``, and saves nothing then.

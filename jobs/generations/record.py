@@ -188,9 +188,18 @@ def way_on(phase: Phase, sink: str, generation: int) -> str:
 
 
 def require_in_use(records: CoordinationRecords, name: str, generation: int) -> None:
-    """Raise LockstepError when a generation was dropped, or is about to be: nothing may recreate it."""
+    """Raise LockstepError when a generation was dropped, or is about to be, and when the store has lost its record.
+
+    Nothing may recreate it.
+    """
     record = load_record(records, generation)
-    if record is None or record.phase is Phase.RETIRED:
+    if record is None:  # it stays when a generation is dropped
+        raise LockstepError(
+            f"the store of sink {name!r} has lost what was kept of generation {generation}: it was emptied, or its"
+            " bookkeeping was removed",
+            hint="start the job again: it says what is lost, and which command reads the log again",
+        )
+    if record.phase is Phase.RETIRED:
         raise LockstepError(
             f"generation {generation} of sink {name!r} was dropped", hint="`lockstep generations` lists those there are"
         )

@@ -20,6 +20,7 @@ from cdc.model.errors import (
     DataLost,
     Fenced,
     LockstepError,
+    NeedsRebuild,
     Overtaken,
     PositionMismatch,
     Unavailable,
@@ -39,6 +40,14 @@ from jobs.generations.asides import (
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.columns import Columns, load_columns, save_columns
 from jobs.generations.first_read import dump_first_read, first_read, first_read_name, load_first_read
+from jobs.generations.identities import (
+    Identities,
+    dump_identities,
+    identities_name,
+    known_of,
+    load_identities,
+    lost_rows,
+)
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.record import require_in_use
@@ -56,6 +65,7 @@ from jobs.query.consistency import (
     read_on_at,
 )
 from jobs.query.failures import BACKOFF_MAX_S, Backoff
+from jobs.query.identity_watch import IdentityWatch
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable, without_topic
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
@@ -256,15 +266,15 @@ class SinkJob:
         require_in_use(opened.records, plan.name, plan.generation)
         lease.begin()
         stored = opened.generations.load_progress()
-        if view is None and stored is not None:
-            self._require_rows(opened, log, stored, lease, orders)
         prepared = log.tables if view is None else {view.table.name: view.table}
+        identities = self._still_there(opened, prepared.keys(), log, stored, lease, orders)
         with preparing(opened.records, plan.generation, prepared):
             if view is None:
                 columns, lacking = self._prepare(opened, log, lease, orders, may_set_aside=stored is not None)
             else:
                 columns, lacking = Columns(), NOTHING_ADDED
                 opened.sink.prepare([view.table], go_live=plan.go_live)
+        identities = self._keep_identities(opened, prepared.keys(), identities, lease)
         if plan.bulk:
             opened.generations.begin_bulk()
         self._known_shapes = log.records
@@ -312,6 +322,7 @@ class SinkJob:
             view=self._view_input(view, log, committed),
             steps=self._steps_input(committed),
             server=opened.server(),
+            identities=identities,
         )
         self._asides.begin(lease)
         # A table that is tried again and again in vain would leave two each time.
@@ -335,9 +346,17 @@ class SinkJob:
         topics = TopicWatch(plan.name, log.topics)
         retention = None if log.deletes or plan.bulk else RetentionWatch(list(log.topics))
         has_orders = partial(self._has_orders, lease, orders, Noted(self._asides.now), keeper)
+        has_lost = IdentityWatch(lease, identities).has_lost
         news = threading.Event()
         with ended_early(
-            plan, cluster, log.tables, topics, retention, uncopied=log.uncopied, news=news, has_orders=has_orders
+            plan,
+            cluster,
+            log.tables,
+            topics,
+            retention,
+            uncopied=log.uncopied,
+            news=news,
+            has_orders=lambda: has_orders() or has_lost(),
         ) as early:
             by_topic = {table_topic(plan.pipeline, name): table_plan for name, table_plan in computed.items()}
             reached = self._reached_of(checkpoint.location, stored)
@@ -566,7 +585,10 @@ class SinkJob:
             return
         if not self._sets_aside(refused.errors) or opened.generations.load_progress() is None:
             raise LockstepError(refused.message, hint=refused.hint)
-        self._asides.fail(lease, refused.errors, self._obeyed)
+        # Where a table isn't there any more, that is why. One that was never made is no loss.
+        known = self._known_identities(opened)
+        lost = opened.generations.lost({name: known[name] for name in refused.errors if name in known})
+        self._asides.fail(lease, {**refused.errors, **lost_rows(self._plan.name, lost)}, self._obeyed)
 
     def _start(
         self, opened: OpenedSink, log: LogFacts, stored: Progress | None
@@ -688,26 +710,61 @@ class SinkJob:
         if errors:
             self._asides.fail(lease, errors, orders)
 
-    def _require_rows(
-        self, opened: OpenedSink, log: LogFacts, stored: Progress, lease: GenerationLease, orders: Orders
-    ) -> None:
-        """Set those tables aside again that were removed from the destination. Raises SetAside.
+    def _still_there(
+        self,
+        opened: OpenedSink,
+        tables: Collection[TableName],
+        log: LogFacts,
+        stored: Progress | None,
+        lease: GenerationLease,
+        orders: Orders,
+    ) -> Identities:
+        """By what those of the ``tables`` that have rows are known from now on, as far as the destination has them.
 
-        Made anew they would lack what had been applied, and count as complete.
+        Raises SetAside where somebody has removed single ones. Made anew they would lack what had been applied, and
+        count as complete. Raises LockstepError where all are gone, or one of a generation that isn't to go on without.
         """
-        errors: dict[TableName, LockstepError] = {}
-        read_from = load_start_position(opened.records, self._plan.generation).offsets or {}
-        begun = {topic for at in (stored.next_offsets, read_from) for (topic, _), offset in at.items() if offset}
-        for name, table in log.tables.items():
-            if name in self._asides.now and self._topic(name) in begun:
-                try:
-                    list(opened.sink.rows(stored_table(table), ()))
-                except (Unavailable, Fenced):
-                    raise
-                except LockstepError as error:
-                    errors[name] = error
+        if stored is None:
+            return {}
+        begun = self._begun_tables(opened, tables, log, stored)
+        now = opened.generations.identities(begun)  # first: what is removed after this look is found by the next one
+        known = self._known_identities(opened)
+        errors = lost_rows(self._plan.name, opened.generations.lost(known_of(known, begun)))
         if errors:
-            self._asides.fail(lease, errors, orders)
+            if self._sets_aside(errors):
+                self._asides.fail(lease, errors, orders)
+            first = next(iter(errors.values()))
+            raise NeedsRebuild("; ".join(error.message for error in errors.values()), hint=first.hint)
+        return now
+
+    def _begun_tables(
+        self, opened: OpenedSink, tables: Collection[TableName], log: LogFacts, stored: Progress
+    ) -> list[TableName]:
+        """The tables of which something was applied."""
+        read_from = load_start_position(opened.records, self._plan.generation).offsets or {}
+        topics = {topic for at in (stored.next_offsets, read_from) for (topic, _), offset in at.items() if offset}
+        if self._plan.settings.view is not None:
+            return list(tables) if topics & log.topics.keys() else []
+        return [name for name in tables if self._topic(name) in topics]
+
+    def _known_identities(self, opened: OpenedSink) -> Identities:
+        """None in a bulk load: its end may make tables anew, and until then nobody reads them."""
+        return {} if self._plan.bulk else load_identities(opened.records, self._plan.generation)
+
+    def _keep_identities(
+        self, opened: OpenedSink, tables: Collection[TableName], kept: Identities, lease: GenerationLease
+    ) -> Identities:
+        """Note by what the prepared ``tables`` are known. Those that were there before are ``kept`` as they were."""
+        record, before = identities_name(self._plan.generation), load_identities(opened.records, self._plan.generation)
+        if self._plan.bulk:
+            if before:
+                lease.save_record(record, None)
+            return {}
+        new = [name for name in tables if name not in kept]
+        identities = {**kept, **opened.generations.identities(new)}
+        if before | identities != before:  # others may be set aside
+            lease.save_record(record, dump_identities(before | identities))
+        return identities
 
     def _prepare(
         self, opened: OpenedSink, log: LogFacts, lease: GenerationLease, orders: Orders, *, may_set_aside: bool
@@ -833,6 +890,7 @@ class SinkJob:
         view: ViewInput | None = None,
         steps: StepsInput | None = None,
         server: str | None = None,
+        identities: Identities,
     ) -> Task:
         plan = self._plan
         computed_columns = projection_of(plan.settings).computed
@@ -858,6 +916,7 @@ class SinkJob:
             view=view,
             steps=steps,
             server=server,
+            identities=identities,
         )
 
     def _have_shapes_changed(self) -> bool:

@@ -31,6 +31,7 @@ from jobs.executor.result import RESULT_SCHEMA, from_arrow
 from jobs.executor.stream_results import apply_results
 from jobs.executor.stream_topics import check_topic_ids
 from jobs.executor.task_input import StreamInput, Task
+from jobs.generations.identities import dump_identities, identities_name, known_of, load_identities
 from jobs.generations.lease import GenerationLease
 from jobs.generations.prepared import preparing
 from jobs.generations.read_so_far import ReadSoFar
@@ -45,6 +46,7 @@ from jobs.generations.record import (
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
+from jobs.query.identity_watch import IdentityWatch
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -211,8 +213,13 @@ class _Run:
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
         self._check_checkpoint()
         self._read = ReadSoFar(sum(self._figures.offsets.values()))
+        self._check_still_there(table)
         with preparing(self._opened.records, self._generation, {table.name: table}):
             self._opened.sink.prepare([table])
+        identities = self._opened.generations.identities([table.name])
+        self._watch = IdentityWatch(self._lease, identities)
+        if load_identities(self._opened.records, self._generation) != identities:
+            self._lease.save_record(identities_name(self._generation), dump_identities(identities))
         shape = Shape.of(table).to_json()
         if self._opened.records.load(result_name(self._generation)) != shape:
             self._opened.records.save(result_name(self._generation), shape)
@@ -227,6 +234,7 @@ class _Run:
                 name, begun.topic_ids, side_topic.name, self._side_bytes_max,
                 None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
             ),
+            identities=identities,
         )  # fmt: skip
         call = BatchCall(self._batch)
         frame = frame.repartition(2, *[f.col(quoted(column)) for column in plan.query.order_columns])
@@ -407,6 +415,17 @@ class _Run:
         ends, committed = None if known is None else known.ends, self._checkpoint.newest_committed()
         check_checkpoint(self._plan.name, self._figures, planned=newest, committed=committed, ends=ends)
 
+    def _check_still_there(self, table: Table) -> None:
+        """Raise LockstepError where somebody has removed the rows that were written: nobody writes them again."""
+        if not self._figures.results:
+            return
+        known = load_identities(self._opened.records, self._generation)
+        for what in self._opened.generations.lost(known_of(known, [table.name])).values():
+            raise LockstepError(
+                f"the result of stream query {self._plan.name!r} lacks rows: somebody has removed its data ({what})",
+                hint=f"build the result again: lockstep streams rebuild {self._plan.name}",
+            )
+
     def _check_figures(self) -> None:
         """Raise Unavailable where the store has other figures than this job: it was put back meanwhile.
 
@@ -426,7 +445,7 @@ class _Run:
                 self._poster.check()
             self._go_live()
             if time.monotonic() >= look_at:
-                if self._has_newer():
+                if self._has_newer() or self._watch.has_lost():
                     return True
                 if self._is_live and self._has_earlier:
                     self._drop_earlier()

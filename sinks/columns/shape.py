@@ -167,8 +167,7 @@ def unprepared(table: object) -> LockstepError:
     """The error for an event of a table that this generation doesn't have."""
     return NeedsRebuild(
         f"table {table} was not prepared in this generation, or somebody has removed its data",
-        hint="rebuild it from the log: lockstep rebuild, with --switch; a job that is restarted makes it anew, without"
-        " the rows from before",
+        hint="rebuild it from the log: lockstep rebuild, with --switch",
     )
 
 

@@ -155,6 +155,18 @@ class DeltaGenerations:
         self._delete_doomed()
         return gone
 
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        build = self._bookkeeping.read().builds.get(self._number)
+        paths = {} if build is None else build.tables
+        known = {name: self._tables.identity(paths[name]) for name in tables if name in paths}
+        return {name: identity for name, identity in known.items() if identity is not None}
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        now = self.identities(known)
+        gone = {name: "its directory was removed" for name in known if name not in now}
+        changed = {name: _what_became(known[name], identity) for name, identity in now.items() if known[name]}
+        return gone | {name: what for name, what in changed.items() if what is not None}
+
     def drop(self) -> None:
         def without(state: CatalogueState, live: int | None) -> CatalogueState:
             if live == self._number:
@@ -188,3 +200,11 @@ class DeltaGenerations:
 
 def _progress_of(build: GenerationState | None) -> Progress | None:
     return None if build is None or build.progress is None else load_progress(build.progress)
+
+
+def _what_became(before: str, now: str) -> str | None:
+    """What has become of a table, of which a commit never goes away; None where it is the one that was known. Pure."""
+    (id_before, version_before), (table_id, version) = before.split(), now.split()
+    if table_id != id_before:
+        return "its directory was removed, and another table is there"
+    return "its directory was put back to an earlier moment" if int(version) < int(version_before) else None

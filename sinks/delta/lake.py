@@ -83,16 +83,21 @@ class Lake:
 
     def open(self, path: str) -> "DeltaTable | None":
         """A table, or None when there is none."""
+        table = self.seen(path)
+        if table is not None:
+            self._commits[path] = self._commit(path, table)
+        return table
+
+    def seen(self, path: str) -> "DeltaTable | None":
+        """The same to be looked at once: what was opened before isn't taken for the same one by it."""
         from deltalake import DeltaTable
         from deltalake.exceptions import TableNotFoundError
 
         with talking():
             try:
-                table = DeltaTable(self._address(path), storage_options=dict(self._options()))
+                return DeltaTable(self._address(path), storage_options=dict(self._options()))
             except TableNotFoundError:
                 return None
-        self._commits[path] = self._commit(path, table)
-        return table
 
     def refresh(self, path: str, table: "DeltaTable") -> "DeltaTable":
         """The table as it is now. It is opened anew where its log isn't the one that it was read from.

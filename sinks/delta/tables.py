@@ -89,6 +89,11 @@ class DeltaTables:
             opened = self._opened[name] = OpenedTable(self.lake, name, path, table)
         return opened
 
+    def identity(self, path: str) -> str | None:
+        """What Delta itself tells a table by, and its version now; None where there is none."""
+        table = self.lake.seen(self.own(path))
+        return None if table is None else f"{table.metadata().id} {table.version()}"
+
     def build(self, state: CatalogueState) -> GenerationState:
         """This generation in the catalogue state. Raises LockstepError when it isn't there."""
         try:

@@ -104,10 +104,7 @@ def stopping(status: int, error: str) -> LockstepError:
             "OpenSearch then lifts the block"
         )
     elif error in ("index_not_found_exception", "invalid_index_name_exception"):
-        hint = (
-            "the index was removed: rebuild it from the log: lockstep rebuild; where only its alias was, restart the"
-            " job"
-        )
+        hint = "the index was removed: rebuild it from the log: lockstep rebuild, with --switch"
     elif error == "index_closed_exception":
         hint = "somebody closed the index: open it again, then restart the job"
     elif error == "routing_missing_exception":

@@ -33,7 +33,7 @@ class Bookkeeping:
         self._client = client
         self._name = name
         self._prefix = prefix
-        self._index = f"{prefix}.{BOOKKEEPING}"
+        self.index = f"{prefix}.{BOOKKEEPING}"
         self._replicas = replicas
         self._format_is_checked = False
 
@@ -43,9 +43,9 @@ class Bookkeeping:
             return
         lenient = {"ignore_unavailable": "true", "allow_no_indices": "true"}
         earlier = f"{self._prefix}.{_EARLIER}"
-        answer = self._client.call("GET", f"/{self._index},{earlier}/_mapping", parameters=lenient)
-        if self._index in answer:
-            meta = answer[self._index]["mappings"].get("_meta") or {}
+        answer = self._client.call("GET", f"/{self.index},{earlier}/_mapping", parameters=lenient)
+        if self.index in answer:
+            meta = answer[self.index]["mappings"].get("_meta") or {}
             check_stored_format(self._name, int(meta.get("lockstep_stored_format", 1)), elsewhere="prefix")
         elif earlier in answer:
             check_stored_format(self._name, 1, elsewhere="prefix")
@@ -56,7 +56,7 @@ class Bookkeeping:
         self.check_format()
         index_mapping = {"dynamic": False, "_meta": {"lockstep_stored_format": STORED_FORMAT}}
         settings = {"number_of_replicas": self._replicas, "number_of_shards": 1, "refresh_interval": _NEVER}
-        self._client.create_index(self._index, index_mapping, settings)
+        self._client.create_index(self.index, index_mapping, settings)
 
     def load(self, document: str) -> Any:
         """A document's ``_source``, or None when there is none of that id."""
@@ -78,7 +78,7 @@ class Bookkeeping:
         self.check_format()
         if not documents:
             return {}
-        path = f"/{self._index}/_mget"
+        path = f"/{self.index}/_mget"
         answer = self._client.call("POST", path, {"ids": list(documents)}, {"preference": "_primary"})
         for document in answer["docs"]:
             if "error" in document and document["error"]["type"] != _NO_INDEX:
@@ -88,7 +88,7 @@ class Bookkeeping:
     def save(self, document: str, source: Any) -> None:
         """Store a document. The index must be there."""
         self.check_format()
-        self._client.call("PUT", f"/{self._index}_W/_doc/{document}", source, {"require_alias": "true"})
+        self._client.call("PUT", f"/{self.index}_W/_doc/{document}", source, {"require_alias": "true"})
 
     def save_version(self, document: str, source: Any, version: int) -> bool:
         """Store a document in this version, unless a greater one is there. Returns whether it was stored.
@@ -97,13 +97,13 @@ class Bookkeeping:
         """
         self.check_format()
         external = {"require_alias": "true", "version": str(version), "version_type": "external_gte"}
-        path, newer = f"/{self._index}_W/_doc/{document}", ("version_conflict_engine_exception",)
+        path, newer = f"/{self.index}_W/_doc/{document}", ("version_conflict_engine_exception",)
         return self._client.call("PUT", path, source, external, passing_errors=newer) is not None
 
     def create(self, document: str, source: Any) -> bool:
         """Store a document unless there is one of that id. Returns whether it was stored. The index must be there."""
         self.check_format()
-        path = f"/{self._index}_W/_create/{document}"
+        path = f"/{self.index}_W/_create/{document}"
         there = ("version_conflict_engine_exception",)
         return self._client.call("PUT", path, source, {"require_alias": "true"}, passing_errors=there) is not None
 
@@ -112,7 +112,7 @@ class Bookkeeping:
         if held is None:
             return self.create(document, source)
         condition = {"if_seq_no": str(held.seq_no), "if_primary_term": str(held.primary_term), "require_alias": "true"}
-        path, changed = f"/{self._index}_W/_doc/{document}", ("version_conflict_engine_exception",)
+        path, changed = f"/{self.index}_W/_doc/{document}", ("version_conflict_engine_exception",)
         return self._client.call("PUT", path, source, condition, passing_errors=changed) is not None
 
     def remove(self, document: str) -> None:
@@ -123,11 +123,11 @@ class Bookkeeping:
     def documents(self, beginning: str) -> list[str]:
         """The ids that begin like this."""
         self.check_format()
-        if self._client.call("POST", f"/{self._index}/_refresh", missing_ok=True) is None:
+        if self._client.call("POST", f"/{self.index}/_refresh", missing_ok=True) is None:
             return []
         everything = {"size": _DOCUMENTS_MAX, "_source": False, "query": {"match_all": {}}}
-        answer = self._client.call("POST", f"/{self._index}/_search", everything)
+        answer = self._client.call("POST", f"/{self.index}/_search", everything)
         return [hit["_id"] for hit in answer["hits"]["hits"] if hit["_id"].startswith(beginning)]
 
     def _path(self, document: str) -> str:
-        return f"/{self._index}/_doc/{document}"
+        return f"/{self.index}/_doc/{document}"

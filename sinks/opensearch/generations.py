@@ -83,6 +83,22 @@ class OpenSearchGenerations:
                 others.append(held.shape.table.name)
         return sorted(others)
 
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        indexes = self._indexes.uuids()
+        names = {name: self._indexes.index(name) for name in tables}
+        store = indexes.get(self._bookkeeping.index, "")
+        return {name: f"{indexes[index]} {store}" for name, index in names.items() if index in indexes}
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        now = self.identities(known)
+        lost = {}
+        for name, before in known.items():
+            if name not in now:
+                lost[name] = f"index {self._indexes.index(name)!r} was removed"
+            elif _is_another(before, now[name]):
+                lost[name] = f"index {self._indexes.index(name)!r} was removed, and another one of its name is there"
+        return lost
+
     def drop(self) -> None:
         mine = self._mine(self._indexes.all_own())
         if any(index.is_live for index in mine):
@@ -134,3 +150,13 @@ class OpenSearchGenerations:
     def _remove(self, index: OwnIndex) -> None:
         """Remove an index with its aliases."""
         self._indexes.client.call("DELETE", f"/{index.name}", missing_ok=True)
+
+
+def _is_another(before: str, now: str) -> bool:
+    """Whether an index isn't the one that was known. Pure.
+
+    A cluster that was put back has other ones throughout: the bookkeeping, which is then as old as the rows, too.
+    """
+    index_before, _, store_before = before.partition(" ")
+    index, _, store = now.partition(" ")
+    return bool(before) and index != index_before and store == store_before

@@ -78,6 +78,7 @@ class OpenSearchIndexes:
         """
         before = {table.name: self.held(self.index(table.name)) for table in tables}
         self._check([table for table in tables if before[table.name] is None])
+        self._give_back_aliases([self.index(name) for name, held in before.items() if held is not None])
         for table in tables:
             index = self.index(table.name)
             held = before[table.name]
@@ -89,6 +90,14 @@ class OpenSearchIndexes:
                 if held is None:
                     raise unprepared(table.name)
             self.targets[table.name] = self._target(index, self._evolved(index, held, table))
+
+    def _give_back_aliases(self, indexes: Sequence[str]) -> None:
+        """Give these indexes their writing aliases, where somebody has removed them."""
+        aliases = self._aliases() if indexes else {}
+        lacking = [index for index in indexes if f"{index}_W" not in aliases.get(index, ())]
+        if lacking:
+            actions = [{"add": {"index": index, "alias": f"{index}_W"}} for index in lacking]
+            self.client.call("POST", "/_aliases", {"actions": actions})
 
     def check_new(self, tables: Sequence[Table]) -> str:
         """Have the server say whether it would create these tables' indexes; it creates nothing.
@@ -148,6 +157,18 @@ class OpenSearchIndexes:
         aliases = self._aliases()
         mine = [index.name for index in own_indexes(aliases) if index.generation == self.generation]
         return {index: [alias for alias in aliases[index] if fence_of(index, alias)] for index in mine}
+
+    def uuids(self) -> dict[str, str]:
+        """The cluster's own ids of this generation's indexes, and of the bookkeeping index, by name.
+
+        An index that is made again, or put back from a snapshot, has another one.
+        """
+        self.bookkeeping.check_format()
+        # As ``held``: a node that has just started looks first whether it can tell. One that is closed is there.
+        lenient = {"ignore_unavailable": "true", "allow_no_indices": "true", "expand_wildcards": "all"}
+        path = f"/{self.prefix}.*_g{self.generation},{self.bookkeeping.index}/_settings/index.uuid"
+        answer = self.client.call("GET", path, parameters={**lenient, "flat_settings": "true"})
+        return {name: held["settings"]["index.uuid"] for name, held in answer.items()}
 
     # Of all generations
 

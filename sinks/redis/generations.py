@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client, history_of
-from sinks.redis.layout import Template, glob_text
+from sinks.redis.layout import Template, glob_text, table_field
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
 from sinks.stored_progress import check_stored
@@ -75,6 +75,16 @@ class RedisGenerations:
         others = list(fields.values())
         self._tables.forget(others)
         return sorted(others)
+
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        """One says only that the generation was prepared for the table: nobody counts a table's keys, or walks them."""
+        with self._connection.talking() as client:
+            held = set(client.hkeys(self._keys.tables))
+        return {name: "prepared" for name in tables if table_field(name) in held}
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        now = self.identities(known)
+        return {name: f"key {self._keys.tables!r} doesn't name it any more" for name in known if name not in now}
 
     def drop(self) -> None:
         if self.live() == self._number:

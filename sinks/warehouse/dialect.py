@@ -37,6 +37,16 @@ class Kept(NamedTuple):
     versions: int
 
 
+class Storage(NamedTuple):
+    """What a relation is stored in, by numbers of the database's own; 0 where it has none that last.
+
+    ``relation`` is another one once it was dropped, ``file`` once it was emptied or written anew as a whole.
+    """
+
+    relation: int = 0
+    file: int = 0
+
+
 class Connection(Protocol):
     """Transactions and statements. Errors leave a transaction as ours."""
 
@@ -169,6 +179,12 @@ class Dialect(Protocol):
         ...
 
     def has_rows(self, held: "HeldTable") -> bool: ...
+
+    def storages(self, relations: Collection[str]) -> Mapping[str, Storage]:
+        """What these relations of the generation's schema are stored in, those that are there."""
+        ...
+
+    def bookkeeping_storage(self) -> Storage: ...
 
     def drop_key(self, held: "HeldTable") -> None:
         """From now on several rows may have one key."""

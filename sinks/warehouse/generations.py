@@ -115,6 +115,16 @@ class WarehouseGenerations:
         self._connection.disconnect()  # staging tables are like those that are gone
         return others
 
+    def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
+        with self._connection.looking():
+            return self._tables.identities(tables) if self._bookkeeping.exist() else {}
+
+    def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
+        with self._connection.looking():
+            if self._bookkeeping.exist():
+                return self._tables.lost(known)
+        return dict.fromkeys(known, "the bookkeeping was dropped")
+
     def drop(self) -> None:
         with self._connection.transaction():
             if not self._bookkeeping.exist():

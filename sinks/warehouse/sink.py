@@ -132,7 +132,8 @@ class WarehouseSink:
                 live = self._generation
                 self._bookkeeping.make_live()
             if live == self._generation:
-                self._tables.expose(wanted)
+                # Without those that somebody has dropped: the others go on, and the job tells of them.
+                self._tables.expose(self._tables.still_there(wanted))
             # Now that no view has them any more.
             for held in changed:
                 before = known.get(held.shape.table.name, held)
@@ -260,6 +261,9 @@ class WarehouseSink:
                 if versions.missing_until_ms is not None:
                     bookkeeping.raise_missing_until(versions.events.table, versions.missing_until_ms)
             self._bookkeeping.save_offsets(batch.next_offsets)
+            if batch.identities:
+                touched = {events.table for events in (*tables, *(versions.events for versions in histories))}
+                self._tables.check_same({name: batch.identities[name] for name in touched & batch.identities.keys()})
         return Outcome(applied, sum(map(len, tables)) - applied - len(rejections), rejections)
 
     def _check_versions(self, tables: Sequence[TableEvents], histories: Sequence[TableVersions], batch: Batch) -> None:

@@ -3,15 +3,16 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from cdc.model.append_only import is_append_only
-from cdc.model.errors import ConfigurationError, NeedsRebuild
+from cdc.model.errors import ConfigurationError, DataLost, NeedsRebuild
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
 from sinks.columns.shape import Shape
 from sinks.contract import Leftover, marks_of_rows
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
-from sinks.warehouse.dialect import Dialect
+from sinks.warehouse.dialect import Dialect, Storage
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history_bookkeeping import HistoryBookkeeping
+from sinks.warehouse.identity import Identity, Noted, Now, what_became
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, fitting, qualified
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.dialect import PostgreSql
@@ -131,6 +132,71 @@ class WarehouseTables:
         if tags:
             self.purged_versions.raise_to(tags)
         return has_more
+
+    def identities(self, names: Collection[TableName]) -> dict[TableName, str]:
+        """What tells each of these tables, with its history, from others that take their places."""
+        tables = self.bookkeeping.tables(names)
+        storages = self._storages(tables)
+        bookkeeping = self.dialect.bookkeeping_storage().relation
+
+        def noted(relation: str) -> Noted:
+            return Noted(storages[relation], has_rows=not self._is_empty(relation))
+
+        found = {
+            name: Identity(bookkeeping, {relation: noted(relation) for relation in held.relations})
+            for name, held in tables.items()
+            if storages.keys() >= held.relations.keys()
+        }
+        return {name: identity.to_json() for name, identity in found.items()}
+
+    def lost(self, known: Mapping[TableName, str]) -> dict[TableName, str]:
+        """Which tables aren't those any more that were known like this, each with what has become of it."""
+        tables = self.bookkeeping.tables(known)
+        now = Now(
+            self.dialect.bookkeeping_storage().relation,
+            self._storages(tables),
+            self._purged_relations(tables),
+            self._is_empty,
+        )
+        found = {
+            name: what_became(
+                Identity.from_json(text) if text else None, tables[name].relations if name in tables else (), now
+            )
+            for name, text in known.items()
+        }
+        return {name: what for name, what in found.items() if what is not None}
+
+    def still_there(self, tables: Mapping[TableName, HeldTable]) -> dict[TableName, HeldTable]:
+        """Those of these tables that nobody has dropped, with their histories."""
+        storages = self._storages(tables)
+        return {name: held for name, held in tables.items() if storages.keys() >= held.relations.keys()}
+
+    def check_same(self, known: Mapping[TableName, str]) -> None:
+        """Raise DataLost where one of these tables is stored in something else than was known, whatever the reason is.
+
+        For a transaction that has written to them: nobody empties or drops them until it ends.
+        """
+        identities = {name: Identity.from_json(text) for name, text in known.items() if text}
+        storages = self.dialect.storages([relation for each in identities.values() for relation in each.relations])
+        for name, identity in identities.items():
+            for relation, noted in identity.relations.items():
+                if storages.get(relation) != noted.storage:
+                    raise DataLost(
+                        f"{relation}, which has rows of {name}, was emptied, replaced or written anew as a whole by"
+                        " somebody else"
+                    )
+
+    def _storages(self, tables: Mapping[TableName, HeldTable]) -> Mapping[str, Storage]:
+        return self.dialect.storages([relation for held in tables.values() for relation in held.relations])
+
+    def _purged_relations(self, tables: Mapping[TableName, HeldTable]) -> set[str]:
+        """Those from which rows were purged or erased, so that they may have none any more."""
+        purged = {tables[name].name for name in self.purged.load() if name in tables}
+        return purged | {tables[name].name + HISTORY_SUFFIX for name in self.purged_versions.load() if name in tables}
+
+    def _is_empty(self, relation: str) -> bool:
+        rows = f"select exists (select 1 from {qualified(self._schema, relation)})"
+        return not self.connection.run(rows).scalar()
 
     def newest_tag(self) -> str:
         """The greatest tag of all rows, also of deleted ones; "" where there are none. It reads all of them."""

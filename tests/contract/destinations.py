@@ -86,6 +86,8 @@ class Destination:
     """Two tables whose names differ in nothing else are refused."""
     remove: Callable[[str], object] = lambda _: None
     """Removes all that a sink left behind, where the server takes so much only."""
+    remove_items: Callable[[str], object] = lambda _: None
+    """Removes what tells readers or jobs of the table ``ITEMS`` in generation 1, as somebody does by hand."""
     copy: Callable[[str], PutBack] = _no_copy
     """Copies all that a sink holds. What is returned puts the copy back."""
     keeps_offsets: bool = False
@@ -142,11 +144,17 @@ def _memory() -> Destination:
 
         yield find
 
+    def remove_items(name: str) -> None:
+        generation = stores[name].generations[1]
+        for kept in (generation.shapes, generation.newest, generation.made):
+            kept.pop(ITEMS.name)
+
     return Destination(
         open_,
         reader,
         {"note": POISON * MAX_VALUE_BYTES},
         lambda name: repr(stores[name]),
+        remove_items=remove_items,
         fences=True,
         keeps_offsets=True,
         copy=lambda name: memory_copy(stores[name]),
@@ -218,12 +226,17 @@ def _redis_laid_out(endpoints: Any, key: str, note: Callable[[dict[bytes, bytes]
                 ]
             )
 
+    def remove_items(name: str) -> None:
+        with redis.Redis.from_url(endpoints.redis_url) as client:
+            client.delete(f"{name}:g1.tables")
+
     return Destination(
         lambda name, generation: open_redis(name, chosen, generation),
         reader,
         {"note": POISON * MAX_VALUE_BYTES},
         everything,
         "valkey",
+        remove_items=remove_items,
         copy=partial(redis_copy, endpoints.redis_url),
     )
 
@@ -260,6 +273,10 @@ def _opensearch(
             if indexes:
                 client.indices.delete(index=",".join(indexes))
 
+    def remove_items(name: str) -> None:
+        with OpenSearch(hosts=[endpoints.opensearch_url]) as client:
+            client.indices.delete(index=f"{name}.{items}_g1")
+
     return Destination(
         lambda name, generation: open_opensearch(name, chosen, generation),
         reader,
@@ -267,6 +284,7 @@ def _opensearch(
         everything,
         "opensearch",
         remove=remove,
+        remove_items=remove_items,
         copy=partial(opensearch_copy, endpoints.opensearch_url),
         forgets=chosen.deletes == "versioned",
     )
@@ -312,6 +330,10 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
             query = f"select row_to_json(held)::text from {name}_g1.values as held"
             return repr(connection.execute(query).fetchall())
 
+    def remove_items(name: str) -> None:
+        with psycopg.connect(endpoints.warehouse_dsn) as connection:
+            connection.execute(f"drop table {name}_g1.items cascade".encode())
+
     def query(text: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(endpoints.warehouse_dsn) as connection:
             return connection.execute(text.encode()).fetchall()
@@ -324,6 +346,7 @@ def _warehouse(endpoints: Any, **shaping: Any) -> Destination:
         "warehouse",
         fences=True,
         keeps_offsets=True,
+        remove_items=remove_items,
         copy=partial(postgres_copy, endpoints.warehouse_dsn),
         query=query,
     )
@@ -383,6 +406,11 @@ def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
                     if "file handle conflict" not in str(error):  # then the sink has the file
                         raise
 
+    def write(statement: str) -> None:
+        """While no sink has the file."""
+        with duckdb.connect(f"{root}/contract.duckdb") as connection:
+            connection.execute(statement)
+
     @contextmanager
     def reader(name: str) -> Iterator[Reader]:
         def find(number: int) -> str | None:
@@ -407,6 +435,7 @@ def _duckdb(_endpoints: Any, **shaping: Any) -> Destination:
         keeps_offsets=True,
         folds_case=True,
         remove=lambda _: shutil.rmtree(root, ignore_errors=True),
+        remove_items=lambda name: write(f"drop table {name}_g1.items"),
         copy=lambda _: file_copy(root / "contract.duckdb"),
         query=read,
     )
@@ -448,6 +477,7 @@ def _delta(_endpoints: Any) -> Destination:
         everything,
         fences=True,
         remove=lambda _: shutil.rmtree(root, ignore_errors=True),
+        remove_items=lambda name: shutil.rmtree(root / f"{name}_g1" / "items"),
         copy=lambda name: directory_copy(root, name, Path(tempfile.mkdtemp(prefix="copy-", dir=root))),
     )
 

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.query import identity_watch
 from jobs.streams.rebuild import begin_again
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
@@ -47,6 +48,13 @@ class Warehouse:
             " '\\_%'"
         ).fetchall()
         return self._connection.execute(f"select {columns} from result.{table[0]} order by {columns}").fetchall()
+
+    def empty(self, generation: int) -> None:
+        """Take all rows away, as somebody does by hand."""
+        (table,) = self._connection.execute(
+            "select tablename from pg_tables where schemaname = %s", (f"result_g{generation}",)
+        ).fetchall()
+        self._connection.execute(f"truncate result_g{generation}.{table[0]}".encode())
 
     def close(self) -> None:
         self._connection.close()
@@ -260,6 +268,33 @@ def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
 
     begin_again(streams.plan())
     assert streams.run(spark, spark=other) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",)]
+
+
+def test_a_result_that_somebody_has_emptied_stops_the_query_until_it_is_built_again(
+    endpoints: Endpoints,
+    spark: SparkSession,
+    warehouse: Warehouse,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody writes those rows again: their batches are done."""
+    monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0))
+    with streams.job(spark) as job:
+        until(lambda: streams.figures().results)
+        warehouse.empty(1)
+        assert job.finish() == 1
+        assert "somebody has removed its data" in job.told()
+    streams.send("searches", search(2, 1))
+    assert streams.run(spark) == 1
+    assert f"lockstep streams rebuild {streams.name}" in streams.told
+    assert warehouse.rows("id") == []
+
+    begin_again(streams.plan())
+    assert streams.run(spark) == 0, streams.told
     assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 

@@ -59,6 +59,7 @@ class Pipeline:
 
     def __init__(self, endpoints: Endpoints, directory: Path) -> None:
         self.name = f"aside{uuid.uuid4().hex[:8]}"
+        self.endpoints = endpoints
         self.directory = directory
         self.log = Log(kafka_settings(endpoints.kafka_bootstrap), self.name, [ORDERS, ITEMS])
         self.sink = f"{self.name}w"

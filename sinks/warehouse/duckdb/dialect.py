@@ -30,7 +30,7 @@ from sinks.columns.exact_columns import DELETED_COLUMN, EXACT_COLUMN, Rows
 from sinks.columns.shape import Shape, unprepared
 from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
-from sinks.warehouse.dialect import Kept, Refuse, UnknownColumn
+from sinks.warehouse.dialect import Kept, Refuse, Storage, UnknownColumn
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.duckdb.errors import translated
 from sinks.warehouse.duckdb.tables import (
@@ -189,6 +189,13 @@ class DuckDb:
 
     def has_rows(self, held: HeldTable) -> bool:
         return bool(self.connection.run(f"select exists (select 1 from {self._qualified(held.name)})").scalar())
+
+    def storages(self, relations: Collection[str]) -> dict[str, Storage]:
+        """A file has no numbers that last, and nobody else writes to it: what is said is that they are there."""
+        return {relation: Storage() for relation in relations if self.connection.has_relation(self._schema, relation)}
+
+    def bookkeeping_storage(self) -> Storage:
+        return Storage()
 
     def drop_key(self, held: HeldTable) -> None:
         """No table has one."""

@@ -7,7 +7,8 @@ from cdc.model.event import JsonValue, TableEvents
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.protocol.copy_text import split_row
 from sinks.contract import Rejection, StoredRow, TableVersions
-from sinks.warehouse.dialect import Kept, Refuse
+from sinks.warehouse.bookkeeping_format import SCHEMA, VERSION_TABLE
+from sinks.warehouse.dialect import Kept, Refuse, Storage
 from sinks.warehouse.held_table import HeldTable
 from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, qualified
@@ -84,6 +85,22 @@ class PostgreSql:
 
     def has_rows(self, held: HeldTable) -> bool:
         return has_rows(self.connection, self._qualified(held.name))
+
+    def storages(self, relations: Collection[str]) -> dict[str, Storage]:
+        return self._storages(self._schema, relations)
+
+    def bookkeeping_storage(self) -> Storage:
+        return self._storages(SCHEMA, [VERSION_TABLE]).get(VERSION_TABLE, Storage())
+
+    def _storages(self, schema: str, relations: Collection[str]) -> dict[str, Storage]:
+        found: Any = self.connection.execute(
+            "select c.relname, c.oid::bigint, coalesce(pg_relation_filenode(c.oid), 0)::bigint"
+            " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname = :schema and c.relname = any (:relations) and c.relkind in ('r', 'p')",
+            schema=schema,
+            relations=list(relations),
+        )
+        return {str(name): Storage(*map(int, numbers)) for name, *numbers in found}
 
     def drop_key(self, held: HeldTable) -> None:
         drop_key(self.connection, self._qualified(held.name))

@@ -30,10 +30,11 @@ _HINTS: Final = {
     " and database",
     "28": "check user and password of this sink",
     "3D": "create the database, or mend the address of this sink",
-    "3F": "the schema was removed; restart the job, or rebuild it: lockstep rebuild",
+    "3F": "the schema was removed; rebuild it from the log: lockstep rebuild, with --switch",
     "42501": "grant the sink's user CREATE and TEMPORARY on the database, and all rights on the schemas that it made",
     "42703": "a column was removed or renamed by hand; rebuild it: lockstep rebuild",
-    "42P01": "a table or view was removed; restart the job, or rebuild it: lockstep rebuild",
+    "42P01": "a table or view was removed; rebuild it from the log: lockstep rebuild, with --switch; where only its "
+    "view was, restart the job",
     "2BP01": "something of yours depends on the view; recreate it after the switch",
     "53100": "the warehouse's disk is full: free space",
     "53400": "a limit of the server's was reached, as temp_file_limit: raise it for the sink's user",

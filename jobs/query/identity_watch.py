@@ -1,0 +1,27 @@
+"""Whether the tables of a running job's sink are still those that it has prepared."""
+
+import time
+from typing import Final
+
+from jobs.generations.identities import Identities
+from jobs.generations.lease import GenerationLease
+
+_LOOK_S: Final = 30.0
+"""How often a running job looks: one that writes is mostly told by the destination, and no other is in a hurry."""
+
+
+class IdentityWatch:
+    """That of one query. Called now and then by the thread beside it."""
+
+    def __init__(self, lease: GenerationLease, identities: Identities) -> None:
+        self._lease = lease
+        self._identities = identities
+        self._looked_s = time.monotonic()
+
+    def has_lost(self) -> bool:
+        """Whether a table has been removed since the query began. The next one says which. Raises as the lease does."""
+        now_s = time.monotonic()
+        if not self._identities or now_s - self._looked_s < _LOOK_S:
+            return False
+        self._looked_s = now_s
+        return bool(self._lease.lost(self._identities))

@@ -1,0 +1,173 @@
+"""What every sink says of tables that somebody has removed, emptied or put back by hand."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pytest
+from opensearchpy import OpenSearch
+
+from cdc.model.errors import DataLost
+from cdc.model.table import TableName
+from tests.builders import batch, column, delete, table, tag, upsert
+from tests.contract.destinations import ITEMS, Destination, opened_destination
+from tests.contract.items import item, rows_of
+
+OTHERS = table(column("id", "int8"), column("note"), name=TableName("public", "others"))
+
+
+@pytest.mark.layouts
+def test_a_table_stays_the_same_one_whatever_is_written_to_it(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS, OTHERS)
+    known = opened.generations.identities([ITEMS.name, OTHERS.name])
+    assert known.keys() == {ITEMS.name, OTHERS.name}
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    wider = table(*ITEMS.columns, column("extra"), name=ITEMS.name)
+    opened.sink.close()
+    again = destination.opened(name, 1, wider)
+    row = {"id": 2, "note": "b", "number": 3, "extra": "c"}
+    again.sink.apply(batch(upsert(row, 2, of=wider), fence=again.sink.claim()))
+    second = destination.opened(name, 2, ITEMS)
+    second.generations.switch()
+    assert again.generations.lost(known) == {}
+    assert second.generations.lost(second.generations.identities([ITEMS.name])) == {}
+
+
+@pytest.mark.layouts
+def test_a_table_that_somebody_has_removed_is_lost(destination: Destination, name: str) -> None:
+    opened = destination.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    known = opened.generations.identities([ITEMS.name])
+    opened.sink.close()
+    destination.remove_items(name)
+    assert opened.generations.lost(known).keys() == {ITEMS.name}
+    assert opened.generations.lost({ITEMS.name: ""}).keys() == {ITEMS.name}, "so it is where nothing else is known"
+    assert opened.generations.identities([ITEMS.name]) == {}
+
+
+def test_nothing_is_lost_of_a_table_that_nobody_knows_more_of_than_that_it_is_there(
+    destination: Destination, name: str
+) -> None:
+    opened = destination.opened(name, 1, ITEMS)
+    assert opened.generations.lost({ITEMS.name: ""}) == {}
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[Destination]:
+    """A destination of one kind."""
+    made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))
+    yield made
+    made.close()
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("store", ["opensearch"], indirect=True)
+def test_an_index_that_was_made_again_is_another_one(store: Destination, name: str, client: OpenSearch) -> None:
+    opened = store.opened(name, 1, ITEMS)
+    known = opened.generations.identities([ITEMS.name])
+    client.indices.close(index=f"{name}.public.items_g1")
+    assert opened.generations.lost(known) == {}, "one that is closed is there"
+    client.indices.open(index=f"{name}.public.items_g1")
+    store.remove_items(name)
+    opened.sink.prepare([ITEMS])
+    assert "another one of its name" in opened.generations.lost(known)[ITEMS.name]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("store", ["opensearch", "delta"], indirect=True)
+def test_nothing_is_lost_where_the_whole_destination_was_put_back(store: Destination, name: str) -> None:
+    """Progress is as old as the rows then, and that is looked at by others."""
+    opened = store.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    known = opened.generations.identities([ITEMS.name])
+    put_back = store.copy(name)
+    opened.sink.close()
+    put_back()
+    assert store.opened(name, 1).generations.lost(known) == {}
+
+
+WAREHOUSES = pytest.mark.parametrize("store", ["warehouse", "warehouse-history"], indirect=True)
+
+
+@pytest.mark.live
+@WAREHOUSES
+def test_a_table_of_a_warehouse_that_was_emptied_is_lost(
+    store: Destination, name: str, warehouse: psycopg.Connection[Any]
+) -> None:
+    opened = store.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    known = opened.generations.identities([ITEMS.name])
+    warehouse.execute(f"truncate {name}_g1.items".encode())
+    assert opened.generations.lost(known) == {ITEMS.name: "items was emptied"}
+
+
+@pytest.mark.live
+@WAREHOUSES
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        "vacuum full {}",
+        "cluster {} using items_pkey",
+        "alter table {} alter column number type int8",
+        "alter table {} set unlogged",
+    ],
+)
+def test_a_table_of_a_warehouse_that_was_written_anew_as_a_whole_is_the_same_one(
+    store: Destination, name: str, rewrite: str, warehouse: psycopg.Connection[Any]
+) -> None:
+    opened = store.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    known = opened.generations.identities([ITEMS.name])
+    warehouse.execute(f"drop schema {name} cascade".encode())  # a view of it keeps a column's type
+    warehouse.execute(rewrite.format(f"{name}_g1.items").encode())
+    assert opened.generations.identities([ITEMS.name]) != known
+    assert opened.generations.lost(known) == {}
+
+
+@pytest.mark.live
+@WAREHOUSES
+def test_a_table_of_a_warehouse_whose_deletions_were_all_removed_is_the_same_one(
+    store: Destination, name: str, warehouse: psycopg.Connection[Any]
+) -> None:
+    opened = store.opened(name, 1, ITEMS)
+    fence = opened.sink.claim()
+    opened.sink.apply(batch(item(1, "a", 1), fence=fence))
+    opened.sink.apply(batch(delete({"id": 1}, 2, of=ITEMS), fence=fence))
+    opened.sink.erase(ITEMS, {"id": 1}, below=tag(9))
+    known = opened.generations.identities([ITEMS.name])
+    warehouse.execute(f"vacuum full {name}_g1.items".encode())
+    assert opened.generations.lost(known) == {}
+
+
+@pytest.mark.live
+@WAREHOUSES
+def test_a_table_of_a_warehouse_that_was_put_back_alone_is_another_one(
+    store: Destination, name: str, warehouse: psycopg.Connection[Any]
+) -> None:
+    opened = store.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    known = opened.generations.identities([ITEMS.name])
+    schema = f"{name}_g1"
+    warehouse.execute(f"create table {schema}.kept (like {schema}.items including all)".encode())
+    warehouse.execute(f"insert into {schema}.kept select * from {schema}.items".encode())
+    store.remove_items(name)
+    warehouse.execute(f"alter table {schema}.kept rename to items".encode())
+    assert "another one of its name" in opened.generations.lost(known)[ITEMS.name]
+
+
+@pytest.mark.live
+@WAREHOUSES
+def test_no_row_goes_to_a_table_of_a_warehouse_that_was_emptied_since_it_was_known(
+    store: Destination, name: str, warehouse: psycopg.Connection[Any]
+) -> None:
+    """Else nobody could tell it from one that was written anew: it would have rows."""
+    opened = store.opened(name, 1, ITEMS)
+    fence = opened.sink.claim()
+    known = opened.generations.identities([ITEMS.name])
+    opened.sink.apply(replace(batch(item(1, "a", 1), fence=fence), identities=known))
+    warehouse.execute(f"truncate {name}_g1.items".encode())
+    with pytest.raises(DataLost, match="was emptied"):
+        opened.sink.apply(replace(batch(item(2, "b", 2), fence=fence), identities=known))
+    assert rows_of(opened.sink) == {}
+    assert opened.generations.lost(known) == {ITEMS.name: "items was emptied"}
