@@ -384,6 +384,8 @@ class NewerJob:
         """As one of ``apply --once`` does. None before the first look."""
         self.has_ended = False
         """In order; one that ends by itself in any way."""
+        self.is_told = False
+        """Whether people know that it is waited for."""
 
     def look(self, records: CoordinationRecords, generation: int) -> None:
         """Raises what the destination raises."""

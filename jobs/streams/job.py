@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -24,7 +24,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
 from cdc.kafka.topic_names import stream_result_topic
-from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+)
 from cdc.model.log_message import LogMessage
 from cdc.model.table import Table
 from jobs.executor.result import RESULT_SCHEMA, from_arrow
@@ -46,6 +54,7 @@ from jobs.generations.record import (
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
+from jobs.query.threads import beat
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -109,43 +118,88 @@ class StreamJob:
         self._report = report
         self.generation = 0
         """The build that it works on, once it does."""
+        self._lease: GenerationLease | None = None
+        """Kept from one query of a build to the next: what it has claimed counts also while it waits to try again."""
+        self._lease_sink: OpenedSink | None = None
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
         backoff = Backoff()
-        while not self._stop.is_set():
-            began = time.monotonic()
-            try:
-                if not self._run_once():
-                    return
-            except (Unavailable, Overtaken) as error:
-                if time.monotonic() - began > BACKOFF_MAX_S:
-                    backoff = Backoff()  # it had worked for a while
-                retry_in_s = backoff.next_s(Unavailable(error.message))
-                self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
-                self._stop.wait(retry_in_s)
+        try:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    if not self._run_once():
+                        return
+                except (Unavailable, Overtaken) as error:
+                    if time.monotonic() - began > BACKOFF_MAX_S:
+                        backoff = Backoff()  # it had worked for a while
+                    self._wait(Unavailable(error.message), backoff)
+        finally:
+            self._end_lease()
+
+    def _wait(self, error: Unavailable, backoff: Backoff) -> None:
+        retry_in_s = backoff.next_s(error)
+        self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
+        go_on_at = time.monotonic() + retry_in_s
+        while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, _TICK_S)):
+            if self._lease is not None:
+                with suppress(DataLost):  # the next query finds out what that means
+                    beat(self._lease)
 
     def _run_once(self) -> bool:
         """Run the query into the newest generation to the end of the query. Whether another one is due."""
-        opened = self._plan.opened(1)
-        try:
+        with closing((opened := self._plan.opened(1)).sink):
             opened.generations.migrate()
             number = newest_generation(self._plan, opened)
             if number is None:
                 record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())
                 number = begin_generation(opened, record)
-        finally:
-            opened.sink.close()
-        self.generation = number
-        opened, leased = self._plan.opened(number), self._plan.opened(number)
-        lease = GenerationLease(leased, number, once=self._plan.once, pause_request=POSTING_PAUSE)
-        try:
+        with closing((opened := self._plan.opened(number)).sink):
+            lease = self._opened_lease(number)
             lease.begin()
-            return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
-        finally:
+            try:
+                return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
+            except Fenced:
+                lease.check_fence()  # so says a store that was put back too: its tasks find another fence
+                raise
+            except Unavailable:
+                raise
+            except LockstepError:
+                # A newer job has the same checkpoint, and may end this one's query before the claims are looked at.
+                self._look_at_claims(lease)
+                raise
+
+    def _look_at_claims(self, lease: GenerationLease) -> None:
+        """Raise Fenced when another job has claimed the build since this one did, as far as can be seen."""
+        try:
+            lease.look()
+        except Fenced:
+            raise
+        except LockstepError:
+            pass  # the error that has ended the query counts
+
+    def _opened_lease(self, number: int) -> GenerationLease:
+        """The job's lease of this build, by a new connection: the password may be another one by now."""
+        if self._lease is not None and self.generation != number:
+            self._end_lease()
+        opened, before = self._plan.opened(number), self._lease_sink
+        self.generation, self._lease_sink = number, opened
+        if self._lease is None:
+            self._lease = GenerationLease(opened, number, once=self._plan.once, pause_request=POSTING_PAUSE)
+        else:
+            self._lease.reopen(opened)
+        if before is not None:
+            before.sink.close()
+        return self._lease
+
+    def _end_lease(self) -> None:
+        lease, opened = self._lease, self._lease_sink
+        self._lease = self._lease_sink = None
+        if lease is not None:
             with suppress(LockstepError):
                 lease.end()
-            leased.sink.close()
+        if opened is not None:
             opened.sink.close()
 
 
@@ -414,9 +468,10 @@ class _Run:
     def _check_figures(self) -> None:
         """Raise Unavailable where the store has other figures than this job: it was put back meanwhile.
 
-        The job begins again then, and finds whether it may go on.
+        The job begins again then, and finds whether it may go on. Raises Fenced where they are a newer job's.
         """
         if Figures.parse(self._lease.record(figures_name(self._generation))) != self._figures:
+            self._lease.look()
             raise Unavailable(f"the result of stream query {self._plan.name!r} was put back while its job ran")
 
     def _planned_batch(self, batch_id: int) -> PlannedBatch | None:

@@ -17,6 +17,7 @@ from jobs.streams.settings import StreamQuerySettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
+from tests.job_process import JobProcess
 from tests.streams import Streams, at
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -318,6 +319,28 @@ def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
         until(lambda: streams.status().figures.results == 1)
         assert (streams.status().state, streams.status().reason) == ("running", "")
         assert job.stop() == 0, job.told()
+
+
+@pytest.mark.crash
+def test_a_job_that_apply_once_has_ended_goes_on_after_it(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0))
+    with JobProcess(**streams.arguments(once=False)) as job:
+        job.wait_until(lambda seen: seen.get("results") == 1)
+        streams.send("searches", search(2, 1))
+        assert streams.run(spark) == 0, streams.told
+        since = job.reports.index(job.wait_for("SinkFailed"))
+        assert "another job has begun to apply" in job.reports[since]["error"]
+        job.wait_for("SinkStarted", since=since)
+        streams.send("searches", search(3, 2))
+        job.wait_until(lambda seen: seen.get("results") == 1, since=since)
+        assert (streams.status().state, streams.status().reason) == ("running", "")
+        assert job.stop() == 0, job.told()
+    assert (streams.status().state, streams.status().needs_somebody) == ("absent", False)
+    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
 
 
 def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
