@@ -242,6 +242,15 @@ class GenerationLease:
             self.look()
             self._records.save(name, text)
 
+    def save_claimed(self, name: str, text: str) -> None:
+        """Replace a coordination record that the newest job alone stores, once it has claimed the generation.
+
+        The destination refuses it where it fences and a newer job has claimed since this one looked. Raises as ``look``.
+        """
+        with self._lock:
+            self.look()
+            self._records.save(name, text, fence=self._fence)
+
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:

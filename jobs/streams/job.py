@@ -563,7 +563,7 @@ class _Run:
             starts=starts,
         )
         self._figures = self._figures.after(done)
-        self._lease.save_record(figures_name(self._generation), self._figures.text())
+        self._lease.save_claimed(figures_name(self._generation), self._figures.text())
         if self._poster is not None and done.results:
             self._poster.wake()
         self._report(
