@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
 from cdc.kafka.topic_names import stream_result_topic
 from cdc.model.errors import (
@@ -259,6 +260,8 @@ class _Run:
         side_topic, result_topic = plan.side_topic, plan.result_topic(self._generation)
         topics = [side_topic, *filter(None, [result_topic])]
         self._cluster.create(self._cluster.missing(topics))
+        for topic in topics:
+            check_kept(self._cluster, topic, plan.kafka.bootstrap_servers)
         self._side_bytes_max, *result_bytes_max = [record_bytes_max(self._cluster, topic) for topic in topics]
         begun = self._begun(streams, result_topic)
         frame, table, _ = self._planned(streams, begun.start)

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.topic_admin import TopicAdmin
 from jobs.streams.rebuild import begin_again
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
@@ -19,6 +21,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
 from tests.job_process import JobProcess
 from tests.streams import Streams, at
+from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -341,6 +344,28 @@ def test_a_job_that_apply_once_has_ended_goes_on_after_it(
         assert job.stop() == 0, job.told()
     assert (streams.status().state, streams.status().needs_somebody) == ("absent", False)
     assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
+
+
+@pytest.mark.parametrize("which", ["side topic", "topic of the result"])
+def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, which: str
+) -> None:
+    """As brokers make one that is asked for."""
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0))
+    plan = streams.plan().side_topic if which == "side topic" else streams.plan().result_topic(1)
+    assert plan is not None
+    TopicAdmin(streams.client).create([replace(plan, partitions=3, config={"cleanup.policy": "delete"})])
+    assert streams.run(spark) == 1
+    assert f"topic {plan.name} has cleanup.policy=delete" in streams.told
+    assert "--add-config cleanup.policy=compact" in streams.told
+    configure(streams.client, [plan.name], {"cleanup.policy": "compact"})
+    assert streams.run(spark) == 1
+    assert f"topic {plan.name} has 3 partitions" in streams.told
+    TopicAdmin(streams.client).remove([plan.name])
+    assert streams.run(spark) == 0, streams.told
+    assert len(streams.on_topic()) == 1
 
 
 def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
