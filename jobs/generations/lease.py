@@ -245,7 +245,7 @@ class GenerationLease:
     def save_claimed(self, name: str, text: str) -> None:
         """Replace a coordination record that the newest job alone stores, once it has claimed the generation.
 
-        The destination refuses it where it fences and a newer job has claimed since this one looked. Raises as ``look``.
+        A destination that fences refuses it where a newer job has claimed since this one looked. Raises as ``look``.
         """
         with self._lock:
             self.look()

@@ -49,7 +49,6 @@ from jobs.generations.record import (
     begin_generation,
     check_owner,
     list_generations,
-    require_in_use,
     set_phase,
 )
 from jobs.offsets import Offsets
@@ -94,7 +93,7 @@ _CONF: Final[Mapping[str, str]] = {
 }
 
 _LOOK_S: Final = 2.0
-"""How often a job looks whether a newer build of the result has begun, and whether topics that it lacks are there."""
+"""How often a job looks whether it is to work on another build, and whether topics that it lacks are there."""
 
 _TICK_S: Final = 0.2
 
@@ -169,6 +168,9 @@ class StreamJob:
             except LockstepError:
                 # A newer job has the same checkpoint, and may end this one's query before the claims are looked at.
                 self._look_at_claims(lease)
+                with suppress(LockstepError):
+                    if newest_generation(self._plan, opened) != number:
+                        return True  # it was dropped meanwhile, by the job of a newer build
                 raise
 
     def _look_at_claims(self, lease: GenerationLease) -> None:
@@ -252,7 +254,7 @@ class _Run:
         """A batch, and how many late events it has set aside."""
 
     def run(self) -> bool:
-        """Whether another run is due: a newer build of the result has begun."""
+        """Whether another run is due, for another build of the result."""
         plan, name = self._plan, self._plan.name
         streams = self._read_streams()
         if (is_due := self._await_topics(streams)) is not None:
@@ -266,7 +268,8 @@ class _Run:
         begun = self._begun(streams, result_topic)
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._begun_with = streams, begun
-        require_in_use(self._opened.records, name, self._generation)
+        if self._has_other():  # what was dropped is prepared by nobody
+            return True
         location = self._location(self._generation)
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
@@ -339,7 +342,11 @@ class _Run:
     def _shown_generations(self) -> list[int]:
         """The builds whose rows readers have or had, this one the last, once it is live."""
         known = list_generations(self._opened)
-        earlier = [each.number for each in known if each.phase is not Phase.RETIRED and each.number < self._generation]
+        earlier = [
+            each.number
+            for each in known
+            if (each.is_live or each.phase is not Phase.RETIRED) and each.number < self._generation
+        ]
         return [*sorted(earlier), *([self._generation] if self._is_live else [])]
 
     def _read_streams(self) -> dict[str, StreamSettings]:
@@ -392,7 +399,7 @@ class _Run:
                 if reason != told:
                     self._report(SinkWaiting(self._plan.name, reason, _LOOK_S))
                 told = reason
-                if self._has_newer():
+                if self._has_other():
                     return True
                 look_at = time.monotonic() + _LOOK_S
             if self._stop.wait(_TICK_S):
@@ -404,10 +411,9 @@ class _Run:
         if self._lease.record(name) != reason:
             self._lease.save_record(name, reason)
 
-    def _has_newer(self) -> bool:
-        """Whether a newer build of the result has begun."""
-        newest = newest_generation(self._plan, self._opened)
-        return newest is not None and newest > self._generation
+    def _has_other(self) -> bool:
+        """Whether another build is to be worked on: a newer one has begun, or this one was given up."""
+        return newest_generation(self._plan, self._opened) != self._generation
 
     def _begun(self, streams: Mapping[str, StreamSettings], result_topic: TopicPlan | None) -> Begun:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
@@ -488,12 +494,12 @@ class _Run:
                 self._poster.check()
             self._go_live()
             if time.monotonic() >= look_at:
-                if self._has_newer():
+                if self._has_other():
                     return True
                 if self._is_live and self._has_earlier:
                     self._drop_earlier()
                 look_at = time.monotonic() + _LOOK_S
-        return False
+        return self._failure is None and not self._stop.is_set() and self._has_other()
 
     def _end(self) -> None:
         """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
@@ -655,14 +661,21 @@ class _Run:
     def _go_live(self) -> None:
         """Show readers a new build once it has what the topics held when it began, and drop the one before."""
         ends = self._figures.offsets
-        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()):
+        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()) or self._has_other():
             return
+        self._keep_shown()
         self._opened.generations.switch()
         self._is_live = True
         if self._poster is not None:
             self._shown = self._shown_generations()
             self._poster.wake()
         self._drop_earlier()
+
+    def _keep_shown(self) -> None:
+        """Note that readers have had the build that is live. It was given up where a rebuild began as it went live."""
+        for each in list_generations(self._opened):
+            if each.is_live and each.phase is Phase.RETIRED:
+                set_phase(self._opened.records, each.number, Phase.READY)
 
     def _drop_earlier(self) -> None:
         """Drop the builds before the one that readers have. A job that was killed may have left some.
@@ -679,14 +692,13 @@ class _Run:
                 continue
             set_phase(self._opened.records, earlier.number, Phase.RETIRED)
             self._shown = [number for number in self._shown if number != earlier.number]
-            dropped = self._plan.opened(earlier.number)
-            try:
-                dropped.generations.drop()
-            finally:
-                dropped.sink.close()
+            # Before the build: what is left of one that isn't listed any more is found by nobody.
             topic = stream_result_topic(self._plan.pipeline, self._plan.name, earlier.number)
             if self._cluster.exists(topic):
                 self._cluster.remove([topic])
+            Checkpoint(self._session, self._location(earlier.number)).remove()
+            with closing((dropped := self._plan.opened(earlier.number)).sink):
+                dropped.generations.drop()
 
 
 def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:
