@@ -288,7 +288,7 @@ class _Run:
             name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
             uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open, server=self._opened.server(),
             stream=StreamInput(
-                name, begun.topic_ids, side_topic.name, self._side_bytes_max,
+                name, self._generation, begun.topic_ids, side_topic.name, self._side_bytes_max,
                 None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
             ),
         )  # fmt: skip
@@ -608,8 +608,8 @@ class _Run:
                 "failOnDataLoss": "true",
             }
             records = session.read.format("kafka").options(**options).load()
-            side = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._side_bytes_max)
-            frames.append(side(records, name, stream))
+            of_batch = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._side_bytes_max)
+            frames.append(of_batch(records, name, stream, generation=self._generation))
         if not frames:
             return {LATE: 0, MALFORMED: 0}
         aside = union(frames)

@@ -123,8 +123,7 @@ def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
     pipeline.topic()
     producer = Producer(client)
     for number in range(records):
-        key = orjson.dumps(dict.fromkeys(pipeline.view.key, 10_000 + number))
-        producer.produce(topic, key, b"{}")
+        producer.produce(topic, b"{}", orjson.dumps(dict.fromkeys(pipeline.view.key, 10_000 + number)))
     assert producer.flush(60) == 0
 
 

@@ -398,3 +398,28 @@ def test_another_query_needs_another_build(
     begin_again(streams.plan())
     assert streams.run(spark, query=changed) == 0, streams.told
     assert warehouse.rows("id, user_id") == [("s1", 2)]
+
+
+def test_of_a_build_that_is_replaced_nothing_is_left_but_what_the_side_topic_says_of_it(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    """An event that was late for it is in time where all is read at once."""
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0), search(2, 60))
+    assert streams.run(spark) == 0, streams.told
+    streams.send("searches", search(3, 20), b"{")
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",)]
+    assert [record["generation"] for record in streams.aside("late")] == [1]
+
+    begin_again(streams.plan())
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
+    assert [record["generation"] for record in streams.aside("late")] == [1]
+    assert [record["generation"] for record in streams.aside("malformed")] == [2]
+    builds = tmp_path / "checkpoints" / streams.pipeline / streams.name
+    assert [path.name for path in builds.iterdir()] == ["g2"]
+    topic = streams.plan().result_topic(1)
+    assert topic is not None
+    until(lambda: not TopicAdmin(streams.client).exists(topic.name))
