@@ -665,6 +665,7 @@ class _Run:
             return
         self._keep_shown()
         self._opened.generations.switch()
+        self._keep_shown()  # a rebuild may have given this one up meanwhile, and not seen that it is live
         self._is_live = True
         if self._poster is not None:
             self._shown = self._shown_generations()
@@ -672,7 +673,7 @@ class _Run:
         self._drop_earlier()
 
     def _keep_shown(self) -> None:
-        """Note that readers have had the build that is live. It was given up where a rebuild began as it went live."""
+        """Note that readers have the build that is live. It was given up where a rebuild began as it went live."""
         for each in list_generations(self._opened):
             if each.is_live and each.phase is Phase.RETIRED:
                 set_phase(self._opened.records, each.number, Phase.READY)

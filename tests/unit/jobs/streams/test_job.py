@@ -14,6 +14,7 @@ from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.rebuild import begin_again
 from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
+from sinks.contract import CoordinationRecords
 from sinks.memory import MemoryGenerations, MemorySink, MemoryStore, open_memory
 from sinks.warehouse.settings import WarehouseSettings
 from tests.generations import ORDERS
@@ -117,6 +118,31 @@ def test_of_a_build_that_was_given_up_as_it_went_live_the_rows_are_posted_before
     assert build.run._shown_generations() == [1]
     build.run._keep_shown()
     assert build.phase(1) is Phase.READY
+
+
+def test_a_build_that_goes_live_while_it_is_given_up_is_one_that_readers_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of the job and the rebuild looks last sees what the other one has done."""
+    build, switch = _Build(), MemoryGenerations.switch
+
+    def given_up_and_switched(generations: MemoryGenerations) -> None:
+        set_phase(build.opened.records, 2, Phase.RETIRED)
+        switch(generations)
+
+    monkeypatch.setattr(MemoryGenerations, "switch", given_up_and_switched)
+    monkeypatch.setattr(build.run, "_drop_earlier", lambda: None)
+    build.run._go_live()
+    assert (build.store.live, build.phase(2)) == (2, Phase.READY)
+
+    build = _Build()
+
+    def switched_and_given_up(records: CoordinationRecords, number: int, phase: Phase) -> None:
+        if phase is Phase.RETIRED:
+            switch(cast(MemoryGenerations, build.opened.generations))
+        set_phase(records, number, phase)
+
+    monkeypatch.setattr("jobs.streams.rebuild.set_phase", switched_and_given_up)
+    assert begin_again(build.plan) == 3
+    assert (build.store.live, build.phase(2)) == (2, Phase.READY)
 
 
 def test_nothing_of_an_earlier_build_is_left_where_the_job_is_killed_in_between(
