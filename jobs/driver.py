@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import FrameType
@@ -54,6 +54,7 @@ from jobs.report import (
 from jobs.settings import SparkSettings
 from jobs.spark.session import SparkEnded, has_jvm_ended, open_session, stop_session
 from jobs.spark.warm_up import warm_up
+from jobs.streams.job import newest_generation
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.thread import StreamThread
 from sinks.contract import CoordinationRecords, OpenedSink
@@ -324,10 +325,7 @@ class JobThread:
 
 @dataclass(slots=True)
 class _Member:
-    """A sink: its jobs by generation, those that have failed included.
-
-    ``standing_by`` has the generations that were said to wait for a newer job's end.
-    """
+    """A sink: its jobs by generation, those that have failed included."""
 
     name: str
     settings: SinkSettings
@@ -336,7 +334,6 @@ class _Member:
     started: bool = False
     failure: LockstepError | None = None
     waiting: str = ""
-    standing_by: set[int] = field(default_factory=set)
     generations: int = 0
     """How many the last look has found."""
     looked_at_s: float = -math.inf
@@ -378,14 +375,18 @@ class _Group:
         Raises SparkEnded: nothing can go on then.
         """
         streams = [StreamThread(plan, self._spark, report=self._report) for plan in stream_queries]
+        streams_looked_at_s = time.monotonic()
         try:
             while not self._stop.is_set() and not has_jvm_ended(self._spark):
+                if time.monotonic() - streams_looked_at_s >= _LOOK_S:
+                    streams = [self._looked_after(stream) for stream in streams]
+                    streams_looked_at_s = time.monotonic()
                 for member in self._members:
                     every_s = look_every_s(len(self._source.tables), is_settled=member.is_settled)
                     if time.monotonic() - member.looked_at_s >= every_s:
                         self._look(member)
                         member.looked_at_s = time.monotonic()
-                if all(map(self._is_over, self._members)) and not any(stream.is_alive for stream in streams):
+                if all(map(self._is_over, self._members)) and all(map(_is_over_for_now, streams)):
                     break
                 self._stop.wait(_POLL_S)
         finally:
@@ -396,6 +397,8 @@ class _Group:
                 stream.ask_to_stop()
             for stream in streams:
                 stream.stop()
+                if self._stop.is_set():
+                    stream.forget_takeover()
             for job in jobs:
                 job.stop()
                 if job.newer is not None and self._stop.is_set():
@@ -453,28 +456,44 @@ class _Group:
         """Whether another job may come in the place of this one, which has ended."""
         job = member.jobs[number]
         if job.newer is not None:
-            return not is_wanted or self._goes_on_after(member, job.newer, number)
+            return not is_wanted or self._goes_on_after(member.name, job.newer, member.opened.records, number)
         return job.failure is None and (job.was_asked_to_stop or not is_wanted)
 
-    def _goes_on_after(self, member: _Member, newer: NewerJob, number: int) -> bool:
+    def _looked_after(self, stream: StreamThread) -> StreamThread:
+        """The thread of the query, another one where it is to start again that a newer job had ended.
+
+        Once it works on a newer build, the newer job gives no more signs of life at the one that it has taken.
+        """
+        if stream.is_alive or not stream.newer:
+            return stream
+        with suppress(LockstepError), closing((opened := stream.plan.opened(1)).sink):
+            newest = newest_generation(stream.plan, opened)
+            if newest is not None:
+                stream.newer.setdefault(newest, NewerJob())
+            goes_on = [
+                self._goes_on_after(stream.plan.name, newer, opened.records, number)
+                for number, newer in stream.newer.items()
+            ]
+            if all(goes_on):
+                stream.forget_takeover()
+                return StreamThread(stream.plan, self._spark, report=self._report)
+        return stream  # where its store doesn't answer, the next look tells
+
+    def _goes_on_after(self, name: str, newer: NewerJob, records: CoordinationRecords, number: int) -> bool:
         """Whether a job is to start again that a newer one had ended.
 
         It never is while that one may run: the two would take over from each other without end. One that has ended by
         an error may come again by itself, unless it was one of ``apply --once``.
         """
-        if newer.ends_by_itself is not None and number not in member.standing_by:
+        if newer.ends_by_itself is not None and not newer.is_told:
             message = f"another job applies to generation {number} in its place, and it goes on once that one is done"
-            self._report(SinkWaiting(member.name, message, _LOOK_S))
-            member.standing_by.add(number)
-        records = member.opened.records
+            self._report(SinkWaiting(name, message, _LOOK_S))
+            newer.is_told = True
         try:
             newer.look(records, number)
-            if not newer.has_ended or (not newer.ends_by_itself and has_error(records, number)):
-                return False
-        except LockstepError:  # the next look at the sink tells
+            return newer.has_ended and (bool(newer.ends_by_itself) or not has_error(records, number))
+        except LockstepError:  # the next look tells
             return False
-        member.standing_by.discard(number)
-        return True
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
@@ -544,6 +563,11 @@ class _Group:
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False
         return generation.number in member.jobs or not is_running(member.opened.records, generation.number)
+
+
+def _is_over_for_now(stream: StreamThread) -> bool:
+    """Whether its job has ended, and not by a newer one that may end by itself: after that one it goes on."""
+    return not stream.is_alive and not any(newer.ends_by_itself is not False for newer in stream.newer.values())
 
 
 @contextmanager

@@ -503,6 +503,17 @@ class TopicAdmin:
                 configs[resource.name] = {name: entry.value for name, entry in self._result(future).items()}
         return configs
 
+    def setting(self, topic: str, name: str) -> str | None:
+        """What a topic has of a setting. Raises Unavailable, and LockstepError where we may not ask."""
+        try:
+            return self.configs([topic])[topic].get(name)
+        except Unavailable as error:
+            if not _has_code(error, NOT_ALLOWED):
+                raise
+            raise LockstepError(
+                f"the settings of topic {topic} aren't told to us", hint=without_rights(["DescribeConfigs"])
+            ) from error
+
     def record_limit(self, topic: str) -> RecordLimit:
         """How large a record the topic takes. Raises Unavailable, and LockstepError where we may not ask."""
         try:

@@ -97,6 +97,11 @@ def stream_result_topic(prefix: str, query: str, generation: int) -> str:
     return f"{stream_query_topic(prefix, query)}.g{generation}"
 
 
+def is_stream_query_topic(prefix: str, topic: str) -> bool:
+    """Whether it is of some stream query, be that its side topic or one of its results."""
+    return topic.startswith(f"{control_topic(prefix, STREAM_QUERIES)}.")
+
+
 def is_stream_result_topic(prefix: str, topic: str) -> bool:
     """Whether it is the topic of the rows of some stream query, also of one that isn't configured any more."""
     return re.fullmatch(rf"{re.escape(control_topic(prefix, STREAM_QUERIES))}\.[^.]+\.g[1-9]\d*", topic) is not None

@@ -19,7 +19,8 @@ class ViewStep:
     """What was written last. The rows are those as of ``lsn``, with all below offset ``end`` of the rows' topic.
 
     ``run`` has written it: a state of another run may lack what is there. ``offsets`` is what the result was made from,
-    by topic and partition.
+    by topic and partition. ``topic_id`` is Kafka's own id of the rows' topic, "" where an
+    earlier version has noted none.
     """
 
     view: str
@@ -30,6 +31,7 @@ class ViewStep:
     run: str
     is_complete: bool
     offsets: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    topic_id: str = ""
 
     def key(self) -> bytes:
         """Of the record."""
@@ -47,6 +49,7 @@ class ViewStep:
                 "run": self.run,
                 "complete": self.is_complete,
                 "offsets": [[topic, partition, offset] for (topic, partition), offset in sorted(self.offsets.items())],
+                "topic_id": self.topic_id,
             }
         )
 
@@ -64,6 +67,7 @@ class ViewStep:
             fields.text("run"),
             fields.flag("complete"),
             {(topic, partition): offset for topic, partition, offset in offsets},
+            fields.text("topic_id", ""),
         )
 
 

@@ -88,7 +88,8 @@ class StreamTopics:
     def set_aside(self, batch_id: int, refused: Iterable[RejectedEvent]) -> None:
         """Add rows that the result can't have to the side topic."""
         for row in refused:
-            key, value = refused_record(batch_id, row, bytes_max=self._where.side_record_bytes_max)
+            where = self._where
+            key, value = refused_record(batch_id, row, where.generation, bytes_max=where.side_record_bytes_max)
             self._produce(self._where.side_topic, key.encode(), value.encode(), [])
 
     def flush(self) -> None:
@@ -176,8 +177,8 @@ def side_room(bytes_max: int) -> tuple[int, int]:
     return room // 4, room * 3 // 4
 
 
-def refused_record(batch_id: int, row: RejectedEvent, *, bytes_max: int) -> tuple[str, str]:
-    """Key and value of a row that the result can't have, for the side topic. Pure.
+def refused_record(batch_id: int, row: RejectedEvent, generation: int, *, bytes_max: int) -> tuple[str, str]:
+    """Key and value of a row that this build of the result can't have, for the side topic. Pure.
 
     Of a key or a row that is too long for that the beginning of its JSON is kept as a text, beside its length.
     """
@@ -189,6 +190,7 @@ def refused_record(batch_id: int, row: RejectedEvent, *, bytes_max: int) -> tupl
     key_room, value_room = side_room(bytes_max)
     value: dict[str, Any] = {
         "kind": "refused",
+        "generation": generation,
         "reason": row.reason[:_REASON_MAX],
         "batch": batch_id,
         **_kept_json("key", row.key, key_room),

@@ -78,6 +78,7 @@ class StreamInput:
     """
 
     query: str
+    generation: int
     topic_ids: Mapping[str, str]
     side_topic: str
     side_record_bytes_max: int

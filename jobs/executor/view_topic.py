@@ -4,6 +4,7 @@ One transactional producer writes it, and a newer one fences it off. Each Kafka 
 the record that says up to where whole steps are. A row that is gone is a tombstone.
 
 What was written last names the run that wrote it. Another run's state goes on with the topic only where it made it.
+It names the topic by Kafka's own id as well: one that was made anew lacks what was written before, and gets all of it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import VIEWS, control_topic, view_topic
 from cdc.kafka.topic_reader import TopicReader
+from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.tag import Tag
 from cdc.protocol.view_steps import ViewStep, step_key
@@ -51,8 +53,10 @@ class ViewTopic:
         )
         try:
             self._publisher.start()
+            self._cluster = TopicAdmin(client)
+            self._topic_id = self._current_id()
             self._last = self._read_last()
-            self._has_rows = False
+            self._rows = 0
         except BaseException:
             self.close()
             raise
@@ -65,6 +69,10 @@ class ViewTopic:
         """What was written last; None where nothing is, or not all of it is there any more."""
         return self._last
 
+    def is_there(self) -> bool:
+        """Whether the topic is still the one that this was opened for."""
+        return self._current_id() == self._topic_id
+
     def keys(self) -> Iterator[Mapping[str, JsonValue]]:
         """Keys of rows that may be there. One may come several times, also where its row is gone."""
         with closing(TopicReader(self._client).records(self._where.topic)) as records:
@@ -74,24 +82,46 @@ class ViewTopic:
 
     def write(self, key: bytes, row: bytes | None, tag: Tag) -> None:
         """Add a row to the open transaction, or with None the end of one. Both are JSON."""
-        self._has_rows = True
+        self._rows += 1
         self._publisher.send(self._where.topic, key, row, str(tag).encode())
 
     def commit(self, *, tag: Tag, offsets: Offsets, run: str, is_complete: bool) -> None:
-        """Commit what was written of the step of this tag. ``is_complete``: this is the last of it."""
+        """Commit what was written of the step of this tag. ``is_complete``: this is the last of it.
+
+        Raises Unavailable where the topic was made anew meanwhile: these rows lie before where the last ones ended.
+        """
         where, last = self._where, self._last
-        end = self._publisher.end_of(where.topic) if last is None or self._has_rows else last.end
-        self._commit(ViewStep(where.view, where.generation, tag.epoch, tag.commit_lsn, end, run, is_complete, offsets))
+        end = self._publisher.end_of(where.topic) if last is None or self._rows else last.end
+        if last is not None and end < last.end + self._rows:
+            raise Unavailable(
+                f"topic {where.topic} was deleted and made anew: it has to get all rows of the view again"
+            )
+        self._commit(
+            ViewStep(
+                where.view,
+                where.generation,
+                tag.epoch,
+                tag.commit_lsn,
+                end,
+                run,
+                is_complete,
+                offsets,
+                self._topic_id,
+            )
+        )
 
     def take_over(self, run: str) -> None:
         """This run goes on with what is there. Nothing else changes."""
         assert self._last is not None
-        self._commit(replace(self._last, run=run))
+        self._commit(replace(self._last, run=run, topic_id=self._topic_id))
 
     def _commit(self, step: ViewStep) -> None:
         self._publisher.send(self._steps_topic, step.key(), step.to_bytes())
         self._publisher.commit_events()
-        self._last, self._has_rows = step, False
+        self._last, self._rows = step, 0
+
+    def _current_id(self) -> str:
+        return self._cluster.topic_ids([self._where.topic])[self._where.topic]
 
     def _read_last(self) -> ViewStep | None:
         key = step_key(self._where.view, self._where.generation)
@@ -99,8 +129,10 @@ class ViewTopic:
         if stored is None:
             return None
         last = ViewStep.from_bytes(stored.value, stored.what)
+        if last.topic_id not in ("", self._topic_id):
+            return None
         at = (self._where.topic, 0)
-        return last if TopicAdmin(self._client).end_offsets([at])[at] >= last.end else None
+        return last if self._cluster.end_offsets([at])[at] >= last.end else None
 
 
 def remove_steps(client: Client, *, pipeline: str, view: str, generation: int) -> None:
@@ -138,9 +170,11 @@ def view_topic_for(client: Client, where: ViewTopicInput, run: str, state: FileS
     """The writer of this run for a view whose ``state`` was just opened. Raises as ``ViewTopic``.
 
     Where another worker has had the state meanwhile, it has written the topic and fenced off this worker's writer.
+    A topic that was made anew is opened anew: then it's known to lack what was written.
     """
     opened = _open.get(where.topic)
-    if opened is not None and (opened.run, opened.state_writer) == (run, state.writer_before):
+    is_own = opened is not None and (opened.run, opened.state_writer) == (run, state.writer_before)
+    if opened is not None and is_own and opened.topic.is_there():
         opened.state_writer = state.writer
         return opened.topic
     close_view_topic(where)

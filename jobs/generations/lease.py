@@ -253,6 +253,15 @@ class GenerationLease:
             self.look()
             self._records.save(name, text)
 
+    def save_claimed(self, name: str, text: str) -> None:
+        """Replace a coordination record that the newest job alone stores, once it has claimed the generation.
+
+        A destination that fences refuses it where a newer job has claimed since this one looked. Raises as ``look``.
+        """
+        with self._lock:
+            self.look()
+            self._records.save(name, text, fence=self._fence)
+
     def guard(self, gate: BatchGate) -> None:
         """From now on batches pass this gate."""
         with self._lock:
@@ -395,6 +404,8 @@ class NewerJob:
         """As one of ``apply --once`` does. None before the first look."""
         self.has_ended = False
         """In order; one that ends by itself in any way."""
+        self.is_told = False
+        """Whether people know that it is waited for."""
 
     def look(self, records: CoordinationRecords, generation: int) -> None:
         """Raises what the destination raises."""

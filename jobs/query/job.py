@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic, view_topic
 from cdc.model.append_only import stored_table
@@ -877,7 +878,10 @@ class SinkJob:
             return None
         topic = view_topic(plan.pipeline, plan.name, plan.generation)
         cluster = TopicAdmin(plan.kafka.client())
-        cluster.create(cluster.missing(view_topic_plans(plan.pipeline, topic, plan.kafka.topics)))
+        topics = view_topic_plans(plan.pipeline, topic, plan.kafka.topics)
+        cluster.create(cluster.missing(topics))
+        for each in topics:
+            check_kept(cluster, each, plan.kafka.bootstrap_servers)
         return ViewTopicInput(plan.pipeline, plan.name, plan.generation, topic, plan.kafka.topics.max_message_bytes)
 
     def _task(

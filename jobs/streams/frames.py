@@ -113,12 +113,13 @@ def events_with_position(records: DataFrame, stream: StreamSettings, *, is_order
 
 
 def side_frame(
-    records: DataFrame, name: str, stream: StreamSettings, *, watermark_ms: int | None, bytes_max: int
+    records: DataFrame, name: str, stream: StreamSettings, *, generation: int, watermark_ms: int | None, bytes_max: int
 ) -> DataFrame:
     """Records that don't take part in a batch, as ``key``, ``value`` and ``kind`` for the side topic.
 
-    These are records that are no events, and events that aren't later than the watermark. What would make a record
-    longer than ``bytes_max`` is cut, and its length is told then.
+    These are records that are no events, and events that aren't later than the watermark, of the build with the number
+    ``generation``: in another one an event may be in time. What would make a record longer than ``bytes_max`` is cut,
+    and its length is told then.
     """
     frame = parsed(records, stream)
     watermark = f.timestamp_millis(f.lit(watermark_ms or 0))
@@ -129,6 +130,7 @@ def side_frame(
     key_room, value_room = side_room(bytes_max)
     facts = f.struct(
         f.col(_KIND).alias("kind"),
+        f.lit(generation).alias("generation"),
         f.lit(name).alias("stream"),
         f.coalesce(f.col(_PROBLEM), f.lit("it came after the watermark had passed its time")).alias("reason"),
         topic.alias("topic"),

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -22,9 +22,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, partitions_of
 from cdc.kafka.topic_names import stream_result_topic
-from cdc.model.errors import ConfigurationError, LockstepError, Overtaken, PositionMismatch, Unavailable
+from cdc.model.errors import (
+    ConfigurationError,
+    DataLost,
+    Fenced,
+    LockstepError,
+    Overtaken,
+    PositionMismatch,
+    Unavailable,
+)
 from cdc.model.log_message import LogMessage
 from cdc.model.table import Table
 from jobs.executor.result import RESULT_SCHEMA, from_arrow
@@ -40,13 +49,13 @@ from jobs.generations.record import (
     Record,
     begin_generation,
     list_generations,
-    require_in_use,
     set_phase,
 )
 from jobs.offsets import Offsets
 from jobs.query.checkpoint import Checkpoint, PlannedBatch, checkpoint_location
 from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
+from jobs.query.threads import beat
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
@@ -85,7 +94,7 @@ _CONF: Final[Mapping[str, str]] = {
 }
 
 _LOOK_S: Final = 2.0
-"""How often a job looks whether a newer build of the result has begun, and whether topics that it lacks are there."""
+"""How often a job looks whether it is to work on another build, and whether topics that it lacks are there."""
 
 _TICK_S: Final = 0.2
 
@@ -110,43 +119,91 @@ class StreamJob:
         self._report = report
         self.generation = 0
         """The build that it works on, once it does."""
+        self._lease: GenerationLease | None = None
+        """Kept from one query of a build to the next: what it has claimed counts also while it waits to try again."""
+        self._lease_sink: OpenedSink | None = None
 
     def run(self) -> None:
         """Return when stopped or done. Raises LockstepError when somebody has to act; waits for servers without end."""
         backoff = Backoff()
-        while not self._stop.is_set():
-            began = time.monotonic()
-            try:
-                if not self._run_once():
-                    return
-            except (Unavailable, Overtaken) as error:
-                if time.monotonic() - began > BACKOFF_MAX_S:
-                    backoff = Backoff()  # it had worked for a while
-                retry_in_s = backoff.next_s(Unavailable(error.message))
-                self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
-                self._stop.wait(retry_in_s)
+        try:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                try:
+                    if not self._run_once():
+                        return
+                except (Unavailable, Overtaken) as error:
+                    if time.monotonic() - began > BACKOFF_MAX_S:
+                        backoff = Backoff()  # it had worked for a while
+                    self._wait(Unavailable(error.message), backoff)
+        finally:
+            self._end_lease()
+
+    def _wait(self, error: Unavailable, backoff: Backoff) -> None:
+        retry_in_s = backoff.next_s(error)
+        self._report(SinkWaiting(self._plan.name, error.message, retry_in_s))
+        go_on_at = time.monotonic() + retry_in_s
+        while (left_s := go_on_at - time.monotonic()) > 0 and not self._stop.wait(min(left_s, _TICK_S)):
+            if self._lease is not None:
+                with suppress(DataLost):  # the next query finds out what that means
+                    beat(self._lease)
 
     def _run_once(self) -> bool:
         """Run the query into the newest generation to the end of the query. Whether another one is due."""
-        opened = self._plan.opened(1)
-        try:
+        with closing((opened := self._plan.opened(1)).sink):
             opened.generations.migrate()
             number = newest_generation(self._plan, opened)
             if number is None:
                 record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())
                 number = begin_generation(opened, record)
-        finally:
-            opened.sink.close()
-        self.generation = number
-        opened, leased = self._plan.opened(number), self._plan.opened(number)
-        lease = GenerationLease(leased, number, once=self._plan.once, pause_request=POSTING_PAUSE)
-        try:
+        with closing((opened := self._plan.opened(number)).sink):
+            lease = self._opened_lease(number)
             lease.begin()
-            return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
-        finally:
+            try:
+                return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
+            except Fenced:
+                lease.check_fence()  # so says a store that was put back too: its tasks find another fence
+                raise
+            except Unavailable:
+                raise
+            except LockstepError:
+                # A newer job has the same checkpoint, and may end this one's query before the claims are looked at.
+                self._look_at_claims(lease)
+                with suppress(LockstepError):
+                    if newest_generation(self._plan, opened) != number:
+                        return True  # it was dropped meanwhile, by the job of a newer build
+                raise
+
+    def _look_at_claims(self, lease: GenerationLease) -> None:
+        """Raise Fenced when another job has claimed the build since this one did, as far as can be seen."""
+        try:
+            lease.look()
+        except Fenced:
+            raise
+        except LockstepError:
+            pass  # the error that has ended the query counts
+
+    def _opened_lease(self, number: int) -> GenerationLease:
+        """The job's lease of this build, by a new connection: the password may be another one by now."""
+        if self._lease is not None and self.generation != number:
+            self._end_lease()
+        opened, before = self._plan.opened(number), self._lease_sink
+        self.generation, self._lease_sink = number, opened
+        if self._lease is None:
+            self._lease = GenerationLease(opened, number, once=self._plan.once, pause_request=POSTING_PAUSE)
+        else:
+            self._lease.reopen(opened)
+        if before is not None:
+            before.sink.close()
+        return self._lease
+
+    def _end_lease(self) -> None:
+        lease, opened = self._lease, self._lease_sink
+        self._lease = self._lease_sink = None
+        if lease is not None:
             with suppress(LockstepError):
                 lease.end()
-            leased.sink.close()
+        if opened is not None:
             opened.sink.close()
 
 
@@ -195,7 +252,7 @@ class _Run:
         """A batch, and how many late events it has set aside."""
 
     def run(self) -> bool:
-        """Whether another run is due: a newer build of the result has begun."""
+        """Whether another run is due, for another build of the result."""
         plan, name = self._plan, self._plan.name
         streams = self._read_streams()
         if (is_due := self._await_topics(streams)) is not None:
@@ -203,11 +260,14 @@ class _Run:
         side_topic, result_topic = plan.side_topic, plan.result_topic(self._generation)
         topics = [side_topic, *filter(None, [result_topic])]
         self._cluster.create(self._cluster.missing(topics))
+        for topic in topics:
+            check_kept(self._cluster, topic, plan.kafka.bootstrap_servers)
         self._side_bytes_max, *result_bytes_max = [record_bytes_max(self._cluster, topic) for topic in topics]
         begun = self._begun(streams, result_topic)
         frame, table, _ = self._planned(streams, begun.start)
         self._streams, self._begun_with = streams, begun
-        require_in_use(self._opened.records, name, self._generation)
+        if self._has_other():  # what was dropped is prepared by nobody
+            return True
         location = self._location(self._generation)
         self._checkpoint = Checkpoint(self._session, location)
         self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
@@ -231,7 +291,7 @@ class _Run:
             name, plan.settings, self._generation, fence, {}, {table.name: table}, 0, plan.spark.retry_s,
             uuid.uuid4().hex, client=plan.kafka.client(), open=plan.open, server=self._opened.server(),
             stream=StreamInput(
-                name, begun.topic_ids, side_topic.name, self._side_bytes_max,
+                name, self._generation, begun.topic_ids, side_topic.name, self._side_bytes_max,
                 None if result_topic is None else result_topic.name, max(result_bytes_max, default=0),
             ),
             identities=identities,
@@ -286,7 +346,11 @@ class _Run:
     def _shown_generations(self) -> list[int]:
         """The builds whose rows readers have or had, this one the last, once it is live."""
         known = list_generations(self._opened)
-        earlier = [each.number for each in known if each.phase is not Phase.RETIRED and each.number < self._generation]
+        earlier = [
+            each.number
+            for each in known
+            if (each.is_live or each.phase is not Phase.RETIRED) and each.number < self._generation
+        ]
         return [*sorted(earlier), *([self._generation] if self._is_live else [])]
 
     def _read_streams(self) -> dict[str, StreamSettings]:
@@ -339,7 +403,7 @@ class _Run:
                 if reason != told:
                     self._report(SinkWaiting(self._plan.name, reason, _LOOK_S))
                 told = reason
-                if self._has_newer():
+                if self._has_other():
                     return True
                 look_at = time.monotonic() + _LOOK_S
             if self._stop.wait(_TICK_S):
@@ -351,10 +415,9 @@ class _Run:
         if self._lease.record(name) != reason:
             self._lease.save_record(name, reason)
 
-    def _has_newer(self) -> bool:
-        """Whether a newer build of the result has begun."""
-        newest = newest_generation(self._plan, self._opened)
-        return newest is not None and newest > self._generation
+    def _has_other(self) -> bool:
+        """Whether another build is to be worked on: a newer one has begun, or this one was given up."""
+        return newest_generation(self._plan, self._opened) != self._generation
 
     def _begun(self, streams: Mapping[str, StreamSettings], result_topic: TopicPlan | None) -> Begun:
         """What the result was begun with; noted now where it is new. Raises LockstepError where that doesn't fit."""
@@ -429,9 +492,10 @@ class _Run:
     def _check_figures(self) -> None:
         """Raise Unavailable where the store has other figures than this job: it was put back meanwhile.
 
-        The job begins again then, and finds whether it may go on.
+        The job begins again then, and finds whether it may go on. Raises Fenced where they are a newer job's.
         """
         if Figures.parse(self._lease.record(figures_name(self._generation))) != self._figures:
+            self._lease.look()
             raise Unavailable(f"the result of stream query {self._plan.name!r} was put back while its job ran")
 
     def _planned_batch(self, batch_id: int) -> PlannedBatch | None:
@@ -445,12 +509,12 @@ class _Run:
                 self._poster.check()
             self._go_live()
             if time.monotonic() >= look_at:
-                if self._has_newer() or self._watch.has_lost():
+                if self._has_other() or self._watch.has_lost():
                     return True
                 if self._is_live and self._has_earlier:
                     self._drop_earlier()
                 look_at = time.monotonic() + _LOOK_S
-        return False
+        return self._failure is None and not self._stop.is_set() and self._has_other()
 
     def _end(self) -> None:
         """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
@@ -523,7 +587,7 @@ class _Run:
             starts=starts,
         )
         self._figures = self._figures.after(done)
-        self._lease.save_record(figures_name(self._generation), self._figures.text())
+        self._lease.save_claimed(figures_name(self._generation), self._figures.text())
         if self._poster is not None and done.results:
             self._poster.wake()
         self._report(
@@ -559,8 +623,8 @@ class _Run:
                 "failOnDataLoss": "true",
             }
             records = session.read.format("kafka").options(**options).load()
-            side = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._side_bytes_max)
-            frames.append(side(records, name, stream))
+            of_batch = partial(side_frame, watermark_ms=watermark_ms, bytes_max=self._side_bytes_max)
+            frames.append(of_batch(records, name, stream, generation=self._generation))
         if not frames:
             return {LATE: 0, MALFORMED: 0}
         aside = union(frames)
@@ -612,14 +676,22 @@ class _Run:
     def _go_live(self) -> None:
         """Show readers a new build once it has what the topics held when it began, and drop the one before."""
         ends = self._figures.offsets
-        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()):
+        if self._is_live or any(ends.get(at, 0) < end for at, end in self._ends.items()) or self._has_other():
             return
+        self._keep_shown()
         self._opened.generations.switch()
+        self._keep_shown()  # a rebuild may have given this one up meanwhile, and not seen that it is live
         self._is_live = True
         if self._poster is not None:
             self._shown = self._shown_generations()
             self._poster.wake()
         self._drop_earlier()
+
+    def _keep_shown(self) -> None:
+        """Note that readers have the build that is live. It was given up where a rebuild began as it went live."""
+        for each in list_generations(self._opened):
+            if each.is_live and each.phase is Phase.RETIRED:
+                set_phase(self._opened.records, each.number, Phase.READY)
 
     def _drop_earlier(self) -> None:
         """Drop the builds before the one that readers have. A job that was killed may have left some.
@@ -636,14 +708,13 @@ class _Run:
                 continue
             set_phase(self._opened.records, earlier.number, Phase.RETIRED)
             self._shown = [number for number in self._shown if number != earlier.number]
-            dropped = self._plan.opened(earlier.number)
-            try:
-                dropped.generations.drop()
-            finally:
-                dropped.sink.close()
+            # Before the build: what is left of one that isn't listed any more is found by nobody.
             topic = stream_result_topic(self._plan.pipeline, self._plan.name, earlier.number)
             if self._cluster.exists(topic):
                 self._cluster.remove([topic])
+            Checkpoint(self._session, self._location(earlier.number)).remove()
+            with closing((dropped := self._plan.opened(earlier.number)).sink):
+                dropped.generations.drop()
 
 
 def record_bytes_max(cluster: TopicAdmin, plan: TopicPlan) -> int:

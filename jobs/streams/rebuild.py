@@ -20,6 +20,8 @@ def begin_again(plan: StreamQueryPlan) -> int:
         for each in plan.builds(opened):
             if each.number > live and each.is_planned:
                 set_phase(opened.records, each.number, Phase.RETIRED)
+                if opened.generations.live() == each.number:  # its job was quicker, and readers have it
+                    set_phase(opened.records, each.number, Phase.READY)
         return begin_generation(opened, Record(plan.pipeline, {}, created_at_ms=time.time_ns() // 1_000_000))
     finally:
         opened.sink.close()

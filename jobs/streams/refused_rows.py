@@ -7,6 +7,7 @@ the webhook takes closes it.
 from collections.abc import Collection
 from typing import Final
 
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
 from cdc.kafka.topic_names import is_stream_result_topic
 from cdc.kafka.topic_reader import Record
@@ -93,7 +94,9 @@ class RefusedRows:
         if self._is_created:
             return
         cluster = TopicAdmin(self._plan.kafka.client())
-        cluster.create(cluster.missing([dead_letter_plan(self._plan.pipeline, self._plan.kafka.topics)]))
+        letters = dead_letter_plan(self._plan.pipeline, self._plan.kafka.topics)
+        cluster.create(cluster.missing([letters]))
+        check_kept(cluster, letters, self._plan.kafka.bootstrap_servers)
         self._is_created = True
 
 

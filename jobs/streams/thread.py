@@ -2,25 +2,33 @@
 
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
+from functools import partial
 
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError
 from jobs.executor.result import Failure
-from jobs.generations.status import clear_stop, save_stop
+from jobs.generations.lease import NewerJob
+from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
 from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped
 from jobs.spark.session import SparkEnded, has_jvm_ended
 from jobs.streams.job import StreamJob, newest_generation
 from jobs.streams.plan import StreamQueryPlan
+from sinks.contract import CoordinationRecords
 
 
 class StreamThread:
-    """Runs a stream query. ``failure`` is what it ended with, once it isn't alive any more."""
+    """Runs a stream query. ``failure`` is what it ended with, once it isn't alive any more.
+
+    ``newer`` is then the job that has ended it, if one has, as it is seen at each build that it may work on.
+    """
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, report: Reporter) -> None:
+        self.plan = plan
         self.failure: LockstepError | None = None
-        self._plan = plan
+        self.newer: dict[int, NewerJob] = {}
         self._spark = spark
         self._report = report
         self._stop = threading.Event()
@@ -40,23 +48,25 @@ class StreamThread:
         self._stop.set()
         self._thread.join()
 
+    def forget_takeover(self) -> None:
+        """It was told to stop after a newer one had ended it, or starts again: nobody need start it."""
+        for generation in self.newer:
+            self._note(clear_takeover, generation)
+
     def _tell(self, report: Report) -> None:
         if isinstance(report, SinkStarted):
-            self._note(None)
+            self._note(clear_stop, self._job.generation)
         self._report(report)
 
-    def _note(self, error: LockstepError | None) -> None:
-        """Let who looks at the result know what its job has ended by. Where that can't be stored the log says it."""
-        with suppress(LockstepError):
-            opened = self._plan.opened(1)
-            try:
-                number = newest_generation(self._plan, opened)
-                if number is not None and error is not None:
-                    save_stop(opened.records, number, error=error, now_ms=time.time_ns() // 1_000_000)
-                elif number is not None:
-                    clear_stop(opened.records, number)
-            finally:
-                opened.sink.close()
+    def _note(self, note: Callable[[CoordinationRecords, int], None], generation: int | None = None) -> None:
+        """Let who looks at this build of the result know, the newest one by default.
+
+        Where that can't be stored the log alone says it.
+        """
+        with suppress(LockstepError), closing((opened := self.plan.opened(1)).sink):
+            number = newest_generation(self.plan, opened) if generation is None else generation
+            if number is not None:
+                note(opened.records, number)
 
     def _work(self) -> None:
         try:
@@ -69,9 +79,13 @@ class StreamThread:
             # A bug of ours must not take the sinks with it.
             self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else Failure.of(error).error()
         if self.failure is None:
-            self._report(SinkStopped(self._plan.name, self._job.generation))
+            self._report(SinkStopped(self.plan.name, self._job.generation))
             return
+        now_ms = time.time_ns() // 1_000_000
         if not isinstance(self.failure, Fenced):
-            self._note(self.failure)
+            self._note(partial(save_stop, error=self.failure, now_ms=now_ms))
+        elif not self.plan.once:  # else it is over with the command that it belongs to
+            self._note(partial(save_takeover, now_ms=now_ms), self._job.generation)
+            self.newer = {self._job.generation: NewerJob()}
         if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
-            self._report(SinkFailed(self._plan.name, None, self.failure))
+            self._report(SinkFailed(self.plan.name, None, self.failure))

@@ -4,13 +4,14 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 
 from cdc.kafka.control_topics import record_at
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, without_rights
 from cdc.model.errors import ForeignRecord, LockstepError, Unavailable
 from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from lockstep.config import Config
 from lockstep.searches.commands import ListedSearch, listed
-from lockstep.searches.topic import Match, check_topic
+from lockstep.searches.topic import Match
 from sinks.opensearch.settings import OpenSearchSettings
 
 _SUBJECT = "searches"
@@ -66,7 +67,7 @@ def _topic_findings(config: Config) -> list[Finding]:
             if refused is not None:
                 raise refused
             return [ok(_SUBJECT, f"topic {plan.name} is created by whoever tells of searches")]
-        check_topic(cluster, plan, config.kafka.bootstrap_servers)
+        check_kept(cluster, plan, config.kafka.bootstrap_servers)
     except Unavailable:
         raise
     except LockstepError as refused:

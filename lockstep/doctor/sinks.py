@@ -104,7 +104,8 @@ def check_view_topics(config: Config, *, name: str) -> list[Finding]:
     pipeline, cluster = config.pipeline.name, TopicAdmin(config.kafka.client())
     topics = [view_topic(pipeline, name, number) for number in numbers]
     plans = {plan.name: plan for topic in topics for plan in view_topic_plans(pipeline, topic, config.kafka.topics)}
-    return written_topics(cluster, f"view {name}", plans, named=topics)
+    servers = config.kafka.bootstrap_servers
+    return written_topics(cluster, f"view {name}", plans, named=topics, bootstrap_servers=servers)
 
 
 def _refusals(name: str, refused: Refused, *, why: str) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Whether stream queries can be kept, as their jobs would ask Spark at their start, and whether their topics exist."""
 
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin, dead_letter_plan
@@ -15,7 +16,7 @@ from lockstep.doctor.spark_sql import SparkSql
 from lockstep.doctor.written_topics import JOB_STOPS, written_topics
 from lockstep.stream_queries import stream_query_plan
 
-_SIDE_RIGHTS: Final = ("Describe", "Read", "Write")
+_SIDE_RIGHTS: Final = ("Describe", "DescribeConfigs", "Read", "Write")
 
 
 def check_stream_query(config: Config, *, name: str, sql: SparkSql, read: dict[str, list[str]]) -> list[Finding]:
@@ -47,7 +48,8 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
     """
     plan, cluster = stream_query_plan(config, name), TopicAdmin(config.kafka.client())
     subject, side = f"stream query {name}", plan.side_topic
-    findings = written_topics(cluster, subject, {side.name: side}, named=(), rights=_SIDE_RIGHTS)
+    written = partial(written_topics, cluster, subject, bootstrap_servers=config.kafka.bootstrap_servers)
+    findings = written({side.name: side}, named=(), rights=_SIDE_RIGHTS)
     if not plan.query.has_topic:
         return findings
     opened = plan.opened(1)
@@ -56,11 +58,11 @@ def check_stream_query_topics(config: Config, *, name: str) -> list[Finding]:
     finally:
         opened.sink.close()
     plans = {topic.name: topic for number in numbers if (topic := plan.result_topic(number)) is not None}
-    findings += written_topics(cluster, subject, plans, named=plans)
+    findings += written(plans, named=plans)
     if plan.query.webhook is not None:  # rows that it refuses are kept
         letters = dead_letter_plan(config.pipeline.name, config.kafka.topics)
         plans, kind = {letters.name: letters}, "the dead-letter topic"
-        findings += written_topics(cluster, subject, plans, named=(), rights=_SIDE_RIGHTS, kind=kind)
+        findings += written(plans, named=(), rights=_SIDE_RIGHTS, kind=kind)
     return findings
 
 

@@ -1,13 +1,15 @@
-"""Whether jobs may write the topics of their results, or create those that aren't there."""
+"""Whether jobs may write the topics of their results, which keep that, or create those that aren't there."""
 
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, without_rights
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.preflight.finding import Finding, error, ok
 
 JOB_STOPS: Final = "its job would stop there"
-_RIGHTS: Final = ("Describe", "Read", "Write", "Delete")
+_RIGHTS: Final = ("Describe", "DescribeConfigs", "Read", "Write", "Delete")
 """What a job needs on such a topic. It deletes it with the generation."""
 
 
@@ -16,6 +18,7 @@ def written_topics(
     subject: str,
     plans: Mapping[str, TopicPlan],
     *,
+    bootstrap_servers: str,
     named: Collection[str],
     rights: Collection[str] = _RIGHTS,
     kind: str = "topic",
@@ -35,6 +38,13 @@ def written_topics(
     for topic in plans:
         if topic in lacking:
             continue
+        if topic in existing:
+            try:
+                check_kept(cluster, plans[topic], bootstrap_servers)
+            except Unavailable:
+                raise
+            except LockstepError as other:
+                refused[topic] = other
         if topic in refused:
             findings.append(error(subject, refused[topic].message, JOB_STOPS, refused[topic].hint or ""))
         elif topic in named:

@@ -277,7 +277,9 @@ class _Erasing:
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
         sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
-        sentences.append("sinks and views that aren't in this configuration, and what readers have copied.")
+        sentences.append(
+            "sinks, views and stream queries that aren't in this configuration, and what readers have copied."
+        )
         sentences += queries.sentences()
         topics = TopicAdmin(self._client).all_partition_counts()
         others = [
@@ -303,6 +305,7 @@ class _Erasing:
             for topic in sorted(topics)
             if is_view_topic(self._pipeline, topic) and topic not in looked_at
         ]
+        sentences += queries.others(topics)
         if views.reading:
             sentences.append(
                 "states of views, where their jobs keep them: free pages of their files. A view that is built again"

@@ -21,6 +21,7 @@ class Place:
 
     ``why`` says why something is left whose end nobody knows, and what to do. ``unasked`` says why the place couldn't
     be looked at. All of a topic that was there at ``compacted_up_to_ms`` was compacted; in milliseconds since 1970.
+    ``note`` says what may still come there of what isn't looked at, and doesn't count.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Place:
     why: str | None = None
     unasked: str | None = None
     compacted_up_to_ms: int | None = None
+    note: str | None = None
 
     def unproven(self, why: str) -> Self:
         """The same, of which nobody knows until when what is left stays: it should have gone, and hasn't."""
@@ -58,6 +60,8 @@ class Place:
             yield f"  {self.why}"
         if not self.left:
             yield "  nothing is left"
+        if self.note is not None:
+            yield f"  {self.note}"
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
@@ -68,6 +72,7 @@ class Place:
             "why": self.why,
             "unasked": self.unasked,
             "compacted_up_to_ms": self.compacted_up_to_ms,
+            "note": self.note,
         }
 
 

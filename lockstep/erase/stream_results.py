@@ -30,6 +30,13 @@ _IN_A_BATCH: Final = (
 )
 
 
+_MAY_COME: Final = (
+    "its checkpoint keeps {rows:,} rows, and nobody has looked whether they are of the row: rows may come of them. Run"
+    " the command again once the query's watermark has passed the end of each window, session, join and pattern that an"
+    " event of the row was in, as `lockstep streams list` shows"
+)
+
+
 class ResultErasing:
     """Erases from all builds of a query's result."""
 
@@ -85,7 +92,9 @@ class ResultErasing:
             if unknown := [column for column in columns if column not in table.key]:
                 rebuild = f"delete its rows by hand, or have it built again: `lockstep streams rebuild {query}`"
                 return Place(name, unasked=f"it was built without {', '.join(unknown)} in its key: {rebuild}")
-            return self._erased(name, opened, table, figures, is_of_row, only_look=only_look)
+            place = self._erased(name, opened, table, figures, is_of_row, only_look=only_look)
+            rows = figures.state_rows
+            return replace(place, note=_MAY_COME.format(rows=rows)) if rows else place
 
     def _erased(
         self,

@@ -17,7 +17,7 @@ import orjson
 from cdc.kafka.key_records import KeyRecord
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_names import stream_query_topic, stream_result_generation
+from cdc.kafka.topic_names import is_stream_query_topic, stream_query_topic, stream_result_generation
 from cdc.kafka.topic_reader import Record, TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue
@@ -253,7 +253,8 @@ class StreamQueryErasing:
                 lacking.append(f"records of {side} that are no JSON objects or were cut")
             yield (
                 f"stream query {query}: {', '.join(lacking)}, and the events that its checkpoint keeps, with the rows"
-                " that come of them. They are of what others wrote to its streams, by keys of their own."
+                " that come of them until its watermark has passed the end of each window, session, join and pattern"
+                " that an event of the row was in. They are of what others wrote to its streams, by keys of their own."
                 + (
                     " Events in topics of others are theirs to delete."
                     if how.in_result is not None
@@ -261,6 +262,20 @@ class StreamQueryErasing:
                     " Else delete rows of the result by hand."
                 )
             )
+
+    def others(self, topics: Iterable[str]) -> Iterator[str]:
+        """Which of these topics are of stream queries that aren't in the configuration: of those nothing is found."""
+        sides = {stream_query_topic(self._pipeline, query) for query in self._mapped}
+        for topic in sorted(topics):
+            known = topic in sides or any(
+                stream_result_generation(self._pipeline, query, topic) is not None for query in self._mapped
+            )
+            if not known and is_stream_query_topic(self._pipeline, topic):
+                yield (
+                    f"topic {topic}: it is of a stream query that isn't in this configuration. Neither it is looked at,"
+                    " nor the query's result in its store, nor rows that its webhook refused. Put the query back into"
+                    " the configuration, with its `rows_of`, or delete what is left of it by hand."
+                )
 
     def _in_topics(self, query: str, how: Mapped, *, only_look: bool) -> Iterator[Place]:
         side = stream_query_topic(self._pipeline, query)

@@ -15,13 +15,13 @@ from typing import Any, Final, Self
 
 import orjson
 
+from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.publisher import TransactionalPublisher
-from cdc.kafka.record_limits import set_command
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, match_topic_plan, partitions_of
+from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan
 from cdc.kafka.topic_names import MATCHES, control_topic
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import Unavailable
 from cdc.model.event import JsonValue
 from cdc.protocol.record_fields import FORMAT, parse_record
 from lockstep.searches.matches import Told
@@ -86,7 +86,7 @@ class Match:
 class MatchTopic:
     """Tells of one sink's matches, after ``start``.
 
-    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_topic``. So does
+    Raises LockstepError where a topic that somebody else has made can't have them: see ``check_kept``. So does
     ``check``.
 
     Every method raises Unavailable where the open transaction is lost, and LockstepError where the brokers refuse. It
@@ -124,7 +124,7 @@ class MatchTopic:
         """
         if self._current_id() != self._id:
             raise Unavailable(f"topic {self._topic} was deleted and made anew: what was told has to be told again")
-        check_topic(self._cluster, self._plan, self._servers)
+        check_kept(self._cluster, self._plan, self._servers)
 
     def _current_id(self) -> str:
         return self._cluster.topic_ids([self._topic])[self._topic]
@@ -153,24 +153,3 @@ class MatchTopic:
     def close(self) -> None:
         """What isn't committed was never told."""
         self._publisher.close()
-
-
-def check_topic(cluster: TopicAdmin, plan: TopicPlan, bootstrap_servers: str) -> None:
-    """Raise LockstepError, with the command to run, where the topic of matches isn't as it has to be.
-
-    What is told is remembered nowhere else: it may neither be deleted by its age, nor be in several orders. Raises
-    Unavailable where the brokers don't list it.
-    """
-    policy = cluster.configs([plan.name])[plan.name].get("cleanup.policy")
-    if policy != plan.config["cleanup.policy"]:
-        raise LockstepError(
-            f"topic {plan.name} has cleanup.policy={policy}: what was told of searches would be lost with its age",
-            hint=f"run {set_command(bootstrap_servers, plan.name, 'cleanup.policy', 'compact')}",
-        )
-    partitions = len(partitions_of([plan.name], cluster.partition_counts([plan.name])))
-    if partitions != plan.partitions:
-        raise LockstepError(
-            f"topic {plan.name} has {partitions} partitions: what is told of searches has one order",
-            hint=f"run kafka-topics.sh --bootstrap-server {bootstrap_servers} --delete --topic {plan.name};"
-            " whoever tells of searches makes it anew, and tells of all that matches then",
-        )

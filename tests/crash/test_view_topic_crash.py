@@ -2,10 +2,18 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 
+import orjson
 import pytest
+from confluent_kafka import Producer
 
-from jobs.executor.view_topic import close_view_topic
+from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_names import view_topic
+from cdc.model.errors import Unavailable
+from cdc.model.tag import Tag
+from jobs.executor.view_topic import ViewTopic, close_view_topic
+from tests.databases import until
 from tests.events import Delete, Put
 from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, delivered, traffic
 from tests.view_task_process import ENDED, KILLED, ViewTasks
@@ -105,6 +113,57 @@ def test_a_topic_that_is_asked_for_later_gets_all_of_the_result(pipeline: ViewPi
     assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert view_tasks.run(pipeline.task(settings, result_topic=pipeline.topic(), reached=pipeline.ends())) == ENDED
     assert pipeline.steps() == [(lsn, pipeline.states[lsn])]
+
+
+def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
+    """Delete the topic of the view and create it again, with so many records that nobody knows."""
+    client, topic = pipeline.log.kafka.client(), view_topic(pipeline.name, pipeline.sink, 1)
+    TopicAdmin(client).remove([topic])
+    until(lambda: not TopicAdmin(client).exists(topic))
+    pipeline.topic()
+    producer = Producer(client)
+    for number in range(records):
+        producer.produce(topic, b"{}", orjson.dumps(dict.fromkeys(pipeline.view.key, 10_000 + number)))
+    assert producer.flush(60) == 0
+
+
+@pytest.mark.parametrize("records", [0, 500])
+def test_a_topic_that_was_made_anew_gets_all_of_the_result(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, records: int
+) -> None:
+    """While no job runs, also where it has more records by now than it had, and between two batches of a job."""
+    task = pipeline.task(pipeline.settings("redis", topic=True), result_topic=pipeline.topic())
+    assert task.view is not None
+    assert task.view.result_topic is not None
+    traffic(pipeline, 20)
+    assert view_tasks.run(task) == ENDED
+    _recreate(pipeline, records)
+    lsn = traffic(pipeline, 1, seed=2)
+    try:
+        delivered(task)
+        assert pipeline.steps()[-1] == (lsn, pipeline.states[lsn])
+        _recreate(pipeline)
+        lsn = traffic(pipeline, 1, seed=3)
+        delivered(task)
+        assert pipeline.steps()[-1] == (lsn, pipeline.states[lsn])
+    finally:
+        close_view_topic(task.view.result_topic)
+
+
+def test_a_step_that_a_topic_made_anew_would_lack_the_beginning_of_is_not_committed(pipeline: ViewPipeline) -> None:
+    where, tag = pipeline.topic(), Tag(0, 1, 0)
+    with closing(ViewTopic(pipeline.log.kafka.client(), where)) as topic:
+        for number in range(3):
+            topic.write(b'{"id":%d}' % number, b"{}", tag)
+        topic.commit(tag=tag, offsets={}, run="run", is_complete=True)
+        known = topic.last
+        _recreate(pipeline)
+        for number in range(8):
+            topic.write(b'{"id":%d}' % number, b"{}", tag)
+        with pytest.raises(Unavailable):
+            topic.commit(tag=tag, offsets={}, run="run", is_complete=True)
+    with closing(ViewTopic(pipeline.log.kafka.client(), where)) as topic:
+        assert (known is not None, topic.last) == (True, None)
 
 
 def test_a_view_that_moves_between_workers_goes_on_with_its_state(

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from cdc.kafka.topic_admin import TopicAdmin
 from jobs.query import identity_watch
 from jobs.streams.rebuild import begin_again
 from jobs.streams.resume import Figures
@@ -18,7 +20,9 @@ from jobs.streams.settings import StreamQuerySettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
+from tests.job_process import JobProcess
 from tests.streams import Streams, at
+from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -355,6 +359,50 @@ def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
         assert job.stop() == 0, job.told()
 
 
+@pytest.mark.crash
+def test_a_job_that_apply_once_has_ended_goes_on_after_it(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0))
+    with JobProcess(**streams.arguments(once=False)) as job:
+        job.wait_until(lambda seen: seen.get("results") == 1)
+        streams.send("searches", search(2, 1))
+        assert streams.run(spark) == 0, streams.told
+        since = job.reports.index(job.wait_for("SinkFailed"))
+        assert "another job has begun to apply" in job.reports[since]["error"]
+        job.wait_for("SinkStarted", since=since)
+        streams.send("searches", search(3, 2))
+        job.wait_until(lambda seen: seen.get("results") == 1, since=since)
+        assert (streams.status().state, streams.status().reason) == ("running", "")
+        assert job.stop() == 0, job.told()
+    assert (streams.status().state, streams.status().needs_somebody) == ("absent", False)
+    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
+
+
+@pytest.mark.parametrize("which", ["side topic", "topic of the result"])
+def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, which: str
+) -> None:
+    """As brokers make one that is asked for."""
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0))
+    plan = streams.plan().side_topic if which == "side topic" else streams.plan().result_topic(1)
+    assert plan is not None
+    TopicAdmin(streams.client).create([replace(plan, partitions=3, config={"cleanup.policy": "delete"})])
+    assert streams.run(spark) == 1
+    assert f"topic {plan.name} has cleanup.policy=delete" in streams.told
+    assert "--add-config cleanup.policy=compact" in streams.told
+    configure(streams.client, [plan.name], {"cleanup.policy": "compact"})
+    assert streams.run(spark) == 1
+    assert f"topic {plan.name} has 3 partitions" in streams.told
+    TopicAdmin(streams.client).remove([plan.name])
+    assert streams.run(spark) == 0, streams.told
+    assert len(streams.on_topic()) == 1
+
+
 def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -385,3 +433,28 @@ def test_another_query_needs_another_build(
     begin_again(streams.plan())
     assert streams.run(spark, query=changed) == 0, streams.told
     assert warehouse.rows("id, user_id") == [("s1", 2)]
+
+
+def test_of_a_build_that_is_replaced_nothing_is_left_but_what_the_side_topic_says_of_it(
+    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
+) -> None:
+    """An event that was late for it is in time where all is read at once."""
+    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
+    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
+    streams.send("searches", search(1, 0), search(2, 60))
+    assert streams.run(spark) == 0, streams.told
+    streams.send("searches", search(3, 20), b"{")
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",)]
+    assert [record["generation"] for record in streams.aside("late")] == [1]
+
+    begin_again(streams.plan())
+    assert streams.run(spark) == 0, streams.told
+    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
+    assert [record["generation"] for record in streams.aside("late")] == [1]
+    assert [record["generation"] for record in streams.aside("malformed")] == [2]
+    builds = tmp_path / "checkpoints" / streams.pipeline / streams.name
+    assert [path.name for path in builds.iterdir()] == ["g2"]
+    topic = streams.plan().result_topic(1)
+    assert topic is not None
+    until(lambda: not TopicAdmin(streams.client).exists(topic.name))

@@ -43,7 +43,7 @@ def test_times_that_no_clock_has_are_malformed_and_stop_nothing(spark: SparkSess
         {"id": "4", "at": FIRST, "sent_at": LAST},
         {"id": "5", "at": LAST, "sent_at": LAST},
     )
-    aside = side_frame(taps, "taps", TAPS, watermark_ms=None, bytes_max=4096).collect()
+    aside = side_frame(taps, "taps", TAPS, generation=1, watermark_ms=None, bytes_max=4096).collect()
     reasons = {found["offset"]: found["reason"] for found in (json.loads(row["value"]) for row in aside)}
     assert reasons == {
         1: "it happened later than 1 hour after it was received",

@@ -151,7 +151,7 @@ def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_now
     columns = [column_of("id", "bigint")]
     table = Table(result_name("q"), tuple(filter(None, columns)), ("id",), ReplicaIdentity.DEFAULT)
     open_memory(store).sink.prepare([table])
-    where = StreamInput(streams.name, known, streams.plan().side_topic.name, 4000)
+    where = StreamInput(streams.name, 1, known, streams.plan().side_topic.name, 4000)
     task = Task(
         streams.name, RedisSettings(), 1, 0, {}, {table.name: table}, 0, 1.0, "run",
         client=streams.client, stream=where, open=lambda _name, _settings, number: open_memory(store, number),
@@ -184,7 +184,9 @@ def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp
     assert result is not None
     TopicAdmin(streams.client).create([side, result])
     limits = [int(plan.config["max.message.bytes"]) for plan in (side, result)]
-    topics = StreamTopics(streams.client, StreamInput(streams.name, {}, side.name, limits[0], result.name, limits[1]))
+    topics = StreamTopics(
+        streams.client, StreamInput(streams.name, 1, {}, side.name, limits[0], result.name, limits[1])
+    )
     with contextlib.closing(topics):
         for number in range(500):
             topics.write_row(b"%d" % number, random.Random(number).randbytes(3_000).hex().encode(), "tag")

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_compacted
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
 from cdc.kafka.topic_names import VIEWS, control_topic, table_topic, view_topic
 from cdc.model.errors import Unavailable
 from cdc.protocol.view_steps import step_key
@@ -261,6 +261,25 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._thread.join()
         self._listener.close()
+
+
+def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
+    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
+) -> None:
+    pipeline = view_pipelines()
+    settings, client = pipeline.settings("redis", topic=True), pipeline.log.kafka.client()
+    topic = view_topic(pipeline.name, pipeline.sink, 1)
+    TopicAdmin(client).create([TopicPlan(topic, 3, 1, {"cleanup.policy": "delete"})])
+    lsn = traffic(pipeline, 3)
+    job = pipeline.apply_once(spark, settings)
+    assert (job.poll(), f"topic {topic} has cleanup.policy=delete" in job.told()) == (1, True), job.told()
+    configure(client, [topic], {"cleanup.policy": "compact"})
+    job = pipeline.apply_once(spark, settings)
+    assert (job.poll(), f"topic {topic} has 3 partitions" in job.told()) == (1, True), job.told()
+    TopicAdmin(client).remove([topic])
+    job = pipeline.apply_once(spark, settings)
+    assert job.poll() == 0, job.told()
+    assert pipeline.steps()[-1] == (lsn, pipeline.states[lsn])
 
 
 def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(

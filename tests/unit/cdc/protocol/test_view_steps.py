@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 import pytest
 
 from cdc.model.errors import ForeignRecord
 from cdc.protocol.view_steps import ViewStep, step_key
 
-STEP = ViewStep("timeline", 2, 1, 0x16B3748, 17, "run", True, {("shop.public.tweets", 0): 5})
+STEP = ViewStep("timeline", 2, 1, 0x16B3748, 17, "run", True, {("shop.public.tweets", 0): 5}, "aRfR7pEWTsSMXNRlmLcbzA")
 
 
 def test_a_step_is_what_was_written() -> None:
     assert ViewStep.from_bytes(STEP.to_bytes(), "it") == STEP
+    by_an_earlier_version = STEP.to_bytes().replace(b',"topic_id":"aRfR7pEWTsSMXNRlmLcbzA"', b"")
+    assert ViewStep.from_bytes(by_an_earlier_version, "it") == replace(STEP, topic_id="")
     assert STEP.key() == step_key("timeline", 2) == b'["timeline",2]'
 
 

@@ -104,7 +104,7 @@ class Applied:
         self.sink.prepare([ROWS])
         self.task = Task(
             "q", RedisSettings(), 1, 0, {}, {NAME: ROWS}, 0, 1.0, "run",
-            stream=StreamInput("q", {}, "side", 4096, "result", 500),
+            stream=StreamInput("q", 1, {}, "side", 4096, "result", 500),
             open=lambda _name, _settings, number: open_memory(self.store, number, refuse=self.refuse),
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ def test_a_topic_that_was_recreated_is_named_with_the_way_out() -> None:
 
 def refused(key: object, row: object, *, bytes_max: int) -> tuple[dict[str, object], dict[str, object]]:
     event = RejectedEvent(Position("t", 0, 7), orjson.dumps(key), orjson.dumps(row), "1", "an earlier row has this key")
-    texts = refused_record(3, event, bytes_max=bytes_max)
+    texts = refused_record(3, event, 2, bytes_max=bytes_max)
     assert sum(len(text.encode()) for text in texts) <= bytes_max
     return json.loads(texts[0]), json.loads(texts[1])
 
@@ -29,7 +29,7 @@ def test_a_row_that_was_refused_is_kept_with_its_key() -> None:
     key, value = refused({"id": 1}, {"id": 1, "name": "a"}, bytes_max=4096)
     assert key == {"batch": 3, "row": 7, "key": {"id": 1}}
     assert value == {
-        "kind": "refused", "reason": "an earlier row has this key", "batch": 3, "key": {"id": 1},
+        "kind": "refused", "generation": 2, "reason": "an earlier row has this key", "batch": 3, "key": {"id": 1},
         "row": {"id": 1, "name": "a"},
     }  # fmt: skip
 

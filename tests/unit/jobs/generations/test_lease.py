@@ -47,6 +47,37 @@ def test_an_older_job_does_not_write_over_what_the_newer_one_has_written() -> No
     assert older.record("g1.asides") == "the newer one's"
 
 
+class _HeldUp(MemoryRecords):
+    """Records of which one is stored late: something else happens before it gets there."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def save(self, name: str, text: str | None, *, fence: int = 0) -> None:
+        if name == "g1.stream_figures" and self.meanwhile is not None:
+            self.meanwhile, meanwhile = None, self.meanwhile
+            meanwhile()
+        super().save(name, text, fence=fence)
+
+
+def test_what_an_older_job_stores_late_does_not_replace_what_the_newer_one_has_stored() -> None:
+    """It has looked, and a newer one has claimed and stored before its record gets to the destination."""
+    store = prepared_store(1)
+    records = _HeldUp(store)
+    older = GenerationLease(replace(open_memory(store, 1), records=records), 1)
+    newer = GenerationLease(open_memory(store, 1), 1)
+    older.claim(open_memory(store, 1).sink.claim)
+    older.save_claimed("g1.stream_figures", "the older one's")
+
+    def meanwhile() -> None:
+        newer.claim(open_memory(store, 1).sink.claim)
+        newer.save_claimed("g1.stream_figures", "the newer one's")
+
+    records.meanwhile = meanwhile
+    with pytest.raises(Fenced):
+        older.save_claimed("g1.stream_figures", "the older one's, late")
+    assert store.records["g1.stream_figures"] == "the newer one's"
+
+
 def test_a_pause_request_that_nobody_takes_back_is_removed_by_the_job() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, gate, now)

@@ -118,7 +118,10 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
 ) -> None:
     class Brokers:
         def partition_counts(self, _: object) -> dict[str, int]:
-            return {"shop.__views.hits.g1": 1}
+            return {"shop.__views.hits.g1": 1, "shop.__views.hits.g3": 1, "shop.__views.hits.g4": 3}
+
+        def setting(self, topic: str, name: str) -> str:
+            return "delete" if (topic, name) == ("shop.__views.hits.g3", "cleanup.policy") else "compact"
 
         def lacking_rights(self, topics: Any, _: object) -> dict[str, list[str]]:
             return {"shop.__views.hits.g2": ["Describe"]} if "shop.__views.hits.g2" in topics else {}
@@ -128,7 +131,8 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
             return {plan.name: refused for plan in plans if plan.name == "shop.__views"}
 
     store = prepared_store(1)
-    open_memory(store, 2).sink.prepare([table()], go_live=False)
+    for number in (2, 3, 4):
+        open_memory(store, number).sink.prepare([table()], go_live=False)
     monkeypatch.setattr("lockstep.doctor.sinks.open_sink", lambda *_: open_memory(store, 1))
     monkeypatch.setattr("lockstep.doctor.sinks.TopicAdmin", lambda _: Brokers())
     view = (
@@ -139,4 +143,9 @@ def test_doctor_says_what_the_job_of_a_view_may_not_do_with_its_topics(
         (Severity.ERROR, "the right Describe on topic shop.__views.hits.g2 lacks"),
         (Severity.OK, "topic shop.__views.hits.g1 is there"),
         (Severity.ERROR, "no right Create"),
+        (
+            Severity.ERROR,
+            "topic shop.__views.hits.g3 has cleanup.policy=delete: what is written to it would be lost with its age",
+        ),
+        (Severity.ERROR, "topic shop.__views.hits.g4 has 3 partitions: what is written to it has one order"),
     ]

@@ -123,6 +123,14 @@ def test_a_batch_under_way_loses_no_row_and_brings_none_back(store: MemoryStore)
     assert apply(store, row(7, "c", 2)).stale == 1
 
 
+def test_what_the_checkpoint_keeps_is_told_of_until_it_keeps_nothing(store: MemoryStore) -> None:
+    """A window that is open leads to rows after the command has ended."""
+    store.records[figures_name(1)] = Figures(batch=1, state_rows=3).text()
+    first, second = erased(store)
+    assert "its checkpoint keeps 3 rows" in "\n".join(first.lines())
+    assert (first.is_proven, first.to_json()["note"], second.note) == (True, first.note, None)
+
+
 def test_what_an_interrupted_run_has_left_goes_with_the_next(store: MemoryStore) -> None:
     MemorySink(store, 1).apply(Batch([row(7, "a", 0, is_deleted=True)], overwrite_equal_tags=True))
     assert marks(store) == 1

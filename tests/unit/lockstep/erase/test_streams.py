@@ -350,3 +350,11 @@ def test_tombstones_of_a_result_are_written_once_and_its_job_is_told_of_the_last
     assert log == [(side, [b'{"batch":1}'], []), (result, [key], ["told"])]
     assert stores.of["told"].records[erased_name(1)] == str(len(log))
     assert stores.held == []
+
+
+def test_topics_of_queries_that_are_not_configured_any_more_are_named(told: Config) -> None:
+    gone = [stream_query_topic("shop", "gone"), stream_result_topic("shop", "gone", 2)]
+    own = [stream_query_topic("shop", "told"), stream_result_topic("shop", "told", 1), "shop.__views.open.g1"]
+    sentences = list(erasing(told).others([*own, *gone]))
+    assert [sentence.split(": ")[0] for sentence in sentences] == [f"topic {topic}" for topic in gone]
+    assert all("isn't in this configuration" in sentence for sentence in sentences)
