@@ -21,7 +21,7 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import CreatedSlot, ReplicationConnection, SystemIdentity
-from cdc.postgres.slot import drop_slot, find_slot, source_time_ms, temporary_slot_name
+from cdc.postgres.slot import drop_slot, emit_heartbeat, find_slot, source_time_ms, temporary_slot_name
 from cdc.protocol.control_records import CaptureState, SchemaRecord, SnapshotPhase
 from cdc.protocol.membership import Membership
 from cdc.row_rate import RowRate
@@ -173,6 +173,9 @@ class InitialSnapshot:
                     return state
                 for key in plan.ledger.record_keys():
                     publisher.send_beside_state(key, None)
+                if slot.consistent_point > state.end_lsn:
+                    # This record is older than what was copied last. So one comes that isn't, also when nobody writes.
+                    emit_heartbeat(sql)
                 state = replace(state, phase=SnapshotPhase.DONE, first_snapshot="")
                 publisher.commit(state, covering=list(pipeline.topics().values()))
                 return state

@@ -27,6 +27,9 @@ from sinks.contract import TopicPartition
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute
 
+_COPIED: Final = f"{SNAPSHOT_SEQ:08x}".encode()
+"""How the tags of a copy's rows end."""
+
 _PASS_S: Final = 5.0
 """A pass over the log that took longer is followed by another one, of what came meanwhile."""
 
@@ -86,6 +89,8 @@ class ViewLog:
         self._cuts: list[tuple[Cut, bool]] = []
         self._awaited: tuple[Cut | None, float] = None, 0.0
         self._batches: list[pa.RecordBatch] = []
+        self._tagged: list[pa.Table] = []
+        self._copies: dict[tuple[TopicPartition, str], int] = {}
         self._newest_tag = NEVER
         self._target: Offsets | None = None
         self._began_s = 0.0
@@ -169,7 +174,10 @@ class ViewLog:
     # --- taking ---
 
     def cut(self) -> Cut | None:
-        """The newest cut that can be taken now; it and those before it are forgotten."""
+        """The newest cut that can be taken now; it and those before it are forgotten.
+
+        Raises LockstepError for a record without a tag.
+        """
         if self.is_behind:
             return None
         covered = 0
@@ -179,7 +187,16 @@ class ViewLog:
             covered += 1
         done, self._cuts = self._cuts[:covered], self._cuts[covered:]
         self._reached_records += covered
-        return next((cut for cut, is_complete in reversed(done) if is_complete and cut.tag >= self._floor), None)
+        complete = [cut for cut, is_complete in done if is_complete and cut.tag >= self._floor]
+        if not complete:
+            return None
+        self._look_for_copies(complete[0].tag)
+        found = next((cut for cut in reversed(complete) if not self._below(cut.bounds, newer_than=cut.tag)), None)
+        # Bounds only grow, so these are below those of each later record.
+        for at, tag in self._below(complete[-1].bounds, newer_than=NEVER):
+            self._floor = max(self._floor, tag)
+            del self._copies[at, tag]
+        return found
 
     def take(self, cut: Cut) -> Taken:
         """What is below the cut. The rest waits, and is read again by whoever begins at ``next_offsets``."""
@@ -197,18 +214,48 @@ class ViewLog:
     @property
     def waits(self) -> bool:
         """Whether records wait for a cut."""
-        return bool(self._batches)
+        return bool(self._batches or self._tagged)
 
     @property
     def next_offsets(self) -> Offsets:
         """Where each partition goes on."""
         return dict(self._reached)
 
-    def _split(self, until: str | None) -> tuple[pa.Table | None, Sequence[pa.RecordBatch], int]:
+    def _look_for_copies(self, tag: str) -> None:
+        """Note where rows of a copy begin in each partition, among what has come: those that are newer than the tag."""
         if not self._batches:
+            return
+        tagged = self._with_tags()
+        tags = tagged.column("tag")
+        is_later = _compute.greater(tags, pa.scalar(tag.encode(), pa.binary()))
+        is_copied = _compute.and_(is_later, _compute.ends_with(tags, pattern=_COPIED))
+        if _compute.any(is_copied).as_py():
+            begins = tagged.filter(is_copied).group_by(["topic", "partition", "tag"]).aggregate([("offset", "min")])
+            for row in begins.to_pylist():
+                at = (row["topic"], row["partition"]), row["tag"].decode()
+                self._copies[at] = min(row["offset_min"], self._copies.get(at, row["offset_min"]))
+
+    def _below(self, bounds: Offsets, *, newer_than: str) -> list[tuple[TopicPartition, str]]:
+        """The copies of which rows have come that are below these bounds."""
+        return [
+            (at, tag) for (at, tag), offset in self._copies.items() if tag > newer_than and offset < bounds.get(at, 0)
+        ]
+
+    def _with_tags(self) -> pa.Table:
+        """What has come since the last time. It goes on to wait, with its tags."""
+        tagged = with_tags(pa.Table.from_batches(self._batches))
+        self._tagged.append(tagged)
+        self._batches = []
+        self.bytes += tagged.column("tag").nbytes
+        return tagged
+
+    def _split(self, until: str | None) -> tuple[pa.Table | None, Sequence[pa.RecordBatch], int]:
+        if not self.waits:
             return None, (), 0
-        batches, self._batches, self.bytes = self._batches, [], 0
-        tagged = with_tags(pa.Table.from_batches(batches))
+        if self._batches:
+            self._with_tags()
+        tagged = pa.concat_tables(self._tagged)
+        self._tagged, self._copies, self.bytes = [], {}, 0
         if until is None:
             self._floor = max(self._floor, _max(tagged.column("tag")))
             return self._newest(tagged), (), 0

@@ -121,6 +121,77 @@ def test_the_newest_of_several_cuts_is_taken() -> None:
     assert log.cut() is None
 
 
+def test_a_record_that_is_older_than_the_rows_of_a_copy_below_its_bounds_is_no_cut() -> None:
+    """A first copy that was interrupted goes on at a later point, and its end is told as of the first one."""
+    log = at_the_end()
+    log.add(events("a", 0, (1, 16, 0), (2, 16, 0)))
+    log.add(events("a", 2, (3, 64, 0)))
+    log.add(events("b", 0, (4, 64, 0)))
+    log.reach({("a", 0): 3, ("b", 0): 1})
+    log.add_record(record(16, a=3, b=1))
+    assert log.cut() is None
+    log.add_record(record(56))
+    assert log.cut() is None
+    log.add_record(record(64))
+    cut = log.cut()
+    assert cut is not None
+    assert keys(log.take(cut).records) == [
+        ("a", b'{"id":1}'),
+        ("a", b'{"id":2}'),
+        ("a", b'{"id":3}'),
+        ("b", b'{"id":4}'),
+    ]
+    assert not log.waits
+
+
+def test_the_record_that_tells_the_end_of_a_later_copy_is_no_cut_without_its_rows() -> None:
+    """A copy that stops the stream is newer than all that was published before it. So is the record's LSN older."""
+    log = at_the_end()
+    log.add_record(record(32, uncopied=["b"]))
+    assert log.cut() is None
+    log.add(events("b", 0, (1, 48, 0), (2, 48, 0)))
+    log.reach({("b", 0): 2})
+    log.add_record(record(32, b=2))
+    assert log.cut() is None
+    log.add(events("a", 0, (3, 56, 1)))
+    log.reach({("a", 0): 1})
+    log.add_record(record(64, a=1))
+    cut = log.cut()
+    assert cut is not None
+    assert keys(log.take(cut).records) == [("a", b'{"id":3}'), ("b", b'{"id":1}'), ("b", b'{"id":2}')]
+
+
+def test_rows_of_a_copy_beyond_a_record_hold_up_no_cut() -> None:
+    """Where one copied row after the other comes, as of repairs, a reader is always ahead of the records."""
+    log = at_the_end()
+    log.add(events("a", 0, (1, 8, 1), (2, 48, 0), (3, 80, 0)))
+    log.reach({("a", 0): 3})
+    log.add_record(record(16, a=1))
+    first = log.cut()
+    assert first is not None
+    taken = log.take(first)
+    assert keys(taken.records) == [("a", b'{"id":1}')]
+    assert taken.next_offsets == {("a", 0): 1, ("b", 0): 0}
+    log.add_record(record(32, a=2))
+    assert log.cut() is None, "the first of them is below it"
+    log.add_record(record(64, a=2))
+    second = log.cut()
+    assert second is not None
+    assert keys(log.take(second).records) == [("a", b'{"id":2}')]
+
+
+def test_of_several_records_one_before_the_rows_of_a_copy_is_still_a_cut() -> None:
+    log = at_the_end()
+    log.add(events("a", 0, (1, 8, 1), (2, 48, 0)))
+    log.reach({("a", 0): 2})
+    log.add_record(record(16, a=1))
+    log.add_record(record(32, a=2))
+    cut = log.cut()
+    assert cut is not None
+    assert cut.lsn == 16
+    assert keys(log.take(cut).records) == [("a", b'{"id":1}')]
+
+
 def test_who_was_behind_takes_a_cut_that_is_newer_than_all_that_was_read() -> None:
     log = ViewLog(["a", "b"], {})
     log.catch_up({("a", 0): 2, ("b", 0): 0}, 0.0)
