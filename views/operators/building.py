@@ -235,7 +235,7 @@ class Sorter:
 
     def _in_order(self) -> list[Item]:
         items, self._items, self._bytes = self._items, [], 0
-        items.sort()
+        items.sort(key=_whole)
         return items
 
     def sorted(self) -> Iterator[list[Item]]:
@@ -279,6 +279,12 @@ def _pieces(portion: list[Item]) -> Iterator[bytes]:
         yield from _pieces(portion[half:])
 
 
+def _whole(item: Item) -> bytes:
+    """What an item is in order by. Tuned: tuples are compared part by part, which takes twice as long. No key of one
+    sorting begins with another one, so their order is the same."""
+    return item[0] + item[1]
+
+
 def _size(items: list[Item]) -> int:
     return sum(map(len, chain.from_iterable(items)))
 
@@ -296,7 +302,7 @@ def merged(runs: Iterable[Iterator[list[Item]]]) -> Iterator[list[Item]]:
             if rest := portion[end:] or next(run, []):
                 left.append((rest, run))
         heads = left
-        taken.sort()  # it finds the parts that are in order
+        taken.sort(key=_whole)  # it finds the parts that are in order
         yield taken
     for portion, run in heads:
         yield from chain([portion], run)
