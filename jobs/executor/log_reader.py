@@ -297,7 +297,7 @@ def _by_partition(
 ) -> Mapping[TopicPartition, Sequence[Any]]:
     """The records among the messages, of partitions that aren't read to their end yet."""
     # Tuned: in a backlog they are all of one partition, without anything between them.
-    if (only := _only_partition(messages)) in remaining:
+    if (only := _only_partition(messages)) is not None and only in remaining:
         return {only: messages}
     by_partition: dict[TopicPartition, list[Message]] = {}
     for message in messages:
