@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
+import orjson
 import pytest
 
 import views.view
@@ -164,6 +165,27 @@ def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
     assert sum(told) == len(rows), "all was computed"
     view.end_building(epoch=1, lsn=8, offsets={})
     assert view.pending() is not None
+
+
+@pytest.mark.usefixtures("computes")
+@pytest.mark.parametrize("in_memory", [7, 1_000])
+def test_rows_of_one_group_come_in_several_portions(
+    in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are alike in all that rows are in order by."""
+    monkeypatch.setattr(building, "PORTION", 5)
+    monkeypatch.setattr(building, "ITEMS_MAX", in_memory)
+    view = opened(
+        Question("select g, count(*) as n from a where g is not null group by g", ("g",)),
+        MemoryState(),
+        scratch=tmp_path,
+    )
+    view.begin_building()
+    view.build(events([a(number, g=number % 2) for number in range(50)], 8))
+    view.end_building(epoch=1, lsn=8, offsets={})
+    output = view.pending()
+    assert output is not None
+    assert [orjson.loads(row or b"") for row in output.rows] == [{"g": 0, "n": 25}, {"g": 1, "n": 25}]
 
 
 @pytest.mark.usefixtures("computes")
