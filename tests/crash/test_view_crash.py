@@ -70,7 +70,9 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     assert kills >= BUILDING_POINTS - 3
 
 
-@pytest.mark.parametrize("kind", ["redis", pytest.param("warehouse", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "kind", ["redis", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("warehouse", "opensearch", "delta"))]
+)
 def test_kill_9_at_every_point_of_a_building_that_writes_while_it_computes(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks, kind: str
 ) -> None:
