@@ -54,12 +54,16 @@ _MODULES: Final = (
 
 @dataclass(frozen=True)
 class _Batch:
-    """What a process is to do. Without ``at`` no signal comes; without ``file_bytes`` files may grow."""
+    """What a process is to do. Without ``at`` no signal comes; without ``file_bytes`` files may grow.
+
+    With ``is_large`` a few rows count as many.
+    """
 
     task: Task
     at: int
     signal_at: signal.Signals
     file_bytes: int
+    is_large: bool
 
 
 @dataclass(frozen=True)
@@ -85,22 +89,25 @@ class ViewTasks:
         """End it, and whatever stands still there."""
         self._process.communicate()
 
-    def run(self, task: Task, *, kill_at: int = 0) -> int:
-        """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED, or KILLED."""
-        state = self._waited(self._started(_Batch(task, kill_at, signal.SIGKILL, 0)))
+    def run(self, task: Task, *, kill_at: int = 0, is_large: bool = False) -> int:
+        """Run one batch; with ``kill_at`` it is killed at that point. Returns ENDED, or KILLED.
+
+        With ``is_large`` a state is built as a large one, and five rows are written at once.
+        """
+        state = self._waited(self._started(_Batch(task, kill_at, signal.SIGKILL, 0, is_large)))
         assert state.code in (ENDED, KILLED), state.said
         return state.code
 
     def failed(self, task: Task, *, file_bytes: int = 0) -> str:
         """Run one batch that fails; with ``file_bytes`` no file can become larger. Returns what it failed with."""
-        state = self._waited(self._started(_Batch(task, 0, signal.SIGKILL, file_bytes)))
+        state = self._waited(self._started(_Batch(task, 0, signal.SIGKILL, file_bytes, is_large=False)))
         assert state.code == FAILED, state.said
         return state.said
 
     @contextmanager
     def stopped(self, task: Task, *, stop_at: int) -> Iterator[Callable[[], tuple[int, str]]]:
         """One batch that stands still at that point. What is yielded wakes it up, and returns how it has ended."""
-        pid = self._started(_Batch(task, stop_at, signal.SIGSTOP, 0))
+        pid = self._started(_Batch(task, stop_at, signal.SIGSTOP, 0, is_large=False))
         state = self._waited(pid)
         assert state.code is None, state.said
 
@@ -195,6 +202,8 @@ def _batch_run(batch: _Batch) -> int:
     from cdc.kafka.publisher import TransactionalPublisher
     from jobs.executor import step_task, view_task
     from jobs.executor.result import from_arrow
+    from views import view
+    from views.operators import building
     from views.state import file
 
     points = itertools.count(1)
@@ -214,6 +223,9 @@ def _batch_run(batch: _Batch) -> int:
 
         return between
 
+    if batch.is_large:
+        view._ROW_BY_ROW_MAX = view_task._AHEAD_FROM = 0  # type: ignore[misc]
+        view_task._PORTION = building.PORTION = 5  # type: ignore[misc]
     if batch.file_bytes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (batch.file_bytes, batch.file_bytes))
     file.FileState.update = watched(file.FileState.update)  # type: ignore[method-assign]

@@ -63,6 +63,13 @@ TopicPartition = tuple[str, int]
 
 NOTHING_REACHED: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
 
+Ahead = Callable[[list[Item]], list[Item]]
+"""Takes rows of a new result while more of them are computed, as they would be pending: ``rows_of`` reads them.
+
+Returns rows that it got, now or before, and that are to stay pending. Called with none, it returns all that it has not
+had written: there are no more.
+"""
+
 _BUILD_CHANGES_MAX: Final = 200_000
 """How many rows are changed in one transaction where a state is built row by row, or rows are taken away that are too
 old: memory has them."""
@@ -223,6 +230,8 @@ class View:
         self._arrivals: dict[TableName, Arrivals] | None = None
         """What has come while the state is built, until it is computed."""
         self._is_computed = False
+        self._is_ahead = False
+        """Whether the sink has some of the result that was computed."""
         self._expire_size = _EXPIRED_AT_ONCE
 
     def position(self) -> ViewPosition:
@@ -345,7 +354,7 @@ class View:
 
         self._state.clear()
         self._state.update(work)
-        self._arrivals, self._is_computed = self._dataflow.arrivals(self._scratch), False
+        self._arrivals, self._is_computed, self._is_ahead = self._dataflow.arrivals(self._scratch), False, False
 
     def log(self) -> str:
         """What the state was built from, as ``begin_building`` was told."""
@@ -371,13 +380,20 @@ class View:
         """How many events were noted, without some of those that are superseded."""
         return sum(of_table.count for of_table in (self._arrivals or {}).values())
 
-    def compute(self, meanwhile: Callable[[int], None] = lambda _: None, *, time_ms: int = 0) -> None:
+    def compute(
+        self,
+        meanwhile: Callable[[int], None] = lambda _: None,
+        *,
+        time_ms: int = 0,
+        ahead: Ahead | None = None,
+    ) -> None:
         """Keep the rows of tables that have come, and all that they make. It may take long.
 
         ``meanwhile`` is called every so often, with how many more rows of tables were read since. What it raises is
         raised, and so are EvaluationError, the state's errors, LockstepError for a full disk, and FanOutExceeded where
         a row has more partners than the view's limit. The building can't go on then: it begins again. ``time_ms`` is
-        the view's time, as ``end_building`` gets it.
+        the view's time, as ``end_building`` gets it. ``ahead`` gets the rows of a large result as they are computed,
+        and those that it doesn't return aren't pending after that. It is for a sink that has no row of the view.
         """
         if self._arrivals is None:
             return
@@ -392,18 +408,26 @@ class View:
                 self._is_computed = True
                 return
         with _no_collection():
-            self._compute_large(arrived, meanwhile)
+            self._compute_large(arrived, meanwhile, ahead)
         self._is_computed = True
 
-    def _compute_large(self, arrived: Mapping[TableName, Iterable[Arrived]], meanwhile: Callable[[int], None]) -> None:
+    def _compute_large(
+        self, arrived: Mapping[TableName, Iterable[Arrived]], meanwhile: Callable[[int], None], ahead: Ahead | None
+    ) -> None:
         building = Building(self._state, scratch=self._scratch, changes_max=self._changes_max, meanwhile=meanwhile)
         rows = self._dataflow.built(arrived, building)
         if self._shard is not None:
             rows = map(self._checked_own, rows)
-        count, last = 0, None
-        for portion in building.arranged(_PENDING, building.sorted(rows, self._items, self._part)):
+        count, stays, last = 0, 0, None
+        for portion in building.sorted(rows, self._items, self._part):
             assert len({last, *[key for key, _, _ in portion]}) == 1 + len(portion), "two rows have one key"
             count, last = count + len(portion), portion[-1][0]
+            building.changed += len(portion)
+            stays += _keep_built(portion if ahead is None else ahead(portion), building)
+            building.meanwhile(0)
+        if ahead is not None:
+            stays += _keep_built(ahead([]), building)
+        self._is_ahead = stays < count
         building.flush()
         self._state.update(lambda state: _note_built(state, Counters(0, 0, count, building.changed, rows=count)))
 
@@ -421,7 +445,8 @@ class View:
         seq: int = SNAPSHOT_SEQ,
         time_ms: int = 0,
     ) -> None:
-        """All events are in: the result is exact at ``lsn``, and all of it is pending. What is to be computed is first.
+        """All events are in: the result is exact at ``lsn``, and all of it is pending but for what was written ahead.
+        What is to be computed is first.
 
         ``seq`` is greater than that of any output at this LSN from an earlier state. ``time_ms`` is the view's time: no
         earlier one than that of any output from an earlier state.
@@ -436,7 +461,8 @@ class View:
             if stored is None:
                 raise _not_building()
             state.delete(_IS_BUILDING)
-            state.put(_IS_WHOLE, _NOT_ARRANGED)
+            # A sink that has some of it had nothing else, so there is nothing to look at.
+            state.put(_IS_WHOLE, _ARRANGED if self._is_ahead else _NOT_ARRANGED)
             # What a change costs on average isn't told by the building, which has made each row once.
             counters = Counters(rows=orjson.loads(stored)["rows"])
             position = ViewPosition(epoch, lsn, offsets, counters, seq=seq, time_ms=whole_minutes(time_ms))
@@ -663,10 +689,10 @@ class View:
             rows: list[bytes | None] = []
             places: list[bytes] = []
             for place, stored in islice(entries, limit):
-                end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(stored)[0]
+                key, row = _parts_of(stored)
                 places.append(place)
-                keys.append(stored[_KEY_LENGTH.size : end])
-                rows.append(stored[end:] or None)
+                keys.append(key)
+                rows.append(row or None)
             if not keys:
                 return None
             is_last = limit is None or next(entries, None) is None
@@ -780,6 +806,12 @@ def _not_building() -> LockstepError:
     return LockstepError("the view's state isn't being built", hint="begin to build it anew")
 
 
+def _keep_built(items: Sequence[Item], building: Building) -> int:
+    """Have these rows of the result pending. How many they are."""
+    building.keep([(_PENDING + own, stored) for own, _, stored in items])
+    return len(items)
+
+
 def _note_built(state: Step, counters: Counters) -> None:
     """What a building has done. Raises LockstepError where the state isn't being built."""
     if state.get(_IS_BUILDING) is None:
@@ -795,6 +827,18 @@ def _stored(key: Mapping[str, JsonValue], row: Mapping[str, JsonValue] | None) -
 def _joined(key: bytes, row: bytes) -> bytes:
     """The same of what is JSON already."""
     return _KEY_LENGTH.pack(len(key)) + key + row
+
+
+def _parts_of(pending: bytes) -> tuple[bytes, bytes]:
+    """Key and row of a pending entry."""
+    end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(pending)[0]
+    return pending[_KEY_LENGTH.size : end], pending[end:]
+
+
+def rows_of(items: Sequence[Item]) -> tuple[list[bytes], list[bytes]]:
+    """Keys and rows, as JSON, of items that ``Ahead`` gets."""
+    parts = [_parts_of(pending) for _, _, pending in items]
+    return [key for key, _ in parts], [row for _, row in parts]
 
 
 def _key_of(pending: bytes) -> Mapping[str, JsonValue]:

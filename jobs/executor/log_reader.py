@@ -235,6 +235,11 @@ class LogReader:
 
     def _polled(self, messages: Sequence[Message]) -> Polled:
         """Raises as ``_check``."""
+        # Tuned, as in ``_by_partition``.
+        if (only := _only_partition(messages)) is not None:
+            last = messages[-1].offset()
+            assert last is not None
+            return Polled([to_arrow(*only, messages)], {only: last + 1})
         ends: Offsets = {}
         records: dict[TopicPartition, list[Message]] = {}
         for message in messages:
@@ -292,15 +297,20 @@ def _by_partition(
 ) -> Mapping[TopicPartition, Sequence[Any]]:
     """The records among the messages, of partitions that aren't read to their end yet."""
     # Tuned: in a backlog they are all of one partition, without anything between them.
-    partitions: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
-    if len(partitions) == 1 and partitions <= remaining.keys() and not any(map(_error_of, messages)):
-        return {partitions.pop(): messages}
+    if (only := _only_partition(messages)) is not None and only in remaining:
+        return {only: messages}
     by_partition: dict[TopicPartition, list[Message]] = {}
     for message in messages:
         at = _topic_partition(message)
         if message.error() is None and at in remaining:
             by_partition.setdefault(at, []).append(message)
     return by_partition
+
+
+def _only_partition(messages: Sequence[Message]) -> TopicPartition | None:
+    """The partition that all of these are records of; None where they are of several, or of errors too."""
+    partitions: set[TopicPartition] = {*zip(map(_topic_of, messages), map(_partition_of, messages), strict=True)}
+    return partitions.pop() if len(partitions) == 1 and not any(map(_error_of, messages)) else None
 
 
 def _topic_partition(message: Any) -> TopicPartition:

@@ -6,7 +6,7 @@ What it reads is said by its state's own position. A batch of Spark's only says 
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
@@ -27,20 +27,25 @@ from jobs.executor.result import VALUES_BYTES_MAX, Failure, RejectedEvent, Resul
 from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_building import BuildProgress
 from jobs.executor.view_log import Cut, Taken, ViewLog
-from jobs.executor.view_notes import RUN, TAG, note_name
+from jobs.executor.view_notes import BUILDING, RUN, TAG, note_name
 from jobs.executor.view_shards import of_shard
 from jobs.executor.view_topic import ViewTopic, close_view_topic, view_topic_for
+from jobs.executor.written_ahead import WrittenAhead
 from jobs.offsets import Offsets
-from sinks.contract import Batch, CoordinationRecords
+from sinks.contract import Batch, CoordinationRecords, Outcome
 from views.failures import FanOutExceeded
 from views.figures import Doing, ViewFigures
-from views.retention import NotedTime, noted_name
+from views.operators.building import Item
+from views.retention import NotedTime, noted_name, whole_minutes
 from views.state.contract import Size, UnusableState
 from views.state.file import FileState
-from views.view import View, ViewPosition, identity
+from views.view import View, ViewPosition, identity, rows_of
 
 _PORTION: Final = 20_000
 """How many rows of the result are written at once: what one step changes appears at once, if it is no more."""
+
+_AHEAD_FROM: Final = 20_000
+"""From so many events on, rows of a new result are written while others are computed."""
 
 _FED_ROWS: Final = 5_000
 _RETRY_S: Final = 0.5
@@ -213,7 +218,8 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
 
 
 def _is_of_last_run(view: View, task: Task) -> bool:
-    """Whether no other state has written the result since this one did. A job of an earlier version has noted nothing.
+    """Whether no other state has written the result since this one did, or begun to while it was built. A job of an
+    earlier version has noted nothing.
 
     Another one, as on another machine, may have written rows of which nobody was told, and that are gone since. This
     state has never had them, so it wouldn't have them removed.
@@ -341,6 +347,8 @@ class _Run:
         self._goes_on = goes_on
         self._size = size
         self._building: BuildProgress | None = None
+        self._written_ahead = 0
+        """How many rows of a new result the sink has got while it was computed."""
         self._position = ViewPosition() if builds else view.position()
         self._builds = builds
         self._is_taking_in = builds
@@ -380,7 +388,7 @@ class _Run:
                 # Before the state: whoever is killed in between finds two runs, and builds.
                 if self._topic is not None:
                     self._topic.take_over(self._task.run)
-                self._note_run()
+                self._note_run(self._task.run)
                 self._view.adopt(self._task.run)
             void = self._view.settle(self._rejected_with)
             self._result.resolved += [(self._input.topic, orjson.dumps(key)) for key in void]
@@ -552,13 +560,46 @@ class _Run:
         self._building.begin(Doing.COMPUTING, self._view.arrived)
         # What the sink had from an earlier state may be as of a later time, where the source's clock went back since.
         time_ms = max(cut.commit_time_ms, self._time_before.next_ms)
-        self._view.compute(self._note_computed, time_ms=time_ms)
         seq = self._seq_of_new_state(cut)
+        if self._view.arrived >= _AHEAD_FROM and self._sink_has_nothing():
+            self._compute_and_write(ViewPosition(cut.epoch, cut.lsn, seq=seq, time_ms=whole_minutes(time_ms)), time_ms)
+        else:
+            self._view.compute(self._note_computed, time_ms=time_ms)
         # Before the state is whole: who finds no run noted knows that none has ever been.
-        self._note_run()
+        self._note_run(self._task.run)
         self._view.end_building(epoch=cut.epoch, lsn=cut.lsn, offsets=taken.next_offsets, seq=seq, time_ms=time_ms)
         self._view.adopt(self._task.run)
         self._is_taking_in = False
+
+    def _sink_has_nothing(self) -> bool:
+        """Whether no row of the view is anywhere that the new result might not have. Nobody else puts one there: a
+        writer that this one has replaced is refused."""
+        if self._topic is not None or any(topic == self._input.topic for topic, _ in self._progress.rejected):
+            return False
+        return not any(self._view.is_own(row.key) for row in sink_for(self._task).scan(self._input.table))
+
+    def _compute_and_write(self, position: ViewPosition, time_ms: int) -> None:
+        """Compute, and give the sink the rows at the same time. Another job finds them there, and builds anew."""
+        self._note_run(BUILDING)
+        self._note_before_rows(position)
+        table, tag = self._input.table.name, str(position.tag)
+
+        def write(items: Sequence[Item]) -> Outcome:
+            keys, rows = rows_of(items)
+            events = TableEvents.from_log(table, keys, [tag] * len(keys), [*rows], lambda _: _NOWHERE)
+            return sink_for(self._task).apply(Batch(Events([events]), fence=self._task.fence))
+
+        with closing(WrittenAhead(write, lambda: self._note_computed(0), rows_max=_PORTION)) as ahead:
+            self._view.compute(self._note_computed, time_ms=time_ms, ahead=ahead)
+        self._result.applied += ahead.applied
+        self._result.stale += ahead.stale
+        self._written_ahead = ahead.applied + ahead.stale
+
+    def _note_before_rows(self, position: ViewPosition) -> None:
+        """Note what is to be known of rows with this tag before the sink has any."""
+        if position.seq:
+            self._note_tag(position)
+        self._note_time(NotedTime(self._time_before.time_ms, position.time_ms))
 
     def _note_computed(self, rows: int) -> None:
         """So many more rows of tables are computed. Raises _IsOver."""
@@ -589,10 +630,8 @@ class _Run:
         position = self._view.position()
         offsets = self._feed.of_topics(position.offsets)
         if self._building is not None:
-            self._building.begin(Doing.WRITING, position.counters.rows)
-        if position.seq:
-            self._note_tag(position)
-        self._note_time(NotedTime(self._time_before.time_ms, position.time_ms))
+            self._building.begin(Doing.WRITING, position.counters.rows - self._written_ahead)
+        self._note_before_rows(position)
         is_new = self._view.is_new
         if self._view.is_whole:
             self._arrange()
@@ -708,9 +747,9 @@ class _Run:
     # Whose state writes the result is noted there before it writes anything. A store that lets a writer note it which
     # was replaced, and whose successor hasn't noted it yet, says so now: that one mustn't go on with its state.
 
-    def _note_run(self) -> None:
+    def _note_run(self, run: str) -> None:
         with _records_of(self._task) as records:
-            records.save(_note_name(self._task, RUN), self._task.run, fence=self._task.fence)
+            records.save(_note_name(self._task, RUN), run, fence=self._task.fence)
         sink_for(self._task).apply(Batch([], fence=self._task.fence))
 
     @property

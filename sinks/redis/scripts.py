@@ -37,11 +37,34 @@ end
 # tag, followed by its JSON, or by nothing for a deletion. It is one argument since each costs the client more than the
 # server.
 # Returns a letter per row: 1 written, 0 the server has it already, w a key that isn't ours. An error of any other kind
-# ends the script. What was written stays, and the caller repeats all of it.
+# ends the script. What was written stays, and the caller repeats all of it. Where none of the keys is there, as while a
+# generation is filled, one look says so of all. A key comes twice where the type of a row's key has changed: 1 and '1'.
 PLAIN: Final = (
     _IS_NEWER
     + """
 local ttl, overwrite_equal_tags, outcome = ARGV[1], ARGV[2] == '1', {}
+local function are_new()
+  if call('EXISTS', unpack(KEYS)) > 0 then return false end
+  local came = {}
+  for _, key in ipairs(KEYS) do
+    if came[key] then return false end
+    came[key] = true
+  end
+  return true
+end
+
+if are_new() then
+  for n, key in ipairs(KEYS) do
+    local argument = ARGV[n + 2]
+    if #argument == 28 then
+      call('HSET', key, 't', argument, 'x', '1')
+      call('PEXPIRE', key, ttl)
+    else
+      call('HSET', key, 't', sub(argument, 1, 28), 'v', sub(argument, 29))
+    end
+  end
+  return string.rep('1', #KEYS)
+end
 for n, key in ipairs(KEYS) do
   local argument = ARGV[n + 2]
   local tag, row = sub(argument, 1, 28), sub(argument, 29)

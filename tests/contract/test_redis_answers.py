@@ -42,6 +42,19 @@ def test_a_reader_finds_a_row_by_pointer_and_key(client: Any, sink: RedisSink, n
     assert (stored[b"t"].decode(), orjson.loads(stored[b"v"])) == (tag(1), {"id": 42, "note": "a"})
 
 
+@pytest.mark.parametrize("newest", ["row", "deletion"])
+def test_a_key_that_comes_twice_at_once_has_the_newer_event(
+    client: Any, sink: RedisSink, name: str, newest: str
+) -> None:
+    """As where the type of a key has changed, and a copy of the table deletes the keys of before."""
+    row, deletion = upsert({"id": 42, "note": "a"}, 2 if newest == "row" else 1), delete({"id": "42"}, 1)
+    if newest == "deletion":
+        deletion = delete({"id": "42"}, 2)
+    sink.apply(batch(*((row, deletion) if newest == "row" else (deletion, row))))
+    stored = client.hgetall(f"{name}:g1:public.orders:42")
+    assert (stored[b"t"].decode(), b"v" in stored, b"x" in stored) == (tag(2), newest == "row", newest == "deletion")
+
+
 def test_the_code_of_the_docs_reads_the_live_generation_before_and_after_a_switch(
     endpoints: Any, sink: RedisSink, name: str
 ) -> None:

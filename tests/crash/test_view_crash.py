@@ -19,6 +19,7 @@ from tests.view_task_process import ENDED, FAILED, KILLED, ViewTasks
 pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
 
 BUILDING_POINTS = 14
+AHEAD_POINTS = 24
 STEP_POINTS = 6
 
 
@@ -67,6 +68,55 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
         before = lsn
         shutil.rmtree(pipeline.directory / "state")
     assert kills >= BUILDING_POINTS - 3
+
+
+@pytest.mark.parametrize(
+    "kind", ["redis", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("warehouse", "opensearch", "delta"))]
+)
+def test_kill_9_at_every_point_of_a_building_that_writes_while_it_computes(
+    view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks, kind: str
+) -> None:
+    """The sink has nothing at first, and some of a result that is never whole after that."""
+    kills = 0
+    for point in range(1, AHEAD_POINTS + 1, 3):
+        pipeline = view_pipelines()
+        settings = pipeline.settings(kind)
+        traffic(pipeline, 30, seed=point)
+        kills += view_tasks.run(pipeline.task(settings), kill_at=point, is_large=True) == KILLED
+        lsn = traffic(pipeline, 4, seed=-point)
+        assert view_tasks.run(pipeline.task(settings), is_large=True) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+        lsn = traffic(pipeline, 2, seed=100 + point)
+        assert view_tasks.run(pipeline.task(settings)) == ENDED
+        assert pipeline.rows(settings) == pipeline.states[lsn], point
+    assert kills >= AHEAD_POINTS // 3 - 2
+
+
+def test_a_state_from_before_one_that_was_killed_while_it_wrote_is_built_anew(
+    pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
+) -> None:
+    """The other one was built on another machine. What it wrote has gone since, and the one here has never had it."""
+    settings = pipeline.settings("redis")
+    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), *(follow(number) for number in range(8)))
+    assert view_tasks.run(pipeline.task(settings)) == ENDED
+    told = pipeline.position().offsets
+    reached = {at: offset for at, offset in told.items() if at[0] != control_topic(pipeline.name, PROGRESS)}
+    pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b"}) for number in range(4)))
+    there = pipeline.task(settings)
+    assert there.view is not None
+    there = replace(there, view=replace(there.view, directory=str(tmp_path / "there")))
+    assert any(
+        view_tasks.run(there, kill_at=point, is_large=True) == KILLED and pipeline.rows(settings)
+        for point in range(1, AHEAD_POINTS)
+    )
+    assert len(pipeline.rows(settings)) < 4 * 8
+    lsn = pipeline.write(*(Delete(TWEETS, {"id": number}) for number in range(4)))
+    assert view_tasks.run(pipeline.task(settings, reached=reached)) == ENDED
+    assert pipeline.rows(settings) == pipeline.states[lsn] == {}
+
+
+def follow(follower: int) -> Put:
+    return Put(FOLLOWS, {"follower_id": follower, "followee_id": 1})
 
 
 def test_kill_9_where_each_event_of_an_append_only_table_counts_once(

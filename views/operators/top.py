@@ -126,7 +126,9 @@ class TopOperator:
                 last = self._came(state, part, key, row, last, made)
         kept |= own
         if count:
-            reaches[reach_key] = _COUNT.pack(count) + last
+            # Tuned: most changes leave the first N as far as they were, and each part's entry is in a page of its own.
+            if (reach := _COUNT.pack(count) + last) != stored:
+                reaches[reach_key] = reach
         elif stored is not None:
             state.delete(reach_key)
 

@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from pathlib import Path
 
+import orjson
 import pytest
 
 import views.view
@@ -23,7 +24,7 @@ from views.shard import Shard, Sharding
 from views.state.contract import State
 from views.state.file import FileState
 from views.state.memory import MemoryState
-from views.view import View
+from views.view import View, rows_of
 
 PAIRS = Question("select a.id, c.k, c.l from a join c on c.k = a.g", ("id", "k", "l"))
 LONG = Question("select a.id, b.id as b_id, a.t, b.t as u from a join b on b.c_k = a.g", ("id", "b_id"))
@@ -164,6 +165,64 @@ def test_it_is_told_how_many_rows_of_tables_were_read() -> None:
     assert sum(told) == len(rows), "all was computed"
     view.end_building(epoch=1, lsn=8, offsets={})
     assert view.pending() is not None
+
+
+@pytest.mark.usefixtures("computes")
+@pytest.mark.parametrize("in_memory", [7, 1_000])
+def test_rows_of_one_group_come_in_several_portions(
+    in_memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They are alike in all that rows are in order by."""
+    monkeypatch.setattr(building, "PORTION", 5)
+    monkeypatch.setattr(building, "ITEMS_MAX", in_memory)
+    view = opened(
+        Question("select g, count(*) as n from a where g is not null group by g", ("g",)),
+        MemoryState(),
+        scratch=tmp_path,
+    )
+    view.begin_building()
+    view.build(events([a(number, g=number % 2) for number in range(50)], 8))
+    view.end_building(epoch=1, lsn=8, offsets={})
+    output = view.pending()
+    assert output is not None
+    assert [orjson.loads(row or b"") for row in output.rows] == [{"g": 0, "n": 25}, {"g": 1, "n": 25}]
+
+
+@pytest.mark.usefixtures("computes")
+def test_rows_that_are_written_while_others_are_computed_are_not_pending(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "PORTION", 4)
+    states = MemoryState(), MemoryState()
+    plain, ahead = (opened(Question("select id, g from a", ("id",)), state) for state in states)
+    for view in (plain, ahead):
+        view.begin_building()
+        view.build(events([a(number) for number in range(20)], 8))
+    plain.end_building(epoch=1, lsn=8, offsets={})
+    whole = plain.pending()
+    assert whole is not None
+    written, newest = list[Item](), list[Item]()
+
+    def take(items: list[Item]) -> list[Item]:
+        """The first row of each portion is refused."""
+        nonlocal newest
+        if not items:
+            return newest
+        written.extend(newest[1:])
+        stays, newest = newest[:1], items
+        return stays
+
+    ahead.compute(ahead=take)
+    ahead.end_building(epoch=1, lsn=8, offsets={})
+    rest = ahead.pending()
+    assert rest is not None
+    assert len(rest.keys) == 20 - len(written) == 8
+    assert not ahead.is_whole, "nobody looks for what the sink had before"
+    assert (ahead.is_new, ahead.is_arranged) == (True, True)
+    rows = dict(zip(*rows_of(written), strict=True)) | dict(zip(rest.keys, rest.rows, strict=True))
+    assert rows == dict(zip(whole.keys, whole.rows, strict=True))
+    assert (ahead.position(), rest.tag) == (plain.position(), whole.tag)
+    for view, output in ((plain, whole), (ahead, rest)):
+        view.acknowledge(output)
+    assert everything(states[1]) == everything(states[0])
 
 
 @pytest.mark.usefixtures("computes")
