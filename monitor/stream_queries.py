@@ -17,8 +17,8 @@ from jobs.generations.record import Phase
 from jobs.generations.status import JobState, JobStatus, job_statuses
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.posted import Posted
-from jobs.streams.records import figures_name, posted_name, waiting_name
-from jobs.streams.resume import Figures
+from jobs.streams.records import posted_name, waiting_name
+from jobs.streams.resume import Figures, load_figures
 from monitor.question import Question
 from sinks.contract import OpenedSink
 
@@ -227,7 +227,7 @@ class _Store:
                 each.number,
                 each.is_live,
                 jobs[each.number],
-                Figures.parse(opened.records.load(figures_name(each.number))),
+                load_figures(opened.records.load, each.number),
                 waits_for=opened.records.load(waiting_name(each.number)),
                 is_only=is_only,
                 posted=Posted.parse(opened.records.load(posted_name(each.number))) if has_webhook else Posted(),

@@ -20,7 +20,7 @@ from jobs.driver import run_sinks
 from jobs.settings import SparkSettings
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import figures_name
-from jobs.streams.resume import Figures
+from jobs.streams.resume import Figures, load_figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
@@ -162,7 +162,7 @@ class Streams:
     def figures(self, generation: int = 1) -> Figures:
         opened = self.plan().opened(generation)
         try:
-            return Figures.parse(opened.records.load(figures_name(generation)))
+            return load_figures(opened.records.load, generation)
         finally:
             opened.sink.close()
 

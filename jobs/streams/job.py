@@ -73,6 +73,7 @@ from jobs.streams.resume import (
     check_definition,
     check_new_topic,
     check_state_form,
+    load_figures,
     unfinished_batch,
 )
 from jobs.streams.settings import StreamSettings
@@ -270,7 +271,7 @@ class _Run:
             return True
         location = self._location(self._generation)
         self._checkpoint = Checkpoint(self._session, location)
-        self._figures = Figures.parse(self._opened.records.load(figures_name(self._generation)))
+        self._figures = load_figures(self._opened.records.load, self._generation)
         self._check_checkpoint()
         self._read = ReadSoFar(sum(self._figures.offsets.values()))
         self._check_still_there(table)
@@ -448,7 +449,7 @@ class _Run:
         if self._plan.query.webhook is None:
             return
         for number in self._shown_generations():
-            figures = Figures.parse(self._opened.records.load(figures_name(number)))
+            figures = load_figures(self._opened.records.load, number)
             planned = Checkpoint(self._session, self._location(number)).newest_planned()
             if (batch := unfinished_batch(figures, planned=planned)) is not None:
                 subject: Mapping[str, str | int] = {
@@ -494,7 +495,7 @@ class _Run:
 
         The job begins again then, and finds whether it may go on. Raises Fenced where they are a newer job's.
         """
-        if Figures.parse(self._lease.record(figures_name(self._generation))) != self._figures:
+        if load_figures(self._lease.record, self._generation) != self._figures:
             self._lease.look()
             raise Unavailable(f"the result of stream query {self._plan.name!r} was put back while its job ran")
 

@@ -418,7 +418,7 @@ class RowPoster:
 
     def _save(self, name: str, at: Posted) -> None:
         self._check_alone(self._lease.record(POSTER))
-        self._lease.save_claimed(name, at.text())
+        self._lease.save_record(name, at.text())
         self._saved_at = time.monotonic()
 
     def _document(self, generation: int, key: bytes, row: bytes) -> bytes:

@@ -1,6 +1,6 @@
 """Whether a query may go on: its checkpoint, its result and the topics must be those that belong together. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Self
 
@@ -9,6 +9,7 @@ import orjson
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from cdc.model.event import JsonValue
 from jobs.offsets import Offsets
+from jobs.streams.records import earlier_figures_name, figures_name
 
 FIRST_STATE_FORM: Final = 1
 """The form of what Spark keeps for a query in SQL, which is Spark's own."""
@@ -80,6 +81,15 @@ class Figures:
             malformed=self.malformed + done.malformed,
             refused=self.refused + done.refused,
         )
+
+
+def load_figures(load: Callable[[str], str | None], generation: int) -> Figures:
+    """What has been done for a build, by ``load`` of its coordination records; nothing where there is no such record.
+
+    Raises what ``load`` raises.
+    """
+    text = load(figures_name(generation))
+    return Figures.parse(load(earlier_figures_name(generation)) if text is None else text)
 
 
 def _listed(offsets: Offsets) -> list[JsonValue]:

@@ -14,8 +14,8 @@ from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
 from jobs.generations.record import Generation, Phase, check_owner, list_generations
 from jobs.streams.plan import StreamQueryPlan
-from jobs.streams.records import figures_name, result_name
-from jobs.streams.resume import Figures
+from jobs.streams.records import result_name
+from jobs.streams.resume import Figures, load_figures
 from lockstep.erase.report import Place
 from lockstep.erase.stopping import Stopped, Waiting
 from sinks.columns.shape import Shape
@@ -81,7 +81,7 @@ class ResultErasing:
             return Place(name, unasked="it is about to be dropped by the query's job: let that run")
         opened = retrying(self._plan.opened(number), self._waiting.retries())
         with closing(opened.sink):
-            figures = Figures.parse(opened.records.load(figures_name(number)))
+            figures = load_figures(opened.records.load, number)
             shape = opened.records.load(result_name(number))
             if shape is None:
                 if number not in opened.generations.numbers():

@@ -25,8 +25,8 @@ from jobs.dead_letters.record import event_of
 from jobs.generations.lease import Clock
 from jobs.generations.record import Phase
 from jobs.streams.posting_turn import posting_turns
-from jobs.streams.records import erased_name, figures_name
-from jobs.streams.resume import Figures
+from jobs.streams.records import erased_name
+from jobs.streams.resume import Figures, load_figures
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
@@ -361,7 +361,7 @@ class StreamQueryErasing:
             numbers = [each.number for each in plan.builds(opened) if each.phase is not Phase.RETIRED]
             if not numbers:
                 return None, None
-            return numbers[-1], Figures.parse(opened.records.load(figures_name(numbers[-1])))
+            return numbers[-1], load_figures(opened.records.load, numbers[-1])
 
     def _found(self, topic: str, is_wanted: Callable[[Record], bool]) -> Found:
         return found_in(TopicReader(self._client, self._check, with_tags=True).records(topic), is_wanted)

@@ -80,6 +80,8 @@ class DeltaErasing:
             return []
         if key is None:
             return self._of_all(opened, None)
+        if not _has_key(opened, key):
+            return [Leftover("rows by another key of the table", has_values=True)]
         found = []
         stored = [row for batch in _of_key(opened.table.to_pyarrow_dataset(), opened, key) for row in batch.to_pylist()]
         if stored:
@@ -107,7 +109,7 @@ class DeltaErasing:
             self._clean_up(opened)
             opened.refresh()
             return self._of_all(opened, below)
-        if below is not None:
+        if below is not None and _has_key(opened, key):
             self._tables.repeat(opened, lambda opened: self._erase(opened, key, below))
         self._clean_up(opened)
         return self.leftovers(table, key)
@@ -220,6 +222,11 @@ class DeltaErasing:
             files: Any = filesystem.get_file_info(pyarrow.fs.FileSelector(_LOG, recursive=False))
         times = [file.mtime_ns // 1_000_000 for file in files if file.mtime_ns and file.base_name != _LAST_CHECKPOINT]
         return min(times, default=now_ms)
+
+
+def _has_key(opened: OpenedTable, key: Mapping[str, JsonValue]) -> bool:
+    """Whether the table goes by these columns: it may have been made before the source's key was changed."""
+    return set(opened.rows().shape.table.key) == key.keys()
 
 
 def _of_key(dataset: Any, opened: OpenedTable, key: Mapping[str, JsonValue]) -> "Iterator[pa.RecordBatch]":

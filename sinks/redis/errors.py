@@ -33,7 +33,7 @@ def translated(error: Exception, server: str = "redis") -> LockstepError:
         case exceptions.NoPermissionError():
             commands = (
                 "EVAL, EVALSHA, SCRIPT|LOAD, HGET, HGETALL, HKEYS, HMGET, HEXISTS, HSET, HSETNX, HDEL, DEL, PEXPIRE, "
-                "EXISTS, "
+                "PTTL, EXISTS, "
                 "GET, SET, SETNX, SADD, SMEMBERS, SREM, SCAN, UNLINK, MULTI, EXEC, INFO"
             )
             return StoreRefuses(

@@ -31,7 +31,7 @@ from sinks.redis.generations import RedisGenerations
 from sinks.redis.layout import TableLayout, table_field
 from sinks.redis.scripts import CLAIM, EPOCH_LENGTH, FENCED, KEEP_EPOCH
 from sinks.redis.settings import RedisSettings, settings_text
-from sinks.redis.stored_rows import ROWS_MAX, KeyLists, RecentKeys, keys_of, read_rows
+from sinks.redis.stored_rows import ROWS_MAX, KeyLists, RecentKeys, keys_of, of_ours, read_rows
 from sinks.redis.tables import RedisTables
 from sinks.stored_format import STORED_FORMAT
 
@@ -172,12 +172,13 @@ class RedisSink:
             tag, deletion = f"{layout.mark}t", f"{layout.mark}x"
             places = [self._keys.rows + own, *([self._keys.memos + own] if layout.ttl_s else [])]
             commands = [command for place in places for command in (("HMGET", place, tag, deletion), ("PTTL", place))]
-            replies = pipelined(client, commands)
+            replies = [of_ours(reply) for reply in pipelined(client, commands)]
         now_ms = time.time_ns() // 1_000_000
         found = []
-        for place, (held, deleted), ttl_ms in zip(places, replies[::2], replies[1::2], strict=True):
-            if held is None:
+        for place, fields, ttl_ms in zip(places, replies[::2], replies[1::2], strict=True):
+            if fields is None or fields[0] is None:
                 continue
+            deleted = fields[1]
             is_mark = deleted is not None or place.startswith(self._keys.memos)
             what = "the mark of its deletion" if is_mark else "the row"
             found.append(Leftover(what, not is_mark, now_ms + ttl_ms if ttl_ms >= 0 and is_mark else None))
@@ -206,9 +207,9 @@ class RedisSink:
                     for key, row in zip(own, rows, strict=True)
                     for each in (("EXISTS", row) if is_memo else ("HMGET", key, deletion), ("PTTL", key))
                 ]
-                replies = pipelined(client, commands)
+                replies = [of_ours(reply) for reply in pipelined(client, commands)]
                 for held, ttl_ms in zip(replies[::2], replies[1::2], strict=True):
-                    is_mark = held == 0 if is_memo else isinstance(held, list) and held[0] is not None
+                    is_mark = held == 0 if is_memo else held is not None and held[0] is not None
                     if not is_mark:
                         continue  # a row, or somebody else's
                     count += 1

@@ -83,13 +83,17 @@ def _size(reply: Any) -> int:
 
 
 def _ours(replies: Iterable[Any]) -> Iterator[Any]:
-    """The replies about hashes. Raises the client's error for what is no reply."""
-    for reply in replies:
-        if isinstance(reply, Exception):
-            if "WRONGTYPE" not in str(reply):
-                raise reply
-            continue  # somebody else's; the row was rejected
-        yield reply
+    """The replies about hashes. Raises as ``of_ours``."""
+    return (reply for reply in map(of_ours, replies) if reply is not None)
+
+
+def of_ours(reply: Any) -> Any:
+    """A reply about a key; None where that is somebody else's. Raises the client's error for what is no reply."""
+    if isinstance(reply, Exception):
+        if "WRONGTYPE" not in str(reply):
+            raise reply
+        return None  # the row was rejected
+    return reply
 
 
 def keys_of(client: Client, prefix: str, templates: Sequence[Template]) -> Iterator[tuple[int, list[bytes]]]:

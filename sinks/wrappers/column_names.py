@@ -41,14 +41,18 @@ def keep_names(configured: Renaming, tables: Sequence[Table], known: ColumnNames
     """The names for these shapes, which are as the sink sees them. Pure.
 
     A column goes on under its name, unless a column that is new here has that name: then the destination judges. It
-    judges columns of the key, too: events from before have another key.
+    judges columns of the key, too: events from before have another key. A table that isn't among these shapes, such as
+    one that is set aside, stays as it is known.
     """
     numbers: dict[TableName, dict[int, str]] = {}
     relations: dict[TableName, int] = {}
     if known is not None:
         numbers = {name: dict(by_number) for name, by_number in known.numbers.items()}
         relations = dict(known.relations)
-    names = {name: dict(of) for name, of in configured.names.items()}
+    others = numbers.keys() - {table.name for table in tables}
+    names = {name: dict(of) for name, of in configured.names.items() if name not in others}
+    if known is not None:
+        names |= {name: dict(of) for name, of in known.renaming.names.items() if name in others}
     for table in tables:
         if table.relation and relations.get(table.name, 0) not in (0, table.relation):
             # It was dropped and made again, or was put back: its numbers say nothing of those before, its names do.

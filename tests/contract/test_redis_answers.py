@@ -10,6 +10,7 @@ from pydantic import SecretStr
 from redis import Redis
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.event import JsonValue
 from sinks.access import Login
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
@@ -173,3 +174,29 @@ def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, nam
     client.set(f"{name}:g1:public.orders:2", "somebody's")
     assert [stored.key for stored in sink.scan(table())] == [{"id": 1}]
     assert [stored.key for stored in sink.rows(table(), [{"id": 1}, {"id": 2}])] == [{"id": 1}]
+
+
+def test_what_the_server_refuses_to_say_of_a_row_is_not_nothing(
+    client: Any, endpoints: Any, sink: RedisSink, name: str
+) -> None:
+    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
+    sink.apply(batch(delete({"id": 1}, 2)))
+    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all", "-hmget")
+    login = Login(user=name, password=SecretStr("right"))
+    looking = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1))
+    keys: list[dict[str, JsonValue] | None] = [{"id": 1}, None]
+    try:
+        for key in keys:
+            with pytest.raises(LockstepError, match="hmget"):
+                looking.leftovers(table(), key)
+            with pytest.raises(LockstepError, match="hmget"):
+                looking.erase(table(), key, below=tag(100))
+    finally:
+        looking.close()
+        client.execute_command("ACL", "DELUSER", name)
+
+
+def test_nothing_is_left_of_a_row_whose_key_is_somebody_elses(client: Any, sink: RedisSink, name: str) -> None:
+    client.set(f"{name}:g1:public.orders:1", "somebody's")
+    assert sink.leftovers(table(), {"id": 1}) == []
+    assert sink.leftovers(table(), None) == []

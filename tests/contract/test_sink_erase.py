@@ -182,6 +182,16 @@ def test_events_of_an_earlier_shape_bring_no_erased_row_back_either(destination:
     assert rows_of(sink) == {}
 
 
+def test_a_row_that_is_kept_by_an_earlier_key_is_told(destination: Destination, name: str) -> None:
+    sink = destination.sink(name, 1, ITEMS)
+    sink.apply(batch(item(1, "a", 1)))
+    columns = tuple(replace(each, name="uid") if each.name == "id" else each for each in ITEMS.columns)
+    now = replace(ITEMS, columns=columns, key=("uid",))
+    for left in (sink.leftovers(now, {"uid": 1}), sink.erase(now, {"uid": 1}, below=ALL)):
+        assert [(leftover.has_values, leftover.until_ms) for leftover in left][:1] == [(True, None)]
+    assert rows_of(sink) == {"(1,)": "a"}
+
+
 def test_nothing_is_kept_of_a_key_and_a_table_that_never_came(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     other = replace(ITEMS, name=TableName("public", "other"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cdc.model.errors import LockstepError
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Table, TableName
 from sinks.memory import MemoryRecords, MemorySink, MemoryStore, open_memory
 from sinks.wrappers.column_names import keep_names, load_names, save_names
 from sinks.wrappers.projecting import ProjectingSink
@@ -47,6 +47,20 @@ def test_names_that_are_configured_come_first() -> None:
     first = keep_names(configured, [numbered(id=1, note=2)], None)
     second = keep_names(configured, [numbered(id=1, remark=2)], first)
     assert second.renaming.names[ORDERS]["remark"] == "text"
+
+
+def test_a_table_that_is_not_among_the_shapes_stays_as_it_is_known() -> None:
+    """Such as one that is set aside: it goes on under its names, also where it was made again meanwhile."""
+    other = replace(numbered(id=1), name=TableName("public", "other"), oid=8)
+    configured = Renaming({ORDERS: {"more": "amount"}})
+    first = keep_names(configured, [numbered(id=1, note=2, more=3), other], None)
+    second = keep_names(configured, [numbered(id=1, remark=2, more=3), other], first)
+    assert second.renaming.names == {ORDERS: {"more": "amount", "remark": "note"}}
+    assert keep_names(configured, [other], second) == second
+    assert keep_names(configured, [], second) == second
+    anew = replace(numbered(id=1, remark=2, more=3), oid=99)
+    third = keep_names(configured, [anew, other], keep_names(configured, [other], second))
+    assert third.renaming == second.renaming
 
 
 def test_what_is_kept_is_read_again() -> None:
