@@ -139,6 +139,25 @@ def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, Js
     return values
 
 
+def earlier_keys(records: Sequence[SchemaRecord]) -> dict[tuple[str, ...], tuple[str, ...] | None]:
+    """Keys by other columns' names that events of a table may have -> the names now of their columns, in that order.
+
+    None where that isn't known: the key had other columns, or values of another type. ``records`` are the table's, in
+    the order of the topic.
+    """
+    newest = records[-1].table
+    groups = relations(records)
+    columns = [_Column(column, _in_relations(column, groups)) for column in newest.key_columns]
+    found: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+    for index, group in enumerate(groups):
+        for record in group:
+            old = record.table
+            if old.key != newest.key:
+                names = _names_now(old, columns, index)
+                found[old.key] = names if found.get(old.key, names) == names else None
+    return found
+
+
 def relations(records: Iterable[SchemaRecord]) -> list[list[SchemaRecord]]:
     """A table's records, in their order, by the relation that they are of."""
     groups: list[list[SchemaRecord]] = []
@@ -171,6 +190,16 @@ class _Column:
     def is_same(self, column: Column, relation: int) -> bool:
         there = self.in_relations[relation]
         return there is not None and _is_same(column, there)
+
+
+def _names_now(old: Table, columns: Sequence[_Column], relation: int) -> tuple[str, ...] | None:
+    there = {before.name: each.newest for each in columns if (before := each.find(old, relation)) is not None}
+    if set(old.key) != there.keys() or len(there) != len(columns):
+        return None
+    pairs = [(before, there[before.name]) for before in old.key_columns]
+    if any((before.value_type, before.is_array) != (now.value_type, now.is_array) for before, now in pairs):
+        return None
+    return tuple(there[name].name for name in old.key)
 
 
 def _in_relations(newest: Column, groups: Sequence[Sequence[SchemaRecord]]) -> list[Column | None]:

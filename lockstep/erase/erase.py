@@ -1,7 +1,7 @@
 """``lockstep erase``: what it does, one place after the other."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,9 @@ from cdc.model.tag import Tag
 from cdc.toast.store import holds_values
 from jobs.dead_letters.record import event_of
 from jobs.dead_letters.topic import DeadLetterTopic
-from jobs.executor.shape_history import newest_shapes
 from lockstep.config import Config
 from lockstep.erase.deleted_row import DeletedRow
+from lockstep.erase.earlier_keys import EarlierKeys
 from lockstep.erase.matches import MatchErasing
 from lockstep.erase.report import Place, Report
 from lockstep.erase.sinks import SinkErasing
@@ -47,8 +47,9 @@ from sinks.contract import Leftover
 _LOOK_EVERY_S: Final = 0.3
 
 _OF_VIEWS: Final = RecordWords(with_what="of rows that a view's sink refused", of_many=True)
+_BY_OTHERS: Final = RecordWords(with_what="by another key of the table, maybe of this row", of_many=True)
 _OF_KINDS: Final = {
-    "opensearch": "OpenSearch: snapshots of its indexes.",
+    "opensearch": "OpenSearch: snapshots of its indexes; nodes that are away, once their copies were put elsewhere.",
     "redis": "Redis: its files (RDB, AOF) have old values until they are written anew; replicas, backups.",
     "warehouse": "the warehouse: dead rows until VACUUM, free blocks of a DuckDB file, WAL, backups.",
     "delta": "Delta: versions that the object store keeps by itself.",
@@ -115,9 +116,13 @@ class _Erasing:
                 self._say(f"put back the settings of topic {topic}, which an interrupted run had changed")
         _, key, lsn = deleted_at_source(self._config, self._name, text, Waiting(self._stopping))
         gone_at = self._wait_published(lsn)
-        logged = newest_shapes(read_schema_records(self._client, self._pipeline)).get(self._name)
-        if logged is None:
+        shapes = [
+            record for record in read_schema_records(self._client, self._pipeline) if record.table.name == self._name
+        ]
+        if not shapes:
             raise LockstepError(f"{self._name} isn't in the log yet", hint="start `lockstep capture`")
+        logged = shapes[-1].table
+        earlier = EarlierKeys.of(shapes, key_values(key))
 
         def is_wanted(record_key: bytes) -> bool:
             return record_key == key
@@ -129,6 +134,7 @@ class _Erasing:
         # Before the sinks: a generation that is built meanwhile, or a job that reads again, would read the row there.
         work = self._topics.look if dry_run else self._topics.erase
         places = [Place("source"), work(self._topic, is_wanted)]
+        places += self._by_earlier_keys(earlier, work)
         erasing = SinkErasing(self._config, row, timeout_s=self._timeout_s, check=self._check)
         of_sinks: list[Place] = []
         for sink, settings in self._config.sinks.items():
@@ -147,15 +153,17 @@ class _Erasing:
         is_gone = all(place.is_proven for place in of_sinks)
 
         def is_rejected(event: tuple[str, bytes]) -> bool:
-            return event == (self._topic, key) or queries.is_rejected_row(*event)
+            is_own = event[0] == self._topic and (event[1] == key or event[1] in earlier.of_the_row)
+            return is_own or queries.is_rejected_row(*event)
 
         close = not dry_run and is_gone
         places += self._dead_letters(is_rejected, views.dead_letters_of(), queries, close=close, only_look=dry_run)
+        places += self._dead_letters_of_others(earlier)
         # After the sinks: what tells of searches tells of what they have.
         matches = MatchErasing(*common, timeout_s=self._timeout_s, check=self._check)
         places += matches.places(only_look=dry_run)
         places += of_queries
-        places += self._local(key)
+        places += self._local([key, *earlier.of_the_row])
         unchecked = self._unchecked(views, queries)
         if not records and not any(place.found for place in places):
             unchecked.insert(0, "Nothing of this key was found anywhere. Check how it is written: as events have it.")
@@ -249,17 +257,51 @@ class _Erasing:
         own = {self._topic, *(control_topic(self._pipeline, name) for name in (DEAD_LETTERS, MATCHES))}
         return topic in own or views.may_have_written(topic)
 
-    def _local(self, key: bytes) -> list[Place]:
+    def _by_earlier_keys(self, earlier: EarlierKeys, work: Callable[..., Place]) -> Iterator[Place]:
+        """Events from before the table's key was changed. Where no deletion follows them by that key, they stay."""
+        looks = [
+            (work, "by an earlier key of the row", earlier.of_the_row.__contains__, None),
+            (self._topics.look, "by earlier keys of the table", earlier.is_of_others, _BY_OTHERS),
+        ]
+        for look, what, is_wanted, words in looks:
+            if not earlier:
+                continue
+            place = replace(look(self._topic, is_wanted, words), name=f"topic {self._topic}, {what}")
+            if place.found and not place.is_proven and place.why is None:
+                why = (
+                    f"the table had another key. `lockstep snapshot table '{self._name}'` has capture copy the table,"
+                    " which deletes what it doesn't have by that key. Then run this command again"
+                )
+                place = replace(place, why=why)
+            if place.found:
+                yield place
+
+    def _dead_letters_of_others(self, earlier: EarlierKeys) -> Iterator[Place]:
+        """Open ones by keys that the table had, of which nobody knows which row's they are."""
+        name = control_topic(self._pipeline, DEAD_LETTERS)
+        if not earlier or not TopicAdmin(self._client).exists(name):
+            return
+
+        def is_wanted(record_key: bytes) -> bool:
+            event = event_of(record_key)
+            return event is not None and event[0] == self._topic and earlier.is_of_others(event[1])
+
+        place = self._topics.look(name, is_wanted, _BY_OTHERS)
+        if place.found:
+            why = "`lockstep rejections list` shows what sinks have refused: discard it, then run this again"
+            yield replace(place.unproven(why), name=f"topic {name}, by earlier keys of the table")
+
+    def _local(self, keys: Sequence[bytes]) -> list[Place]:
         """The store of large values, where it is on this machine."""
         directory = Path(self._config.capture.values_directory) / self._config.slot
         place = "store of large values, on this machine"
         try:
-            holds = holds_values(directory, self._topic, key)
+            answers = [holds_values(directory, self._topic, key) for key in keys]
         except LockstepError as error:
             return [Place(place, unasked=error.message)]
-        if holds is None:
+        if None in answers:
             return []
-        left = (Leftover("large values of the row", has_values=True),) if holds else ()
+        left = (Leftover("large values of the row", has_values=True),) if any(answers) else ()
         why = "capture removes them with the deletion: run the command again once it has come by"
         return [Place(place, left, left, why)]
 

@@ -89,6 +89,21 @@ def unreadable(error: Mapping[str, Any]) -> LockstepError:
     return Unavailable(f"opensearch can't read a document now: {error['type']}", retry_after_s=RETRY_AFTER_S)
 
 
+def unserved() -> Unavailable:
+    """The error where a shard can't say or do what all have to."""
+    return Unavailable("opensearch can't reach all shards of an index now", retry_after_s=RETRY_AFTER_S)
+
+
+def require_all(answer: Any) -> Any:
+    """The answer to a request that goes to all copies. Raises Unavailable where one of them has failed.
+
+    One that isn't in service isn't counted.
+    """
+    if answer["_shards"]["failed"]:
+        raise unserved()
+    return answer
+
+
 def stopping(status: int, error: str) -> LockstepError:
     """The operator's turn."""
     if status == 401:

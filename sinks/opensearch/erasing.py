@@ -3,7 +3,10 @@
 A deleted document stays in its segment until that is merged. A merge keeps it for as long as copies of the shard may
 need it to catch up (retention leases), which move on up to half a minute after a flush. So nothing of what was deleted
 before is left once all leases have passed the newest change of then, and a merge of all segments with deletions has
-ended that began after that.
+ended that began after that, in every copy.
+
+OpenSearch answers for the shards that it reaches, and says of the others at most that they are missing. Each answer is
+looked at for that.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,8 +16,11 @@ from urllib.parse import quote
 from cdc.model.event import JsonValue
 from cdc.model.table import Table
 from sinks.contract import Leftover
+from sinks.opensearch.answers import require_all, unreadable, unserved
+from sinks.opensearch.copies import STATE_FIELDS, Copies, copies_of
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.mapping import DELETED_FIELD, TAG_FIELD
+from sinks.opensearch.reading import WHOLE, whole
 
 _ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
 """How many percent of a segment's documents may be deleted ones for it to be left alone by such a merge."""
@@ -22,6 +28,8 @@ _ALLOWED: Final = "index.merge.policy.expunge_deletes_allowed"
 _KEPT: Final = "index.soft_deletes.retention.operations"
 
 _UNMERGED: Final = Leftover("deleted documents that the index hasn't merged away, maybe this one", has_values=True)
+
+_AWAY: Final = Leftover("a copy of a shard that isn't in service, maybe with this document", has_values=True)
 
 _ALL: Final = ""
 """Stands for the identity of a document where all that was deleted is meant."""
@@ -52,9 +60,7 @@ class OpenSearchErasing:
         if document is not None:
             is_mark = bool(document["_source"].get(DELETED_FIELD))
             return [Leftover("the mark of its deletion" if is_mark else "the document", has_values=not is_mark)]
-        if (index, str(identity)) in self._merged or not self._has_deletions(index):
-            return []
-        return [_UNMERGED]
+        return self._in_segments(index, (index, str(identity)))
 
     def erase(self, table: Table, key: Mapping[str, JsonValue] | None, *, below: str | None) -> list[Leftover]:
         """See ``Sink.erase``."""
@@ -101,8 +107,14 @@ class OpenSearchErasing:
         self._indexes.refresh(index)
         has_markers = bool(self._markers(index, below))
         markers = [Leftover("marks of deleted documents, with their keys", has_values=True)] if has_markers else []
-        is_merged = (index, _ALL) in self._merged or not self._has_deletions(index)
-        return markers if is_merged else [*markers, _UNMERGED]
+        return [*markers, *self._in_segments(index, (index, _ALL))]
+
+    def _in_segments(self, index: str, about: tuple[str, str]) -> list[Leftover]:
+        """What copies may have of what was deleted. One that wasn't there for the merge has what it had."""
+        if about in self._merged:
+            return []
+        away = [_AWAY] if self._copies(index).has_others else []
+        return [_UNMERGED, *away] if self._has_deletions(index) else away
 
     def _markers(self, index: str, below: str | None) -> list[Mapping[str, Any]]:
         """Some of those of tags below this one, None: of any."""
@@ -110,8 +122,8 @@ class OpenSearchErasing:
         if below is not None:
             conditions.append({"range": {TAG_FIELD: {"lt": below}}})
         query = {"query": {"bool": {"filter": conditions}}, "_source": False, "version": True, "size": _PAGE}
-        answer = self._client.call("POST", f"/{index}/_search", query)
-        hits: list[Mapping[str, Any]] = answer["hits"]["hits"]
+        answer = self._client.call("POST", f"/{index}/_search", query, WHOLE)
+        hits: list[Mapping[str, Any]] = whole(answer)["hits"]["hits"]
         return hits
 
     def _merge_away(self, index: str, about: tuple[str, str]) -> bool:
@@ -122,24 +134,39 @@ class OpenSearchErasing:
             for shard, _, newest_change in shards:
                 newest[shard] = max(newest_change, newest.get(shard, -1))
             self._newest[about] = newest
-        self._client.call("POST", f"/{index}/_flush", parameters={"force": "true", "wait_if_ongoing": "true"})
+        self._of_all_shards("POST", f"/{index}/_flush", {"force": "true", "wait_if_ongoing": "true"})
+        copies = self._copies(index)
+        if copies.has_others:
+            return False
         if any(kept_from <= self._newest[about].get(shard, -1) for shard, kept_from, _ in self._shards(index)):
             return False
         settings = f"/{index}/_settings"
         self._client.call("PUT", settings, {_ALLOWED: "0.0"})
         try:
-            self._client.call("POST", f"/{index}/_forcemerge", parameters={"only_expunge_deletes": "true"})
+            merged = self._of_all_shards("POST", f"/{index}/_forcemerge", {"only_expunge_deletes": "true"})
         finally:
             self._client.call("PUT", settings, {_ALLOWED: None})
         self._indexes.refresh(index)
-        return True
+        # A copy that came or went meanwhile may not have merged, or may have been filled from before the merge.
+        return bool(merged["_shards"]["successful"] == len(copies.started)) and self._copies(index) == copies
+
+    def _of_all_shards(self, method: str, path: str, parameters: Mapping[str, str]) -> Any:
+        """Raises as ``require_all``."""
+        return require_all(self._client.call(method, path, parameters=parameters))
+
+    def _copies(self, index: str) -> Copies:
+        path = f"/_cluster/state/metadata,routing_table/{index}"
+        return copies_of(self._client.call("GET", path, parameters={"filter_path": STATE_FIELDS}), index)
 
     def _shards(self, index: str) -> Iterator[tuple[tuple[str, int], int, int]]:
         """Of each copy of a shard: its name, from which change on deleted documents are kept, its newest change."""
         held = self._client.call("GET", f"/{index}/_settings", parameters={"flat_settings": "true"})
         more = int(held[index]["settings"].get(_KEPT, 0))
-        answer = self._client.call("GET", f"/{index}/_stats/docs", parameters={"level": "shards"})
-        for number, copies in answer["indices"].get(index, {"shards": {}})["shards"].items():
+        answer = self._of_all_shards("GET", f"/{index}/_stats/docs", {"level": "shards"})
+        shards = answer["indices"].get(index, {"shards": {}})["shards"]
+        if len(shards) != int(held[index]["settings"]["index.number_of_shards"]):
+            raise unserved()
+        for number, copies in shards.items():
             for copy in copies:
                 numbers = copy["seq_no"]
                 leases = [lease["retaining_seq_no"] for lease in copy["retention_leases"]["leases"]]
@@ -147,7 +174,7 @@ class OpenSearchErasing:
                 yield (index, int(number)), kept_from, numbers["max_seq_no"]
 
     def _has_deletions(self, index: str) -> bool:
-        answer = self._client.call("GET", f"/{index}/_stats/docs")
+        answer = self._of_all_shards("GET", f"/{index}/_stats/docs", {})
         return bool(answer["_all"]["total"]["docs"]["deleted"])
 
     def _identity(self, table: Table, key: Mapping[str, JsonValue]) -> dict[str, str]:
@@ -156,4 +183,6 @@ class OpenSearchErasing:
     def _document(self, index: str, identity: Mapping[str, str]) -> Mapping[str, Any] | None:
         answer = self._client.call("POST", f"/{index}/_mget", {"docs": [identity]})
         document: Mapping[str, Any] = answer["docs"][0]
+        if "error" in document:
+            raise unreadable(document["error"])
         return document if document.get("found") else None

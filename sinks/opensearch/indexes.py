@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 from cdc.model.errors import ConfigurationError, LockstepError, NeedsRebuild
 from cdc.model.table import Table, TableName
 from sinks.columns.shape import Shape, unprepared
+from sinks.opensearch.answers import require_all
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient, shaping
 from sinks.opensearch.documents import Target
@@ -239,8 +240,11 @@ class OpenSearchIndexes:
         self._change_settings(index, normal)
 
     def refresh(self, index: str) -> None:
-        """From now on readers find what was written before. ``index`` may be a pattern."""
-        self.client.call("POST", f"/{index}/_refresh")
+        """From now on readers find what was written before. ``index`` may be a pattern.
+
+        Raises Unavailable where a copy has failed: OpenSearch answers that all the same.
+        """
+        require_all(self.client.call("POST", f"/{index}/_refresh"))
 
     def _aliases(self) -> Mapping[str, frozenset[str]]:
         """All indexes that have a name or an alias of ours, with their aliases."""

@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Column, Table
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.executor.shape_history import TableHistory, added_values, histories, newest_shapes
+from jobs.executor.shape_history import TableHistory, added_values, earlier_keys, histories, newest_shapes
 from tests.builders import column, table
 
 ID, NOTE, PRICE = (
@@ -217,3 +217,23 @@ def test_numbers_of_a_table_that_was_made_again_are_of_other_columns() -> None:
 def test_it_travels_to_other_machines() -> None:
     history = _history(SchemaRecord(FIRST, 1), SchemaRecord(_of(ID, NOTE, PRICE), 2))
     assert pickle.loads(pickle.dumps(history)) == history
+
+
+def test_an_earlier_key_is_followed_by_the_numbers_of_its_columns() -> None:
+    line = replace(column("line", "int4"), number=4)
+    first = _of(ID, NOTE, line, key=("line", "id"))
+    second = _of(replace(ID, name="uid"), NOTE, replace(line, name="id"), key=("uid", "id"))
+    records = [SchemaRecord(first, 1), SchemaRecord(second, 2)]
+    assert earlier_keys(records) == {("line", "id"): ("id", "uid")}
+    assert earlier_keys(records[:1]) == {}
+    assert earlier_keys([*records, SchemaRecord(first, 3)]) == {("uid", "id"): ("id", "line")}
+
+
+def test_an_earlier_key_of_other_columns_or_types_is_not_known_for_a_row() -> None:
+    second = _of(replace(ID, name="uid"), NOTE, key=("uid",))
+    for first in (_of(ID, NOTE, key=("note",)), _of(ID, NOTE, key=("id", "note"))):
+        assert earlier_keys([SchemaRecord(first, 1), SchemaRecord(second, 2)]) == {first.key: None}
+    text = _of(replace(column("uid"), number=1), NOTE, key=("uid",))
+    assert earlier_keys([SchemaRecord(FIRST, 1), SchemaRecord(text, 2)]) == {("id",): None}
+    anew = replace(second, oid=8)
+    assert earlier_keys([SchemaRecord(replace(FIRST, oid=7), 1), SchemaRecord(anew, 2)]) == {("id",): None}
