@@ -299,7 +299,8 @@ def _query_of(store: MemoryStore, *, once: bool = False) -> StreamQueryPlan:
     def opened(number: int) -> OpenedSink:
         return open_memory(store, number)
 
-    return cast(Any, SimpleNamespace(name="sessions", pipeline="shop", once=once, opened=opened))
+    plan = SimpleNamespace(name="sessions", pipeline="shop", once=once, opened=opened, builds=list_generations)
+    return cast(Any, plan)
 
 
 def _ended_stream(
