@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -334,6 +335,10 @@ def test_what_the_stream_raises_ends_the_loop() -> None:
     assert capture.publisher.batches == []
 
 
+def _has_committed(capture: Capture, times: int) -> bool:
+    return capture.stream.exhausted or len(capture.publisher.states) >= times
+
+
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 5])
 def test_a_transaction_that_was_published_in_part_goes_on_there_with_another_number_of_changes(batch_rows: int) -> None:
     """The setting counts messages of a prefix as changes before, and doesn't after."""
@@ -346,7 +351,7 @@ def test_a_transaction_that_was_published_in_part_goes_on_there_with_another_num
     audit = MessageChannel(("audit",), "messages", server="shop", database="app", version="1")
     for commits in range(1, 8):
         first = Capture(sent, batch_rows=batch_rows, batch_age_ms=3_600_000, parts={"messages": audit})
-        first.run(stopping=lambda first=first, commits=commits: len(first.publisher.states) >= commits)
+        first.run(stopping=partial(_has_committed, first, commits))
         again = Capture(sent, state=first.publisher.states[-1], batch_rows=batch_rows).run()
         published = [event for batch in (*first.publisher.batches, *again.publisher.batches) for event in batch]
         keys = [key for topic, key, *_ in published if topic != "messages"]
