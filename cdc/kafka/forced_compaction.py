@@ -36,6 +36,7 @@ TEMPORARY: Final[Mapping[str, str]] = {"segment.ms": str(_SEGMENT_MS), "min.clea
 _ROLL_EVERY_S: Final = 1.2
 _LOOK_EVERY_S: Final = 0.3
 _ANSWER_S: Final = 15.0
+_SHOWN_S: Final = 30.0
 _TRANSACTION_MS: Final = 15_000
 """After so long the brokers abort the transaction of one who was killed. Until then readers of the topic wait."""
 
@@ -309,7 +310,20 @@ class ForcedCompaction:
         if record.settings is not None:
             if exists:
                 self._cluster.change_config(topic, record.settings)
+                self._await_settings(topic, record.settings)
             self._remember(topic, replace(record, settings=None))
+
+    def _await_settings(self, topic: str, settings: Mapping[str, str | None]) -> None:
+        """Wait until the brokers show these settings: the controller answers before they know of them.
+
+        Else the next one would take what it has set itself for what the topic had, and leave it there for good. Raises
+        Unavailable where they don't in time: what is to be put back stays remembered.
+        """
+        deadline = time.monotonic() + _SHOWN_S
+        while self._cluster.own_config(topic, settings) != settings:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"Kafka's brokers don't show the settings of topic {topic} that were put back")
+            time.sleep(_LOOK_EVERY_S)
 
     def _begin(self) -> None:
         """Become the one who does this. An earlier one's transaction is aborted before this returns."""
