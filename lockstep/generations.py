@@ -139,7 +139,7 @@ def _epoch(config: Config) -> int | None:
 def _jobs(name: str, settings: SinkSettings, numbers: Collection[int]) -> Mapping[int, JobStatus]:
     opened = open_sink(name, settings, 1)
     try:
-        return job_statuses(opened.records, numbers, now_ms=time.time_ns() // 1_000_000)
+        return job_statuses(opened.records, numbers, now_ms=time.time_ns() // 1_000_000, sink=name)
     finally:
         opened.sink.close()
 
@@ -283,10 +283,10 @@ def _check_nothing_lost(name: str, settings: SinkSettings, number: int, tables: 
         lost = opened.generations.lost({table: known[table] for table in known if tables is None or table in tables})
     finally:
         opened.sink.close()
-    for error in lost_rows(name, lost).values():
-        raise LockstepError(
-            f"generation {number} of sink {name!r} can't be switched to: {error.message}", hint=error.hint
-        )
+    errors = list(lost_rows(name, lost).values())
+    if errors:
+        what = "; ".join(error.message for error in errors)
+        raise LockstepError(f"generation {number} of sink {name!r} can't be switched to: {what}", hint=errors[0].hint)
 
 
 def drop(config: Config, name: str, number: int, *, agreed: Callable[[str], bool]) -> bool:

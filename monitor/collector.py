@@ -475,6 +475,7 @@ class LagCollector:
                 self._opened(name, generations[0].number).records,
                 [generation.number for generation in generations],
                 now_ms=time.time_ns() // 1_000_000,
+                sink=name,
                 still=self._still.setdefault(name, {}),
             )
         blocked_by = self._opened(name, generations[0].number).blocked_by() if jobs else None

@@ -587,7 +587,8 @@ class _Run:
         def write(items: Sequence[Item]) -> Outcome:
             keys, rows = rows_of(items)
             events = TableEvents.from_log(table, keys, [tag] * len(keys), [*rows], lambda _: _NOWHERE)
-            return sink_for(self._task).apply(Batch(Events([events]), fence=self._task.fence))
+            batch = Batch(Events([events]), fence=self._task.fence, identities=self._task.identities)
+            return sink_for(self._task).apply(batch)
 
         with closing(WrittenAhead(write, lambda: self._note_computed(0), rows_max=_PORTION)) as ahead:
             self._view.compute(self._note_computed, time_ms=time_ms, ahead=ahead)

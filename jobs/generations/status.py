@@ -134,13 +134,14 @@ def job_statuses(
     generations: Collection[int],
     *,
     now_ms: int,
+    sink: str = "SINK",
     still: MutableMapping[int, LastBeat] | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[int, JobStatus]:
     """What is known of the jobs of a sink's generations now. Raises what the destination raises.
 
     Takes some seconds where a last sign of life isn't from about now. ``still`` has those that didn't move meanwhile,
-    for who looks again and again: the same one isn't waited for twice.
+    for who looks again and again: the same one isn't waited for twice. ``sink`` is the name that commands have.
     """
     still = {} if still is None else still
     names = (heartbeat_name, asides_name, record_name)
@@ -163,14 +164,14 @@ def job_statuses(
             if number in running
             else _ended(records, number, beat),
             asides=asides_of(found.get(asides_name(number))),
-            start=_start(number, found.get(record_name(number))),
+            start=_start(sink, number, found.get(record_name(number))),
         )
         for number, beat in beats.items()
     }
 
 
-def _start(generation: int, record: str | None) -> str:
-    return _APPLIES if record is None else way_on(Record.from_json(record).phase, "SINK", generation)
+def _start(sink: str, generation: int, record: str | None) -> str:
+    return _APPLIES if record is None else way_on(Record.from_json(record).phase, sink, generation)
 
 
 def _ended(records: CoordinationRecords, generation: int, beat: LastBeat | None) -> JobStatus:

@@ -12,7 +12,7 @@ from typing import Final
 from cdc.model.errors import Fenced, LockstepError
 from cdc.model.event import JsonValue, Position, RowEvent
 from cdc.model.table import Table
-from jobs.generations.record import Generation, Phase, check_owner, list_generations
+from jobs.generations.record import Generation, Phase
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import result_name
 from jobs.streams.resume import Figures, load_figures
@@ -52,7 +52,7 @@ class ResultErasing:
         query = self._plan.name
         try:
             with closing((opened := self._plan.opened(1)).sink):
-                generations = list_generations(opened)
+                generations = self._plan.builds(opened)
         except LockstepError as error:
             yield Place(f"stream query {query}, its result", unasked=error.message)
             return
@@ -75,8 +75,6 @@ class ResultErasing:
         only_look: bool,
     ) -> Place:
         query, number = self._plan.name, generation.number
-        if generation.record is not None:
-            check_owner(query, number, generation.record, self._plan.pipeline)
         if generation.phase is Phase.RETIRED:
             return Place(name, unasked="it is about to be dropped by the query's job: let that run")
         opened = retrying(self._plan.opened(number), self._waiting.retries())

@@ -1,6 +1,6 @@
 """What every sink says of tables that somebody has removed, emptied or put back by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from opensearchpy import OpenSearch
 
 from cdc.model.errors import DataLost
 from cdc.model.table import TableName
+from sinks.contract import OpenedSink
 from tests.builders import batch, column, delete, table, tag, upsert
 from tests.contract.destinations import ITEMS, Destination, opened_destination
 from tests.contract.items import item, rows_of
@@ -78,13 +79,18 @@ def test_an_index_that_was_made_again_is_another_one(store: Destination, name: s
 @pytest.mark.parametrize("store", ["opensearch", "delta"], indirect=True)
 def test_nothing_is_lost_where_the_whole_destination_was_put_back(store: Destination, name: str) -> None:
     """Progress is as old as the rows then, and that is looked at by others."""
-    opened = store.opened(name, 1, ITEMS)
-    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    known = opened.generations.identities([ITEMS.name])
+    opened, known = _filled(store, name)
     put_back = store.copy(name)
     opened.sink.close()
     put_back()
     assert store.opened(name, 1).generations.lost(known) == {}
+
+
+def _filled(store: Destination, name: str) -> tuple[OpenedSink, Mapping[TableName, str]]:
+    """A generation with a row, and by what its table is known."""
+    opened = store.opened(name, 1, ITEMS)
+    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
+    return opened, opened.generations.identities([ITEMS.name])
 
 
 WAREHOUSES = pytest.mark.parametrize("store", ["warehouse", "warehouse-history"], indirect=True)
@@ -95,9 +101,7 @@ WAREHOUSES = pytest.mark.parametrize("store", ["warehouse", "warehouse-history"]
 def test_a_table_of_a_warehouse_that_was_emptied_is_lost(
     store: Destination, name: str, warehouse: psycopg.Connection[Any]
 ) -> None:
-    opened = store.opened(name, 1, ITEMS)
-    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    known = opened.generations.identities([ITEMS.name])
+    opened, known = _filled(store, name)
     warehouse.execute(f"truncate {name}_g1.items".encode())
     assert opened.generations.lost(known) == {ITEMS.name: "items was emptied"}
 
@@ -116,9 +120,7 @@ def test_a_table_of_a_warehouse_that_was_emptied_is_lost(
 def test_a_table_of_a_warehouse_that_was_written_anew_as_a_whole_is_the_same_one(
     store: Destination, name: str, rewrite: str, warehouse: psycopg.Connection[Any]
 ) -> None:
-    opened = store.opened(name, 1, ITEMS)
-    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    known = opened.generations.identities([ITEMS.name])
+    opened, known = _filled(store, name)
     warehouse.execute(f"drop schema {name} cascade".encode())  # a view of it keeps a column's type
     warehouse.execute(rewrite.format(f"{name}_g1.items").encode())
     assert opened.generations.identities([ITEMS.name]) != known
@@ -145,9 +147,7 @@ def test_a_table_of_a_warehouse_whose_deletions_were_all_removed_is_the_same_one
 def test_a_table_of_a_warehouse_that_was_put_back_alone_is_another_one(
     store: Destination, name: str, warehouse: psycopg.Connection[Any]
 ) -> None:
-    opened = store.opened(name, 1, ITEMS)
-    opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))
-    known = opened.generations.identities([ITEMS.name])
+    opened, known = _filled(store, name)
     schema = f"{name}_g1"
     warehouse.execute(f"create table {schema}.kept (like {schema}.items including all)".encode())
     warehouse.execute(f"insert into {schema}.kept select * from {schema}.items".encode())

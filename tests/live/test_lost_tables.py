@@ -265,6 +265,27 @@ def _lose_result(pipeline: ViewPipeline, kind: str) -> None:
 # Redis, whose keys can't be told from keys that never were
 
 
+def _check_loss(pipeline: Pipeline, spark: SparkSession, lose: Callable[[], None], *, runs: bool) -> None:
+    """``lose`` takes the sink's progress away, while its job ``runs`` or between two of them."""
+    try:
+        lsn = pipeline.both(1, "first")
+        with pipeline.job(spark) as job:
+            pipeline.wait_rows(ITEMS, {1: "first"})
+            pipeline.wait_watermark(lsn)
+            if not runs:
+                assert job.stop() == 0
+            lose()
+            if runs:
+                _check_ended_or_whole(pipeline, job)
+                return
+        with pipeline.job(spark) as again:
+            assert again.finish() == 1
+        assert "has lost data" in again.told()
+        assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in again.told()
+    finally:
+        pipeline.log.close()
+
+
 def _check_ended_or_whole(pipeline: Pipeline, job: Job) -> None:
     """A running job begins again. Where Spark hasn't committed the batch yet, it reads all again."""
     pipeline.both(2, "second")
@@ -289,23 +310,7 @@ def test_a_redis_that_was_emptied_is_told(
         with Redis.from_url(endpoints.redis_url) as client:
             client.delete(*client.scan_iter(f"{pipeline.sink}:*", count=10_000))
 
-    try:
-        lsn = pipeline.both(1, "first")
-        with pipeline.job(spark) as job:
-            pipeline.wait_rows(ITEMS, {1: "first"})
-            pipeline.wait_watermark(lsn)
-            if not runs:
-                assert job.stop() == 0
-            empty()
-            if runs:
-                _check_ended_or_whole(pipeline, job)
-                return
-        with pipeline.job(spark) as job:
-            assert job.finish() == 1
-        assert "has lost data" in job.told()
-        assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in job.told()
-    finally:
-        pipeline.log.close()
+    _check_loss(pipeline, spark, empty, runs=runs)
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -320,24 +325,7 @@ def test_a_cluster_that_has_lost_a_sinks_bookkeeping_is_told(
         with OpenSearch(endpoints.opensearch_url) as client:
             client.indices.delete(index=f"{pipeline.sink}.lockstep_bookkeeping")
 
-    try:
-        lsn = pipeline.both(1, "first")
-        with pipeline.job(spark) as job:
-            pipeline.wait_rows(ITEMS, {1: "first"})
-            pipeline.wait_watermark(lsn)
-            if not runs:
-                assert job.stop() == 0
-            lose()
-            if runs:
-                _check_ended_or_whole(pipeline, job)
-                return
-        again = pipeline.job(spark)
-        with again:
-            assert again.finish() == 1
-        assert "has lost data" in again.told()
-        assert f"lockstep apply {pipeline.sink} --from-lsn 0/0" in again.told()
-    finally:
-        pipeline.log.close()
+    _check_loss(pipeline, spark, lose, runs=runs)
 
 
 # Other generations than the live one

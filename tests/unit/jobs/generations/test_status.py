@@ -77,19 +77,23 @@ def test_a_job_that_was_killed_needs_somebody() -> None:
     ("phase", "command"),
     [
         (Phase.READY, "`lockstep run` or `lockstep apply` starts it"),
-        (Phase.BUILDING, "`lockstep rebuild SINK` goes on with it"),
-        (Phase.REPLAYING, "`lockstep rebuild SINK --in-place` goes on with it"),
-        (Phase.RETIRED, "`lockstep generations SINK --drop 1` drops it for good"),
+        (Phase.BUILDING, "`lockstep rebuild cache` goes on with it"),
+        (Phase.REPLAYING, "`lockstep rebuild cache --in-place` goes on with it"),
+        (Phase.RETIRED, "`lockstep generations cache --drop 1` drops it for good"),
     ],
 )
 def test_it_is_told_which_command_goes_on_with_a_generation_of_its_phase(phase: Phase, command: str) -> None:
     """`apply` lets those be that a rebuild has in hand, also once that was killed."""
     records = MemoryRecords(MemoryStore())
     save_record(records, 1, Record("shop", {}, phase=phase))
-    assert (job_status(records, 1, now_ms=MINUTE_MS).sentence("cache") or "").endswith(f": {command}")
+
+    def told() -> str:
+        return job_statuses(records, [1], now_ms=MINUTE_MS, sink="cache")[1].sentence("generation 1 of cache") or ""
+
+    assert told().endswith(f": {command}")
     save_stop(records, 1, LockstepError("no room"), now_ms=MINUTE_MS)
     again = " again" if phase is Phase.READY else ""
-    assert (job_status(records, 1, now_ms=MINUTE_MS).sentence("cache") or "").endswith(f"then {command}{again}")
+    assert told().endswith(f"then {command}{again}")
 
 
 def test_the_error_that_ended_a_job_is_told_until_one_is_at_work_again() -> None:
