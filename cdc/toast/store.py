@@ -24,7 +24,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 import lmdb
 
@@ -47,6 +47,8 @@ _TOPIC_ID: Final = struct.Struct(">I")
 # One-letter prefixes; rows and offsets have theirs in `entries`.
 _IS_FORMAT, _IS_IDENTITY, _IS_WRITER, _IS_POSITION = b"mformat", b"midentity", b"mwriter", b"mposition"
 _TOPIC_PREFIX, _OFFSET_PREFIX = b"t", b"o"
+
+T = TypeVar("T")
 
 _UNUSABLE = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.VersionMismatchError, Damaged)
 
@@ -116,23 +118,39 @@ class ToastStore:
             return "is shorter than it should be"
         # The map of a file that has grown is at least as large as the file.
         self._map_bytes = environment.info()["map_size"]
-        with environment.begin(write=True) as transaction:
-            format_on_disk = transaction.get(_IS_FORMAT)
-            if format_on_disk is None and transaction.stat()["entries"]:
-                return "was written by something else"
-            if format_on_disk not in (None, _FORMAT):
-                return "was written by another version"
-            if format_on_disk is not None and transaction.get(_IS_IDENTITY) != self._identity:
-                return "belongs to another slot, pipeline or set of topics"
-            transaction.put(_IS_FORMAT, _FORMAT)
-            transaction.put(_IS_IDENTITY, self._identity)
-            transaction.put(_IS_WRITER, self._writer)
-            try:
-                self._read_state(transaction)
-            except (struct.error, UnicodeDecodeError, KeyError) as error:
-                raise Damaged("its state makes no sense") from error
-        self._fill_file()
+        # A map that is as large as the file has no room for what is written here.
+        problem = self._changed(self._take)
+        if not problem:
+            self._fill_file()
+        return problem
+
+    def _take(self, transaction: "lmdb.Transaction[bytes]") -> str:
+        """Become the file's writer and read its state. A problem as ``_open`` returns it."""
+        format_on_disk = transaction.get(_IS_FORMAT)
+        if format_on_disk is None and transaction.stat()["entries"]:
+            return "was written by something else"
+        if format_on_disk not in (None, _FORMAT):
+            return "was written by another version"
+        if format_on_disk is not None and transaction.get(_IS_IDENTITY) != self._identity:
+            return "belongs to another slot, pipeline or set of topics"
+        transaction.put(_IS_FORMAT, _FORMAT)
+        transaction.put(_IS_IDENTITY, self._identity)
+        transaction.put(_IS_WRITER, self._writer)
+        try:
+            self._read_state(transaction)
+        except (struct.error, UnicodeDecodeError, KeyError) as error:
+            raise Damaged("its state makes no sense") from error
         return ""
+
+    def _changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
+        """Run ``work`` in a transaction that writes, again with a larger map where it is full."""
+        while True:
+            try:
+                with self._opened().begin(write=True) as transaction:
+                    return work(transaction)
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._opened().set_mapsize(self._map_bytes)
 
     def _read_state(self, transaction: "lmdb.Transaction[bytes]") -> None:
         position = transaction.get(_IS_POSITION)
@@ -237,25 +255,22 @@ class ToastStore:
             self._refused("read", error)
 
     def _write(self) -> None:
-        while True:
-            try:
-                topic_ids = dict(self._topic_ids)
-                with self._opened().begin(write=True) as transaction:
-                    if transaction.get(_IS_WRITER) != self._writer:
-                        raise _fenced()
-                    self._write_rows(transaction, topic_ids)
-                    self._write_progress(transaction, topic_ids)
-                break
-            except lmdb.MapFullError:
-                self._map_bytes *= 2
-                self._opened().set_mapsize(self._map_bytes)
-            except _UNUSABLE as error:
-                self._damaged(error)
-            except lmdb.MapResizedError as error:
-                raise _fenced() from error
-            except lmdb.Error as error:
-                self._refused("written", error)
-        self._topic_ids = topic_ids
+        def written(transaction: "lmdb.Transaction[bytes]") -> dict[str, int]:
+            if transaction.get(_IS_WRITER) != self._writer:
+                raise _fenced()
+            topic_ids = dict(self._topic_ids)
+            self._write_rows(transaction, topic_ids)
+            self._write_progress(transaction, topic_ids)
+            return topic_ids
+
+        try:
+            self._topic_ids = self._changed(written)
+        except _UNUSABLE as error:
+            self._damaged(error)
+        except lmdb.MapResizedError as error:
+            raise _fenced() from error
+        except lmdb.Error as error:
+            self._refused("written", error)
         self._with_rows -= self._cleared
         self._with_rows |= self._changes.keys()
         self._changes.clear()

@@ -64,7 +64,7 @@ class FileState:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._remove_copy()
             self._open()
-            self._take(self._identity)
+            self._written(self._take)
         except (lmdb.Error, OSError) as error:
             self._refused("opened", error)
         except LockstepError:
@@ -76,17 +76,16 @@ class FileState:
         self._environment.reader_check()
         self._map_bytes = self._environment.info()["map_size"]
 
-    def _take(self, identity: bytes) -> None:
-        with self._opened().begin(write=True) as transaction:
-            on_disk = transaction.get(_IS_FORMAT)
-            if on_disk is None and transaction.stat()["entries"]:
-                self._foreign("was written by another program")
-            if on_disk not in (None, FORMAT):
-                self._foreign("was written by another version of Lockstep")
-            if on_disk is not None and transaction.get(_IS_IDENTITY) != identity:
-                self._foreign("belongs to another query, or to columns of other types")
-            self._writer_before = transaction.get(_IS_WRITER)
-            self._mark(transaction)
+    def _take(self, transaction: "lmdb.Transaction[bytes]") -> None:
+        on_disk = transaction.get(_IS_FORMAT)
+        if on_disk is None and transaction.stat()["entries"]:
+            self._foreign("was written by another program")
+        if on_disk not in (None, FORMAT):
+            self._foreign("was written by another version of Lockstep")
+        if on_disk is not None and transaction.get(_IS_IDENTITY) != self._identity:
+            self._foreign("belongs to another query, or to columns of other types")
+        self._writer_before = transaction.get(_IS_WRITER)
+        self._mark(transaction)
 
     def _mark(self, transaction: "lmdb.Transaction[bytes]") -> None:
         transaction.put(_IS_FORMAT, FORMAT)
@@ -153,18 +152,27 @@ class FileState:
             (self._directory / name).unlink(missing_ok=True)
 
     def _changed(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
+        def owned(transaction: "lmdb.Transaction[bytes]") -> T:
+            if transaction.get(_IS_WRITER) != self._writer:
+                raise _fenced()
+            return work(transaction)
+
+        try:
+            return self._written(owned)
+        except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
+            raise _fenced() from error
+        except lmdb.Error as error:
+            self._refused("written", error)
+
+    def _written(self, work: Callable[["lmdb.Transaction[bytes]"], T]) -> T:
+        """Run ``work`` in a transaction that writes, again with a larger map where it is full: also a map that is as
+        large as the file when it is opened has no room."""
         while True:
             try:
                 with self._opened().begin(write=True) as transaction:
-                    if transaction.get(_IS_WRITER) != self._writer:
-                        raise _fenced()
                     return work(transaction)
             except lmdb.MapFullError:
                 self._grow()
-            except lmdb.MapResizedError as error:  # nobody but a later process makes it larger
-                raise _fenced() from error
-            except lmdb.Error as error:
-                self._refused("written", error)
 
     def read(self, work: Callable[[Reading], T]) -> T:
         try:

@@ -186,6 +186,18 @@ def test_the_map_grows_in_the_middle_of_a_step(tmp_path: Path) -> None:
     assert entries(state) == [*values, (b"first", b"1")]
 
 
+def test_a_file_as_large_as_its_map_opens_again(tmp_path: Path) -> None:
+    """Some of these sizes leave no free page in the file."""
+    for rows in range(60):
+        directory = tmp_path / str(rows)
+        state = FileState(directory, identity="a view", map_bytes=16 * 1024)
+        state.update(put(*((b"%03d" % number, b"x" * 3000) for number in range(rows))))
+        state.close()
+        state = FileState(directory, identity="a view", map_bytes=16 * 1024)
+        assert len(entries(state)) == rows
+        state.close()
+
+
 @pytest.mark.parametrize(
     ("entry", "value", "why"),
     [(b"sformat", b"0", "another version of Lockstep"), (b"sidentity", b"other", "belongs to another query")],

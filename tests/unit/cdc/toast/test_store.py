@@ -277,3 +277,17 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(LockstepError, match="can't be written: no space left"):
         opened_store.commit((1, 1))
     opened_store.close()
+
+
+def test_a_file_as_large_as_its_map_opens_again(tmp_path: Path) -> None:
+    """Some of these sizes leave no free page in the file."""
+    for rows in range(60):
+        directory = tmp_path / str(rows)
+        store = ToastStore(directory, identity="shop", say=[].append, map_bytes=16 * 1024)
+        for number in range(rows):
+            store.put("t", b"%d" % number, {"a": b"%03d" % number * 1000})
+        store.commit((rows + 1, 1))
+        store.close()
+        store = ToastStore(directory, identity="shop", say=[].append, map_bytes=16 * 1024)
+        assert store.position() == (rows + 1, 1)
+        store.close()
