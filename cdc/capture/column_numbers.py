@@ -5,7 +5,7 @@ the order of their numbers, under their names as of then. The recorded shape is 
 ahead of it: a name can mean another column there. So a name counts only where the order of the numbers allows it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cdc.model.table import Column
 from cdc.protocol.pgoutput import RelationColumn
@@ -39,11 +39,12 @@ def column_numbers(
         numbers = sorted(before.keys() | now.keys())
         hides = any(number < newest and number not in before for number in now)
         stays = dict.fromkeys(before.keys() & now.keys(), _STAYS_PERHAPS if hides else _STAYS)
-        weights = [
-            [_weight(column, before.get(number), now.get(number), stays.get(number, 0)) for number in numbers]
-            for column in described
-        ]
-        aligned = _heaviest_alignment(weights, numbers)
+        most = max(stays.values(), default=0) + _NAMED_NOW + _SAME_TYPE
+
+        def weight(column: RelationColumn, number: int) -> int:
+            return _weight(column, before.get(number), now.get(number), stays.get(number, 0))
+
+        aligned = _aligned(described, numbers, weight, most)
     return _certain(aligned, newest) if before else aligned
 
 
@@ -70,6 +71,27 @@ def _certain(aligned: Sequence[int], newest: int) -> tuple[int, ...]:
         following += number == following + 1
         certain.append(number if number <= following else 0)
     return tuple(certain)
+
+
+def _aligned(
+    described: Sequence[RelationColumn],
+    numbers: Sequence[int],
+    weight: Callable[[RelationColumn, int], int],
+    most: int,
+) -> tuple[int, ...]:
+    """A number for each described column, as ``_heaviest_alignment``.
+
+    A pair at either end for which as much speaks as can (``most``) belongs together: in its place any alignment has one
+    other pair at most. So what is weighed pair by pair is the part in which columns changed, and not a whole table of
+    1,600 columns.
+    """
+    first, last, length = 0, len(numbers), len(described)
+    while first < min(length, last) and weight(described[first], numbers[first]) == most:
+        first += 1
+    while first < min(length, last) and weight(described[length - 1], numbers[last - 1]) == most:
+        last, length = last - 1, length - 1
+    changed = [[weight(column, number) for number in numbers[first:last]] for column in described[first:length]]
+    return (*numbers[:first], *_heaviest_alignment(changed, numbers[first:last]), *numbers[last:])
 
 
 def _heaviest_alignment(weights: Sequence[Sequence[int]], numbers: Sequence[int]) -> tuple[int, ...]:
