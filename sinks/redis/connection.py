@@ -3,9 +3,10 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.model.errors import ConfigurationError, DataLost, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, DataLost, LockstepError, StoreRefuses, Unavailable
 from cdc.printed_secret import not_taken
 from sinks.access import Login
 from sinks.redis.errors import is_cluster, translated
@@ -16,6 +17,8 @@ from sinks.stored_format import check_stored_format
 # redis-py annotates each reply for the synchronous and the asynchronous client at once, which no caller can use.
 Client = Any
 
+
+KEEPS: Final = "noeviction"
 
 _HISTORY: Final = re.compile(r"^master_replid:(\S+)", re.MULTILINE)
 
@@ -36,6 +39,11 @@ class RedisConnection:
         self._format_is_checked = False
         self._required: str | None = None
         self._histories: set[str] = set()
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows are kept here, and not only removed when they change."""
+        return self._settings.mode == "materialise"
 
     @property
     def histories(self) -> Collection[str]:
@@ -70,6 +78,8 @@ class RedisConnection:
                 self._client = self._connect()
             if not self._format_is_checked:
                 check_mode(self._client, self._settings.server)
+                if self.keeps_rows:
+                    check_keeps(self._client, self._settings.server)
                 check_format(self._client, self._name, self._keys)
                 self._format_is_checked = True
             yield self._client
@@ -222,6 +232,56 @@ def check_mode(client: Client, server: str) -> None:
         )
     if mode == "cluster":
         raise is_cluster()
+
+
+def check_keeps(client: Client, server: str) -> None:
+    """Raises LockstepError for a server that removes keys by itself when its memory is full."""
+    from redis.exceptions import ResponseError
+
+    try:
+        facts = client.info("memory")
+    except ResponseError:
+        return
+    policy = facts.get("maxmemory_policy", KEEPS)
+    if policy != KEEPS and facts.get("maxmemory"):
+        raise StoreRefuses(
+            f"redis at {server} evicts keys when its memory is full (maxmemory-policy {policy}): rows of this sink"
+            " would be gone, and nothing would tell",
+            hint="let its owner run CONFIG SET maxmemory-policy noeviction and write it into its configuration; or give"
+            " this sink a server of its own; then run `lockstep doctor`",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Evictions:
+    """How many keys a server has evicted since its process ``run_id`` began, whoever's they were."""
+
+    run_id: str
+    keys: int
+
+    @classmethod
+    def of(cls, client: Client) -> "Evictions":
+        """Those of now; none of an unknown process where INFO isn't for everybody."""
+        from redis.exceptions import ResponseError
+
+        try:
+            run_id, keys = client.info("server")["run_id"], client.info("stats")["evicted_keys"]
+        except (ResponseError, KeyError):
+            return cls("", 0)
+        return cls(str(run_id), int(keys))
+
+    def since(self, before: "Evictions") -> int:
+        """How many of them came after ``before``, at least."""
+        return self.keys - before.keys if self.run_id == before.run_id else self.keys
+
+    def __str__(self) -> str:
+        return f"{self.run_id}:{self.keys}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Evictions":
+        """What ``str`` of one made."""
+        run_id, _, keys = text.rpartition(":")
+        return cls(run_id, int(keys or 0))
 
 
 def check_format(client: Client, name: str, keys: RedisKeys) -> None:

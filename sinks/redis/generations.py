@@ -8,7 +8,7 @@ from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
-from sinks.redis.connection import Client, history_of
+from sinks.redis.connection import Client, Evictions, history_of
 from sinks.redis.layout import Template, glob_text, table_field
 from sinks.redis.stored_rows import keys_of, scan_keys
 from sinks.redis.tables import RedisTables
@@ -77,14 +77,21 @@ class RedisGenerations:
         return sorted(others)
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
-        """One says only that the generation was prepared for the table: nobody counts a table's keys, or walks them."""
+        """What the server has evicted by then. Nobody counts a table's keys, or walks them."""
         with self._connection.talking() as client:
             held = set(client.hkeys(self._keys.tables))
-        return {name: "prepared" for name in tables if table_field(name) in held}
+            evictions = str(Evictions.of(client))
+        return {name: evictions for name in tables if table_field(name) in held}
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
         now = self.identities(known)
-        return {name: f"key {self._keys.tables!r} doesn't name it any more" for name in known if name not in now}
+        lost = {name: f"key {self._keys.tables!r} doesn't name it any more" for name in known if name not in now}
+        if self._connection.keeps_rows:
+            for name in known.keys() & now.keys():
+                evicted = Evictions.parse(now[name]).since(Evictions.parse(known[name])) if known[name] else 0
+                if evicted:
+                    lost[name] = f"the server has evicted {evicted} keys, and doesn't say which: it must not evict"
+        return lost
 
     def drop(self) -> None:
         if self.live() == self._number:

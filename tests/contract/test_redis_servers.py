@@ -542,6 +542,37 @@ def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start
             generations.save_progress(progress(2))
 
 
+def test_a_server_that_evicts_is_refused_where_rows_are_kept(start: Start) -> None:
+    port = start("main", "--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru")
+    with opened(port) as sink, pytest.raises(LockstepError, match="allkeys-lru") as raised:
+        sink.prepare([table()])
+    assert not isinstance(raised.value, Unavailable)
+    assert "noeviction" in (raised.value.hint or "")
+    with opened(port, mode="invalidate") as sink:
+        sink.prepare([table()])  # the application's own cache may forget rows
+    with Redis(port=port) as client:
+        client.config_set("maxmemory-policy", "noeviction")
+    with opened(port) as sink:
+        sink.prepare([table()])
+
+
+def test_rows_that_a_server_has_evicted_all_the_same_are_lost(start: Start) -> None:
+    port = start("main", "--maxmemory", "20mb")
+    with opened(port) as sink, Redis(port=port) as client:
+        sink.prepare([table()])
+        sink.apply(batch(order(1, 1)))
+        generations = generations_of(sink)
+        known = generations.identities([table().name])
+        assert generations.lost(known) == {}
+        client.set("another application's", "x" * 100_000, ex=100_000)
+        client.config_set("maxmemory-policy", "volatile-ttl")
+        client.config_set("maxmemory", client.info("memory")["used_memory"] - 1000)
+        until(lambda: client.info("stats")["evicted_keys"])
+        client.config_set("maxmemory", "0")
+        assert "evict" in generations.lost(known)[table().name]
+        assert generations.lost(generations.identities([table().name])) == {}, "what a later build has is counted anew"
+
+
 @pytest.mark.parametrize("lost_at", ["get", "execute"])
 def test_a_server_that_is_lost_while_progress_is_stored_is_waited_for(
     start: Start, monkeypatch: pytest.MonkeyPatch, lost_at: str
