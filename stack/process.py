@@ -60,6 +60,13 @@ class Tail:
     log: Path
     offset: int = 0
 
+    def size(self) -> int:
+        """How many bytes were written since that start."""
+        try:
+            return max(0, self.log.stat().st_size - self.offset)
+        except FileNotFoundError:
+            return 0
+
     def text(self) -> str:
         """Everything written since that start."""
         try:
@@ -142,6 +149,18 @@ def rss_bytes(process: ProcessId) -> int:
             total += psutil.Process(member.pid).memory_info().rss
         except psutil.NoSuchProcess:
             continue
+    return total
+
+
+def cpu_seconds(process: ProcessId) -> float:
+    """Processor time of the whole family so far, that of its members that have ended and were collected included."""
+    total = 0.0
+    for member in family(process):
+        try:
+            times = psutil.Process(member.pid).cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
     return total
 
 

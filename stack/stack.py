@@ -26,19 +26,21 @@ from stack.kafka import Kafka
 from stack.lock import locked
 from stack.opensearch import OpenSearch
 from stack.postgres import SOURCE_SETTINGS, WAREHOUSE_SETTINGS, Postgres, home_of
+from stack.progress import QUIET_SECONDS, Effort, Progress
 from stack.server import Ports, Server
 from stack.state import Remembered, State
 from stack.valkey import Valkey
 
 NAMES = ("postgres", "warehouse", "kafka", "opensearch", "valkey")
 
-# Measured: ready in about ten seconds on two idle cores, and in two minutes at a load of 25.
-# The limit only notices a server that hangs: one that fails ends, and is noticed at once.
-READY_SECONDS = 300.0
 # PostgreSQL writes a checkpoint when it stops, Kafka its indexes, a JVM its first class archive (which may be cut off).
 GRACE_SECONDS = 60.0
 
 _POLL_SECONDS = 0.05
+# A look at a process's family reads all of /proc, which a busy machine feels.
+_EFFORT_SECONDS = 1.0
+# After so long it is said that a server still starts, and again after twice the time.
+_SAY_SECONDS = 30.0
 _LOG_LINES = 30
 _LOG_BYTES_MAX = 16 * 1024 * 1024
 
@@ -82,13 +84,14 @@ class Stack:
         durable: bool = True,
         light: bool = False,
         kafka_overrides: Mapping[str, str] | None = None,
-        ready_seconds: float = READY_SECONDS,
+        quiet_seconds: float = QUIET_SECONDS,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         """Nothing is started yet.
 
         For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For tests and the
-        demo: `light=True` halves what the start of the two JVMs costs, for a lower peak.
+        demo: `light=True` halves what the start of the two JVMs costs, for a lower peak. A start is given up once the
+        server has done nothing for ``quiet_seconds``.
         """
         self.directory = directory.absolute()
         self._source = Postgres(
@@ -114,7 +117,7 @@ class Stack:
         )
         self._servers = {server.name: server for server in servers}
         self._state = State(self.directory / STATE_FILE)
-        self._ready_seconds = ready_seconds
+        self._quiet_seconds = quiet_seconds
         self._grace_seconds = grace_seconds
 
     def up(self, only: Collection[str] | None = None, report: Report | None = None) -> Endpoints:
@@ -309,12 +312,15 @@ class Stack:
             )
             # At once: whatever happens to us now, `down` finds the server.
             self._state.put(name, remembered)
-        self._wait_ready(server, remembered, cancelled)
+        self._wait_ready(server, remembered, report, cancelled)
         self._state.put(name, replace(remembered, ports=server.actual_ports(remembered.ports, remembered.tail)))
         report(name, f"ready in {time.monotonic() - began:.1f} s")
 
-    def _wait_ready(self, server: Server, remembered: Remembered, cancelled: threading.Event) -> None:
-        deadline = time.monotonic() + self._ready_seconds
+    def _wait_ready(self, server: Server, remembered: Remembered, report: Report, cancelled: threading.Event) -> None:
+        """Wait as long as the server gets on. Raises StackError where it ends or hangs; one that hangs is stopped."""
+        progress = Progress(quiet_seconds=self._quiet_seconds)
+        began = looked_at = time.monotonic()
+        say_after = _SAY_SECONDS
         while not cancelled.is_set():
             if remembered.process is None or not processes.is_alive(remembered.process):
                 self._state.put(server.name, remembered.stopped())
@@ -322,11 +328,21 @@ class Stack:
                 raise _Ended(message, hint=hint)
             if server.is_ready(remembered.ports, remembered.tail):
                 return
-            if time.monotonic() > deadline:
-                self._stop(server.name)
-                late = f"{server.name} {remembered.version} wasn't ready in {self._ready_seconds:.0f} s"
-                message, hint = _failure(late, remembered)
-                raise StackError(message, hint=hint)
+            now = time.monotonic()
+            if now - looked_at >= min(_EFFORT_SECONDS, self._quiet_seconds):
+                looked_at = now
+                effort = Effort(remembered.tail.size(), processes.cpu_seconds(remembered.process))
+                if progress.is_stuck(now, effort):
+                    self._stop(server.name)
+                    late = (
+                        f"{server.name} {remembered.version} wasn't ready after {now - began:.0f} s, and has done"
+                        f" nothing for {self._quiet_seconds:.0f} s"
+                    )
+                    message, hint = _failure(late, remembered)
+                    raise StackError(message, hint=hint)
+                if now - began >= say_after:
+                    say_after *= 2
+                    report(server.name, f"still starting, with {effort.cpu_seconds:.0f} s of processor time so far")
             cancelled.wait(_POLL_SECONDS)
         raise StackError(
             f"the start of {server.name} was interrupted", hint="`status` shows what runs, `down` stops it"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGKILL
 
@@ -21,8 +22,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stack.errors import StackError
 from stack.postgres import home_of
-from stack.process import ProcessId, is_alive
+from stack.process import Launch, ProcessId, Tail, is_alive
 from stack.process import family as family_of
+from stack.server import Ports
 from stack.stack import NAMES, Endpoints, ServerStatus, Stack
 from stack.valkey import Valkey
 from tests.services import KAFKA_OVERRIDES, temporary_directory
@@ -299,11 +301,47 @@ def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, mo
             stack.down()
 
 
-def test_a_slow_start_is_given_up(directory: Path) -> None:
-    stack = Stack(directory, light=True, ready_seconds=0)
-    with pytest.raises(StackError, match=r"kafka .* wasn't ready in 0 s"):
-        stack.up(["kafka"])
+def test_a_start_that_does_nothing_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _begin_with(monkeypatch, "import time; time.sleep(3600)")
+    stack = Stack(directory, quiet_seconds=0.5)
+    with pytest.raises(StackError, match=r"valkey .* has done nothing for 0 s"):
+        stack.up(["valkey"])
     assert not [server for server in stack.status() if server.pid is not None]
+
+
+@_own_servers
+def test_a_start_that_gets_on_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes three times as long as one that does nothing may take."""
+    go = directory / "go"
+    _begin_with(
+        monkeypatch,
+        f"import os, sys, time\nwhile not os.path.exists({str(go)!r}): print('loading', flush=True); time.sleep(0.1)\n"
+        "os.execvp(sys.argv[1], sys.argv[1:])",
+    )
+    is_ready, began, quiet_seconds = Valkey.is_ready, time.monotonic(), 3.0
+
+    def look(valkey: Valkey, ports: Ports, tail: Tail) -> bool:
+        if time.monotonic() - began > 3 * quiet_seconds:
+            go.touch()
+        return is_ready(valkey, ports, tail)
+
+    monkeypatch.setattr(Valkey, "is_ready", look)
+    stack = Stack(directory, quiet_seconds=quiet_seconds)
+    try:
+        stack.up(["valkey"])
+    finally:
+        stack.down()
+
+
+def _begin_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    """Valkey's process is a Python program first, with Valkey's command as its arguments."""
+    prepare = Valkey.prepare
+
+    def prepared(valkey: Valkey, ports: Ports, directory: Path) -> Launch:
+        launch = prepare(valkey, ports, directory)
+        return replace(launch, command=[sys.executable, "-c", program, *launch.command])
+
+    monkeypatch.setattr(Valkey, "prepare", prepared)
 
 
 def test_an_unknown_server_is_an_error(directory: Path) -> None:
