@@ -14,13 +14,21 @@ _LEADERS_S: Final = 2.0
 
 
 def open_consumer(
-    client: Mapping[str, Any], topics: Collection[str], *, fetch_wait_ms: int = 20, committed: bool = True
+    client: Mapping[str, Any],
+    topics: Collection[str],
+    *,
+    fetch_wait_ms: int = 20,
+    committed: bool = True,
+    lost_is_error: bool = False,
 ) -> Consumer:
     """Reads what is ``committed`` of these topics, else all, and tells where a partition ends as of now.
 
     The end of a partition moves on while somebody writes, and steady writing keeps the client from reporting it.
     So a reader fixes its own end first. ``fetch_wait_ms`` is how long the broker holds a request without records.
     A longer wait means fewer requests, and the end is reported that much later.
+
+    ``lost_is_error``: an offset that the topic doesn't have any more is an error of the next poll. Else reading goes on
+    where the topic begins.
 
     Raises as ``new_client``.
     """
@@ -31,7 +39,7 @@ def open_consumer(
             "group.id": "lockstep-control",  # never committed: positions are explicit
             "enable.auto.commit": False,
             "isolation.level": "read_committed" if committed else "read_uncommitted",
-            "auto.offset.reset": "earliest",
+            "auto.offset.reset": "error" if lost_is_error else "earliest",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": fetch_wait_ms,
         },

@@ -23,6 +23,9 @@ _FOLLOW_WAIT_MS = 1
 """Behind the last record is the marker of its transaction, so a reader learns by an answer without records that the
 topic ends there. A broker that kept that request would keep the reader too. Between its reads it asks for nothing."""
 
+_LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
+"""What the client says of an offset that a topic doesn't have any more."""
+
 _BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""
 
@@ -289,12 +292,12 @@ class ProgressReader:
         one would have given.
         """
         try:
-            low, high = self._range()
+            high = _committed_end(self._cluster, self._topic)
             if self._next == high:
                 return []
             records, following = None, high
-            if self._next is not None and low <= self._next < high:
-                records, following = self._read(self._next, high)
+            if self._next is not None and self._next < high:
+                records, following = self._since(self._next, high)
             # Offsets don't tell a topic that was recreated, and has grown since: only what is new makes that matter.
             if records is None or self._id() != self._topic_id:
                 records, following = self._anew()
@@ -345,17 +348,32 @@ class ProgressReader:
                 return [], following
             tail *= 10  # nothing but transaction markers so far
 
+    def _since(self, start: int, end: int) -> tuple[list[ProgressRecord] | None, int]:
+        """As ``_read``; None where Kafka has deleted some of them."""
+        try:
+            return self._read(start, end)
+        except KafkaException as error:
+            if error.args[0].code() not in _LOST:
+                raise
+            self.close()
+            return None, end
+
     def _read(self, start: int, end: int) -> tuple[list[ProgressRecord], int]:
-        """The records, and the offset after the last of them."""
+        """The records, and where the topic goes on behind all that was read, markers of transactions included."""
         records = []
-        following = start
+        following = end
         if self._consumer is None:
-            self._consumer = open_consumer(self._client, [self._topic], fetch_wait_ms=_FOLLOW_WAIT_MS)
+            self._consumer = open_consumer(
+                self._client, [self._topic], fetch_wait_ms=_FOLLOW_WAIT_MS, lost_is_error=True
+            )
         for message in _records(self._consumer, {self._topic: (start, end)}):
             record = _progress_record(message)
+            offset = message.offset() or 0
+            following = max(following, offset + 1)
             if record is not None:
                 records.append(record)
-            following = (message.offset() or 0) + 1
+                if offset == end - 2:
+                    break  # Behind it is the marker of its transaction: it isn't committed before that is written.
         # Else the client goes on asking for what comes next, and the next read's request waits behind that one.
         self._consumer.unassign()
         return records, following
