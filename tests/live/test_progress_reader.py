@@ -16,6 +16,7 @@ from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, control_topic, table_topic
+from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
@@ -141,6 +142,42 @@ def test_a_record_comes_with_each_small_commit_where_somebody_waits(
         assert publisher.owes_progress() is False
         publisher.commit(state())  # of no events, as when the stream is idle
         assert publisher.owes_progress() is False
+
+
+@pytest.mark.parametrize(("events", "size", "is_held"), [(100, 1, True), (101, 1, False), (2, 200_000, False)])
+def test_a_small_transaction_is_sent_with_its_commit_and_in_order(
+    log: Log, events: int, size: int, *, is_held: bool
+) -> None:
+    """So its partitions and those of the state join the transaction in one request."""
+    cluster, partition = TopicAdmin(log.settings.client()), (log.orders, 0)
+    sent = [(b"%d" % number, b"x" * size) for number in range(events)]
+    log.publisher.send(log.orders, *sent[0])
+    log.publisher.send_rows(log.orders, sent[1:-1])
+    log.publisher.send(log.orders, *sent[-1])
+    if is_held:
+        time.sleep(0.1)  # more than an event waits in the client
+        assert cluster.end_offsets([partition]) == {partition: 0}
+    else:
+        until(lambda: cluster.end_offsets([partition]) != {partition: 0})
+    log.publisher.commit(state(), covering=[log.orders])
+    with closing(TopicReader(log.settings.client()).records(log.orders)) as records:
+        assert [(record.key, record.value) for record in records] == sent
+
+
+def test_where_a_topic_ends_counts_what_is_held(log: Log) -> None:
+    log.publisher.send(log.orders, b"1", b"{}")
+    assert log.publisher.end_of(log.orders) == 1
+
+
+def test_a_reader_goes_on_behind_the_marker_of_the_last_record(log: Log) -> None:
+    """Else each look would take the marker for news, and read."""
+    topic = control_topic(log.prefix, PROGRESS), 0
+    reader = log.reader()
+    for table_of in (log.orders, log.customers):  # the first answer, and a later one
+        log.publish(table_of)
+        reader.new_records()
+        assert reader.next_offset == TopicAdmin(log.settings.client()).committed_ends([topic])[topic]
+    reader.close()
 
 
 def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -> None:
