@@ -95,7 +95,6 @@ min_insync_replicas = 2                    # 1 for a single broker
 # batch_rows = 20000
 # batch_bytes = 16777216
 # batch_age_ms = 500
-# commit_interval_ms = 10                  # between two commits at low load; shorter, Kafka does more work
 # progress_interval_ms = 20                # what views and consistent sinks wait for; 100 without these
 # queue_bytes = 33554432                   # waiting for the broker; beyond it, reading stops
 # include_before = true                    # publish what the replica identity delivers of the old row

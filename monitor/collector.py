@@ -613,6 +613,7 @@ class LagCollector:
             is_captured=capture is not None,
             captured_silent_s=None if capture is None else capture.silent_s,
             told_at=told_at,
+            commit_interval_ms=(newest.commit_interval_ms or None) if newest is not None else None,
         )
 
     def _complete_as_of_ms(self, complete_lsn: Lsn | None) -> int:

@@ -152,6 +152,8 @@ class SourceFacts:
     ``published_lsn``. What was committed before ``complete_ms`` lies before it.
 
     ``copied_from_lsn`` is where the stream is to begin after a first copy that isn't complete.
+
+    ``commit_interval_ms`` is the time between two commits of capture at low load, as of the newest progress record.
     """
 
     wal_end: int
@@ -174,6 +176,7 @@ class SourceFacts:
     is_captured: bool = False
     captured_silent_s: float | None = None
     told_at: str | None = None
+    commit_interval_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +234,8 @@ class LagReport:
     ``refused_rows`` counts the rows that a stream query's webhook refused and that are open, by the query's name.
 
     ``searches`` has what is known of standing searches, by the names of the sinks that have any.
+
+    ``commit_interval_ms`` is as in ``SourceFacts``.
     """
 
     stages: tuple[Stage, ...]
@@ -254,6 +259,7 @@ class LagReport:
     silent_servers: Mapping[str, LockstepError] = field(default_factory=dict)
     verified: Mapping[str, Verification] = field(default_factory=dict)
     searches: Mapping[str, StandingSearches] = field(default_factory=dict)
+    commit_interval_ms: int | None = None
 
     @property
     def worst(self) -> Stage | None:
@@ -364,6 +370,7 @@ class LagReport:
             "safe_wal_bytes": self.safe_wal_bytes,
             "wal_bytes_per_s": self.wal_rate,
             "minutes_until_full": self.minutes_until_full,
+            "commit_interval_ms": self.commit_interval_ms,
             "broken": list(self.broken),
             "paused_copies": list(self.paused_copies),
             "first_copy_paused": self.first_copy_paused,
@@ -423,6 +430,7 @@ def report(source: SourceFacts, sinks: Sequence[SinkFacts], *, now_ms: int) -> L
         wal_rate=source.wal_rate,
         minutes_until_full=minutes_until_full(source.safe_wal_bytes, source.wal_rate),
         gap=source.gap,
+        commit_interval_ms=source.commit_interval_ms,
     )
 
 

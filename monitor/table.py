@@ -55,6 +55,8 @@ def remarks(lag: LagReport) -> Iterator[Remark]:
         minutes = "" if lag.minutes_until_full is None else f", which takes {lag.minutes_until_full:.0f} minutes"
         left = readable_bytes(max(0, lag.safe_wal_bytes))
         yield Remark(f"the slot is lost after {left} more of WAL{minutes}", "red", "the slot's WAL")
+    if lag.commit_interval_ms is not None:
+        yield Remark(f"capture commits every {lag.commit_interval_ms} ms", "dim")
     for sentence in lag.held_by_copies:
         yield Remark(sentence, "yellow", sentence)
     for stage in lag.stages:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cdc.capture.assembler import Assembler, Event
-from cdc.capture.batch import Batch, Committed
+from cdc.capture.batch import Batch, Committed, commit_pace
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.loop import CaptureLoop, Pause
 from cdc.capture.messages_and_outbox import Headers
@@ -16,6 +16,7 @@ from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
 from cdc.model.table import Table, TableName
+from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.walsender import Frame
 from tests import history
@@ -89,6 +90,14 @@ class ScriptedStream:
             self._journal.append(("complete", applied))
 
 
+def slowest_pace() -> Pace:
+    """As it is after a while with a broker that is out of breath. Some quick commits bring it back."""
+    pace = commit_pace()
+    for _ in range(10):
+        pace.took(60.0)
+    return pace
+
+
 class MemoryPublisher:
     """Keeps what was committed. ``fail_at`` counts commits from 0; the failing one may still have been durable."""
 
@@ -129,6 +138,7 @@ class MemoryPublisher:
         *,
         covering: Sequence[str] = (),
         progress: bool = True,
+        interval_s: float | None = None,
     ) -> None:
         fails = self._fail_at == len(self.batches)
         if fails and not self._durable:
@@ -182,6 +192,7 @@ class Capture:
         fail_at: int | None = None,
         durable: bool = False,
         time: Time | None = None,
+        pace: Pace | None = None,
         heartbeat_interval_s: float = 1e9,
         inspect: Callable[[CaptureState], CaptureState] = lambda state: state,
         is_resumed: Callable[[], bool] = lambda: True,
@@ -209,6 +220,7 @@ class Capture:
             settings=CaptureSettings(**settings),
             clock=clock,
             report=self.reports.append,
+            pace=pace,
         )
         self.assembler = history.assembler(*shapes, at=self.state, downstream=_Downstream(self._batch), **parts)
         self.pause: Pause | None = None

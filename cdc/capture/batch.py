@@ -3,15 +3,33 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
 from cdc.capture.assembler import Assembler, Event, OrdinaryRows
 from cdc.capture.confirmation import Clock, Confirmation
 from cdc.capture.messages_and_outbox import Headers
 from cdc.capture.settings import CaptureSettings
 from cdc.model.lsn import Lsn
+from cdc.pace import Pace
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.toast.memory import DurableMemory, Offsets
+
+FASTEST_S: Final = 0.01
+"""The least time between the beginnings of two commits."""
+
+SLOWEST_S: Final = 0.25
+"""The most. Above it, events would wait longer for the pace than for a broker that is nearly standing still."""
+
+_TIMES_A_COMMIT: Final = 4.0
+_QUICK_COMMIT_S: Final = 0.008
+"""Commits of 10 ms or less come as often as they may: nobody waits for a broker that has time. Those of 20 ms come
+every 48 ms, those of 71 ms or more every 250 ms."""
+
+
+def commit_pace() -> Pace:
+    """How often capture commits what nothing else asks for: a Kafka transaction costs the same whatever it holds."""
+    return Pace(times_as_long=_TIMES_A_COMMIT, fastest_s=FASTEST_S, slowest_s=SLOWEST_S, free_s=_QUICK_COMMIT_S)
+
 
 Watch = Callable[[str, Sequence[bytes]], None]
 """Gets a topic, and keys of it that change."""
@@ -28,10 +46,13 @@ class Publisher(Protocol):
         """The same for keys and values of one topic."""
         ...
 
-    def commit(self, state: CaptureState, schemas: Sequence[SchemaRecord] = ()) -> Offsets | None:
+    def commit(
+        self, state: CaptureState, schemas: Sequence[SchemaRecord] = (), *, interval_s: float | None = None
+    ) -> Offsets | None:
         """Commit what was sent with the state that describes it, and with the tables' new shapes.
 
-        Returns offsets below which everything lies that was published so far, where they were asked for.
+        ``interval_s`` is the time between two commits by now, in seconds, for who watches. Returns offsets below
+        which everything lies that was published so far, where they were asked for.
         """
         ...
 
@@ -46,12 +67,16 @@ class Publisher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A batch that Kafka has committed, for whoever watches: how many events, by topic, and how long that took."""
+    """A batch that Kafka has committed, for whoever watches: how many events, by topic, and how long that took.
+
+    ``interval_s`` is the time between the beginnings of two commits from now on, in seconds.
+    """
 
     events: int
     state: CaptureState
     records: Mapping[str, int] = field(default_factory=dict)
     commit_s: float = 0.0
+    interval_s: float = 0.0
 
 
 class Batch:
@@ -71,7 +96,9 @@ class Batch:
         clock: Clock,
         report: Callable[[Committed], None] = lambda _: None,
         memory: DurableMemory | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        self._pace = pace or commit_pace()
         self._publisher = publisher
         self._confirmation = confirmation
         self._clock = clock
@@ -80,7 +107,6 @@ class Batch:
         self._rows_max = settings.batch_rows
         self._bytes_max = settings.batch_bytes
         self._age_max_s = settings.batch_age_ms / 1000
-        self._interval_s = settings.commit_interval_ms / 1000
         self._bytes = 0
         self._records: dict[str, int] = {}
         self._opened_s = clock.monotonic_s()
@@ -157,9 +183,7 @@ class Batch:
 
     def commit(self, assembler: Assembler) -> None:
         """Commit what was sent together with the position and the new shapes of the assembler, then confirm it."""
-        # From its beginning: a commit that takes long has gathered enough already.
         began_s = self._clock.monotonic_s()
-        self._next_commit_s = began_s + self._interval_s
         commit_lsn, seq = position = assembler.position
         shapes = tuple(assembler.new_shapes)
         self.state = self.state.published(
@@ -173,7 +197,7 @@ class Batch:
         rewritten = {record.table.name for record in shapes if record.change.rewritten}
         self.state = self.state.with_unread(assembler.unread)
         self.state = self.state.to_be_copied(rewritten).never_copied(assembler.passed_over)
-        bounds = self._publisher.commit(self.state, shapes)
+        bounds = self._publisher.commit(self.state, shapes, interval_s=self._pace.interval_s)
         # Never before Kafka: a memory that is ahead of it would answer with values yet to come.
         if self._memory is not None:
             self._memory.commit(position, bounds)
@@ -182,7 +206,11 @@ class Batch:
         # The last complete transaction is left out, so that the next start gets it again and can compare it.
         self._confirmation.committed(Lsn(self.state.resume_lsn))
         self.committed_s = self._clock.monotonic_s()
-        self._report(Committed(self.events, self.state, self._records, self.committed_s - began_s))
+        took_s = self.committed_s - began_s
+        self._pace.took(took_s)
+        # From its beginning: a commit that takes long has gathered enough already.
+        self._next_commit_s = began_s + self._pace.interval_s
+        self._report(Committed(self.events, self.state, self._records, took_s, self._pace.interval_s))
         self.published_end = assembler.end_lsn
         self.events = self._bytes = 0
         self._records = {}

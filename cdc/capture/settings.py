@@ -17,11 +17,6 @@ class CaptureSettings(Settings):
     batch_age_ms: Annotated[int, Field(ge=1)] = Field(
         default=500, description="age after which a batch is committed although more is coming; bounds readers' wait"
     )
-    commit_interval_ms: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=10,
-        description="time between the beginnings of two commits, when more isn't there; what comes after a pause is"
-        " committed at once. Smaller, brokers do more work, since a transaction costs them much more than an event",
-    )
     progress_interval_ms: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         default=None,
         description="time between two progress records at low load, for which views and consistent sinks wait; by"

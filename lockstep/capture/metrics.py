@@ -23,6 +23,7 @@ def measured(observer: Observer, opened: Opened, *, values: Path, pipeline: str)
             meters.add("lockstep_capture_records_published_total", records, {"topic": topic})
         meters.add("lockstep_capture_commits_total", 1)
         meters.observe("lockstep_capture_commit_seconds", batch.commit_s)
+        meters.set("lockstep_capture_commit_interval_seconds", batch.interval_s)
         meters.set("lockstep_capture_published_lsn", batch.state.end_lsn)
         if batch.state.commit_time_ms:
             meters.set("lockstep_capture_published_commit_timestamp_seconds", batch.state.commit_time_ms / 1000)

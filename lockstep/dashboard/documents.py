@@ -114,7 +114,7 @@ def pipeline_state(
         wal_bytes_per_s=slot.get("wal_bytes_per_s"),
         minutes_until_full=slot.get("minutes_until_full"),
     )
-    capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates)
+    capture = _capture(stages.get(RECEIVED, {}), in_kafka, rates, lag.get("commit_interval_ms"))
     sinks = tuple(
         _sink(stage, _beside(stage, stages), lag, subject, rates) for stage in stages.values() if "job" in stage
     )
@@ -133,7 +133,7 @@ def pipeline_state(
     )
 
 
-def _capture(received: Known, in_kafka: Known, rates: Rates) -> CaptureState:
+def _capture(received: Known, in_kafka: Known, rates: Rates, commit_interval_ms: int | None) -> CaptureState:
     """What it has published, and the state of both of its stages: of the first one where that doesn't move."""
     judged = in_kafka if received.get("state") in _MOVES else received
     return CaptureState(
@@ -145,6 +145,7 @@ def _capture(received: Known, in_kafka: Known, rates: Rates) -> CaptureState:
         seconds_behind=in_kafka.get("seconds_behind"),
         bytes_behind=in_kafka.get("bytes_behind"),
         events_per_s=rates.published,
+        commit_interval_ms=commit_interval_ms,
     )
 
 

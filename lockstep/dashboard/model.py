@@ -58,7 +58,12 @@ class StageDocument(Document):
 
 
 class CaptureState(StageDocument):
-    """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives."""
+    """What capture has published, the stage ``in Kafka``; ``state`` is also of what it receives.
+
+    At low load it commits every ``commit_interval_ms``.
+    """
+
+    commit_interval_ms: int | None = None
 
 
 class ViewBuilding(Document):

@@ -66,6 +66,7 @@ _ALL: Final = (
     _capture("records_published_total", Kind.COUNTER, "1", "Records that Kafka has committed, of copies too.", "topic"),
     _capture("commits_total", Kind.COUNTER, "1", "Kafka transactions that were committed."),
     _capture("commit_seconds", Kind.HISTOGRAM, "s", "How long the commit of a Kafka transaction took."),
+    _capture("commit_interval_seconds", Kind.GAUGE, "s", "Time between two commits at low load; it follows Kafka."),
     _capture("published_lsn", Kind.GAUGE, "", "Up to where everything is in Kafka, as a number."),
     _capture(
         "published_commit_timestamp_seconds",

@@ -56,6 +56,7 @@ def state(**changes: Any) -> Document:
             "seconds_behind": 0.1,
             "bytes_behind": 5018,
             "events_per_s": 1254.0,
+            "commit_interval_ms": 10,
         },
         "topics": {"count": 12, "events_per_s": 1254.0},
         "sinks": [

@@ -103,6 +103,11 @@ def test_a_gap_is_in_the_document_also_when_it_is_closed() -> None:
     assert report(_source(gap=gap._replace(to_lsn=0)), [], now_ms=NOW_MS).to_json()["gap"] == told | {"to_lsn": None}
 
 
+def test_how_often_capture_commits_is_in_the_document() -> None:
+    assert report(_source(), [], now_ms=NOW_MS).to_json()["commit_interval_ms"] is None
+    assert report(_source(commit_interval_ms=12), [], now_ms=NOW_MS).to_json()["commit_interval_ms"] == 12
+
+
 def test_the_time_until_the_slot_is_lost_is_measured_by_the_wals_rate() -> None:
     lag = report(_source(safe_wal_bytes=600_000, wal_rate=1000.0), [], now_ms=NOW_MS)
     assert (lag.to_json()["minutes_until_full"], lag.to_json()["wal_bytes_per_s"]) == (10.0, 1000.0)

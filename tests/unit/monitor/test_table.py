@@ -60,6 +60,11 @@ def test_where_all_is_well_there_is_nothing_to_say() -> None:
     assert _shown(_lag(applied_stage("cache", 5))) == _shown(LagReport((applied_stage("cache", 5),), True, 0, {}))
 
 
+def test_how_often_capture_commits_is_said_where_it_is_known() -> None:
+    assert "capture commits every 12 ms" in _shown(_lag(commit_interval_ms=12))
+    assert "capture commits" not in _shown(_lag())
+
+
 def test_a_slot_that_will_be_lost_is_announced() -> None:
     assert "lost after 2.0 KiB more of WAL" in _shown(_lag(wal_status="unreserved", safe_wal_bytes=2048))
     assert "more of WAL" not in _shown(_lag(wal_status="reserved", safe_wal_bytes=2048))

@@ -43,6 +43,10 @@ export function seconds(value) {
   return `${Math.floor(value / 86400)} d ${Math.round((value % 86400) / 3600)} h`;
 }
 
+export function milliseconds(value) {
+  return isKnown(value) ? `${count(value)} ms` : UNKNOWN;
+}
+
 export function minutes(value) {
   return isKnown(value) ? seconds(value * 60) : UNKNOWN;
 }

@@ -5,14 +5,15 @@ from collections.abc import Sequence
 import pytest
 
 from cdc.capture.assembler import Event
-from cdc.capture.batch import Batch, Committed
+from cdc.capture.batch import FASTEST_S, SLOWEST_S, Batch, Committed
 from cdc.capture.confirmation import Confirmation
 from cdc.capture.settings import CaptureSettings
 from cdc.model.errors import Unavailable
 from cdc.model.lsn import Lsn
+from cdc.pace import Pace
 from cdc.toast.memory import MemoryStore
 from tests import history
-from tests.edges import Journal, MemoryPublisher, ScriptedStream, Time
+from tests.edges import Journal, MemoryPublisher, ScriptedStream, Time, slowest_pace
 from tests.wal import HANDOFF
 
 
@@ -30,7 +31,7 @@ class JournalMemory(MemoryStore):
 class Opened:
     """A batch between the two edges, with an assembler at the handoff."""
 
-    def __init__(self, *, fail_at: int | None = None, **settings: int) -> None:
+    def __init__(self, *, fail_at: int | None = None, pace: Pace | None = None, **settings: int) -> None:
         self.time = Time()
         self.journal = Journal()
         self.publisher = MemoryPublisher(self.journal, fail_at=fail_at)
@@ -46,6 +47,7 @@ class Opened:
             clock=clock,
             report=self.reports.append,
             memory=JournalMemory(self.journal),
+            pace=pace,
         )
 
 
@@ -83,18 +85,27 @@ def test_the_age_of_a_batch_is_that_of_its_first_event() -> None:
 
 
 def test_a_batch_gathers_until_the_interval_since_the_last_commits_beginning_is_over() -> None:
-    opened = Opened(commit_interval_ms=10)
+    opened = Opened()
     assert opened.batch.gathers_for_s() == 0  # nothing was committed just now
     opened.batch.add(events(1))
     opened.batch.commit(opened.assembler)
     opened.time.pass_by(0.004)
-    assert opened.batch.gathers_for_s() == pytest.approx(0.006)
+    assert opened.batch.gathers_for_s() == pytest.approx(FASTEST_S - 0.004)
     opened.time.pass_by(0.02)
     assert opened.batch.gathers_for_s() == 0
 
 
+def test_a_batch_gathers_for_longer_where_commits_are_slow() -> None:
+    opened = Opened(pace=slowest_pace())
+    opened.batch.add(events(1))
+    opened.batch.commit(opened.assembler)
+    opened.time.pass_by(0.004)
+    assert opened.batch.gathers_for_s() == pytest.approx(SLOWEST_S - 0.004)
+    assert opened.reports[-1].interval_s == SLOWEST_S
+
+
 def test_a_batch_gathers_no_longer_than_its_events_may_wait() -> None:
-    opened = Opened(commit_interval_ms=10, batch_age_ms=2)
+    opened = Opened(batch_age_ms=2)
     opened.batch.commit(opened.assembler)
     opened.batch.add(events(1))
     assert opened.batch.gathers_for_s() == pytest.approx(0.002)

@@ -14,7 +14,7 @@ from cdc.model.table import TableName
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange
 from cdc.protocol.pgoutput import UNCHANGED, LogicalMessage, Relation, Truncate
 from tests.builders import column, table
-from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time
+from tests.edges import STATUS_INTERVAL_S, Capture, Journal, Time, slowest_pace
 from tests.history import published, relations, state
 from tests.wal import HANDOFF, RELATION_ID, History, data_frame, delete, insert, keepalive_frame, relation, update
 
@@ -64,7 +64,7 @@ def test_transactions_that_come_one_after_the_other_are_a_batch_each() -> None:
 def test_transactions_that_come_shortly_after_a_commit_are_one_batch() -> None:
     """Each burst lasts for two waits, so these come within the interval."""
     first, second, third = (frames(*[rows(1)] * 3)[n : n + m] for n, m in ((0, 4), (4, 3), (7, 3)))
-    capture = Capture(first, second, third, commit_interval_ms=1000)
+    capture = Capture(first, second, third, pace=slowest_pace())
     capture.run(stopping=lambda: len(capture.reports) == 2)
     assert committed_rows(capture) == [1, 2]
 
@@ -73,15 +73,13 @@ def test_a_transaction_that_comes_after_a_pause_is_committed_at_once() -> None:
     times: list[float] = []
     sent, time = frames(rows(1), rows(1)), Time()
     idle: list[list[bytes]] = [[] for _ in range(8)]
-    capture = Capture(
-        sent[:4], *idle, [*sent[4:], lambda: times.append(time.now_s)], time=time, commit_interval_ms=1000
-    )
+    capture = Capture(sent[:4], *idle, [*sent[4:], lambda: times.append(time.now_s)], time=time, pace=slowest_pace())
     capture.run(stopping=lambda: len(capture.reports) == 2)
     assert time.now_s - times[0] < 0.001
 
 
 def test_a_full_batch_waits_for_no_interval() -> None:
-    capture = Capture(frames(rows(4), rows(4)), batch_rows=2, commit_interval_ms=1000)
+    capture = Capture(frames(rows(4), rows(4)), batch_rows=2, pace=slowest_pace())
     capture.run(stopping=lambda: len(capture.reports) == 4)
     assert committed_rows(capture) == [2, 2, 2, 2]
     assert capture.time.now_s == Time().now_s
@@ -89,7 +87,7 @@ def test_a_full_batch_waits_for_no_interval() -> None:
 
 def test_a_capture_that_stops_waits_for_no_interval() -> None:
     sent = frames(rows(1), rows(1))
-    capture = Capture(sent[:4], sent[4:], commit_interval_ms=1000).run()
+    capture = Capture(sent[:4], sent[4:], pace=slowest_pace()).run()
     assert committed_rows(capture) == [1, 1]
     assert capture.time.now_s - Time().now_s < 1
 

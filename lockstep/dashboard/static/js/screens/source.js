@@ -40,7 +40,7 @@ export default {
   title: () => "Source and slot",
   load: { path: () => "api/findings", every: 30_000 },
   render({ state, document, error, reload }) {
-    const { source } = state;
+    const { source, capture } = state;
     const counts = (severity) => document.findings.filter((one) => one.severity === severity).length;
     return [
       title("Source and slot"),
@@ -57,6 +57,7 @@ export default {
         facts([
           ["WAL status", stateOf(source.wal_status)],
           ["Confirmed", lsn(source.confirmed_lsn)],
+          ["Capture commits every", format.milliseconds(capture.commit_interval_ms)],
           ["Retained WAL", format.bytes(source.retained_bytes)],
           ["Room left", format.bytes(source.safe_wal_bytes)],
           ["Slot is full in", format.minutes(source.minutes_until_full)],
