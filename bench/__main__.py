@@ -20,6 +20,8 @@ from bench import (
     cost,
     debezium,
     drain,
+    everyday,
+    everyday_figures,
     first_copy,
     flink,
     large,
@@ -53,6 +55,7 @@ PHASES: Mapping[str, Phase] = {
     "snapshot": first_copy.measure,
     "large": large.measure,
     "sinks": visible.measure,
+    "everyday": everyday.measure,
     "replay": replay.measure,
     "bootstrap": bootstrap.measure,
     "many": many.measure,
@@ -166,6 +169,9 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     # A file or a pipe has no width; the table must not be cut for it.
     out = terminal if terminal.is_terminal else Console(width=_TABLE_WIDTH)
     out.print(report.table(figures))
+    for run_details in details:
+        if "everyday" in run_details:
+            out.print(everyday_figures.table(run_details["everyday"]))
     return report.document(
         figures,
         machine=facts,

@@ -271,6 +271,13 @@ class Pipeline:
         sinks = [sink_name(self.name, kind) for kind in kinds]
         return self._rig.start("apply", "apply", *sinks, *(["--once"] if once else []), "--config", str(self._path))
 
+    def start_run(self) -> Child:
+        """``lockstep run``: capture, the jobs, and the page on a port that is free."""
+        path = self.directory / f"{self.name}-run.toml"
+        page = '[dashboard]\nlisten = "127.0.0.1:0"\n'
+        path.write_text(self._path.read_text(encoding="utf-8") + page, encoding="utf-8")
+        return self._rig.start("run", "run", "--config", str(path))
+
     def start_rebuild(self, sink: str) -> Child:
         return self._rig.start("rebuild", "rebuild", sink, "--json", "--config", str(self._path))
 

@@ -27,6 +27,13 @@ class Sizes:
     sink_probes: int
     """With 100 the p99 isn't the worst one."""
     sink_warm_s: float
+    everyday_rates: tuple[int, ...]
+    """Transactions a second, of four rows each."""
+    everyday_s: float
+    """How long each of them is measured, and an idle pipeline."""
+    everyday_warm_s: float
+    everyday_settle_s: float
+    """At each rate before it is measured."""
     bootstrap_keys: int
     """Each has two events in the log."""
     replay_events: int
@@ -75,6 +82,10 @@ FULL = Sizes(
     sink_rate=50,
     sink_probes=100,
     sink_warm_s=30.0,
+    everyday_rates=(5, 50, 200),
+    everyday_s=30.0,
+    everyday_warm_s=45.0,
+    everyday_settle_s=8.0,
     bootstrap_keys=1_000_000,
     replay_events=500_000,
     many_tables=2_000,
@@ -110,6 +121,10 @@ QUICK = Sizes(
     sink_rate=50,
     sink_probes=12,
     sink_warm_s=10.0,
+    everyday_rates=(50,),
+    everyday_s=20.0,
+    everyday_warm_s=20.0,
+    everyday_settle_s=5.0,
     bootstrap_keys=50_000,
     replay_events=30_000,
     many_tables=200,

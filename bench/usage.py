@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,36 @@ def cpu_seconds(pid: int) -> float:
         return float(total)
     except psutil.NoSuchProcess:
         return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What processes have used."""
+
+    cpu_s: float
+    """Since they were started, children that have ended included."""
+    memory_mb: float
+    """Now; a page that n processes share counts as a nth of each."""
+
+
+def use_of(group: Iterable[psutil.Process]) -> Use:
+    """Of all processes of a group together; those that are gone have used nothing."""
+    cpu_s, memory = 0.0, 0
+    for one in group:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            cpu_s += times.user + times.system + times.children_user + times.children_system
+            memory += _shared_bytes(one)
+    return Use(cpu_s, memory / _MB)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all that descend from it; nothing where it is gone."""
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def main_thread_seconds(pid: int) -> float:
@@ -125,17 +155,15 @@ class FamilyMemory(threading.Thread):
 def family_bytes(pid: int) -> int:
     """Memory of a process and its family, a page that n of them share as a nth of each; resident memory where the
     kernel doesn't tell that. 0 where the process is gone."""
-    total = 0
+    return sum(_shared_bytes(one) for one in family(pid))
+
+
+def _shared_bytes(process: psutil.Process) -> int:
     try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
+        memory = process.memory_full_info()
+    except psutil.Error:
         return 0
-    for one in family:
-        with contextlib.suppress(psutil.Error):
-            memory = one.memory_full_info()
-            total += getattr(memory, "pss", memory.rss)
-    return total
+    return int(getattr(memory, "pss", memory.rss))
 
 
 class CpuMeter:
