@@ -73,6 +73,7 @@ class StreamCopies:
     ) -> None:
         """``copies_allowed`` says whether the stream may be held up now; a copy that runs ends when it may not."""
         self._pipeline = pipeline
+        self._tables = pipeline.source.table_names  # asked for after each commit, and they are parsed each time
         self._sql = sql
         self._stream = stream
         self._loop = stream.loop
@@ -147,7 +148,7 @@ class StreamCopies:
         """The tables for which the stream has to stop."""
         return [
             name
-            for name in self._pipeline.source.table_names
+            for name in self._tables
             if name not in state.copied
             and not self._chunks.serves(name)
             and not (name in state.copying and state.copying[name].paused)
