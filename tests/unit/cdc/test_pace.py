@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cdc.capture.batch import FASTEST_S, SLOWEST_S, commit_pace
 from cdc.pace import Pace
 
-QUICK = st.floats(0.0, FASTEST_S)
+QUICK = st.floats(0.0, FASTEST_S / 2)
 ANY = st.floats(0.0, 120.0)
 BACK_S = 3.0
 """So long it takes at most from the slowest pace to the fastest, once commits are quick."""
@@ -33,8 +33,8 @@ def test_it_has_a_bound_on_both_sides(took_s: list[float]) -> None:
 
 
 @given(st.floats(2 * FASTEST_S, SLOWEST_S / 2), st.integers(1, 30))
-def test_slow_commits_take_half_of_the_time_at_most(took_s: float, commits: int) -> None:
-    assert after([took_s] * commits).interval_s >= 2 * took_s
+def test_slow_commits_take_two_thirds_of_the_time_at_most(took_s: float, commits: int) -> None:
+    assert after([took_s] * commits).interval_s >= 1.5 * took_s
 
 
 @given(st.lists(QUICK))
