@@ -13,9 +13,10 @@ ARGS ?=
 LOCKS := requirements-build.lock requirements.lock stack/jars.lock stack/jdk.lock pyproject.toml setup.py \
 	cdc/protocol/_kernel.pyx sinks/_kernel.pyx
 READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
+DEV_READY := $(VENV)/.dev-ready-$(shell cat requirements-dev.lock | cksum | tr ' ' -)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak conformance bench lint setup wheel clean
+.PHONY: help demo check test soak conformance bench lint setup setup-dev wheel clean
 
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
@@ -25,7 +26,8 @@ help:
 	@echo "make bench   measure, and write bench/results"
 	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write docs/conformance.md"
 	@echo "make lint    check format, lint and types"
-	@echo "make setup   install what the others need, and nothing else"
+	@echo "make setup   install what the pipeline and the demo need, and nothing else"
+	@echo "make setup-dev  that, and what tests and checks need"
 	@echo "make wheel   build dist/*.whl, with compiled code where a C compiler is; LOCKSTEP_KERNEL=require insists on it"
 	@echo "make clean   stop the local servers and delete the environment and their data"
 
@@ -45,44 +47,36 @@ else
 endif
 
 # ARGS='-- -k compaction' for a part of it.
-soak: setup
+soak: setup-dev
 	@$(BIN)/python -m tests --soak $(ARGS)
 
 # ARGS='--major 17 --case PG-010' for a part of it; the table is written only after the whole.
-conformance: setup
+conformance: setup-dev
 	@$(BIN)/python -m tests.conformance --write $(ARGS)
 
-bench: setup
+bench: setup-dev
 	@$(BIN)/python -m bench $(ARGS)
 
-lint: setup
+lint: setup-dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 
 setup: $(READY)
 
-# PySpark comes as source: packing its 490 MB of jars without compression, and compiling modules when they are first used,
-# halves the processor time.
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
+setup-dev: $(DEV_READY)
 
 # All of it goes to standard error: the output of `make demo ARGS=--json` is one JSON document.
 $(READY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "error: Lockstep needs Python 3.11 or newer, and $(PYTHON) isn't; set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@echo "setting up $(VENV): once, some two minutes" >&2
 	@rm -f $(VENV)/.ready-*
-	@$(PYTHON) -m venv $(VENV) >&2
-	@printf '[bdist_wheel]\ncompression = stored\n' > $(VENV)/wheel.cfg
-	@$(INSTALL) --require-hashes -r requirements-build.lock >&2
-	@DIST_EXTRA_CONFIG=$(CURDIR)/$(VENV)/wheel.cfg $(INSTALL) --require-hashes --no-build-isolation -r requirements.lock >&2
-	@rm -f cdc/protocol/_kernel.*.so sinks/_kernel.*.so
-	@$(INSTALL) --no-deps --no-build-isolation -e . >&2
-	@$(BIN)/python -c 'from cdc.stream.row_encoding import chosen_row_encoding as chosen; \
-		from sinks.sink_kernel import chosen_sink_kernel as of_sinks; \
-		print(f"rows are encoded by {chosen()}, and written to sinks by {of_sinks()}")' >&2
-	@$(BIN)/python -m stack.jars fetch >&2
-	@$(BIN)/python -m lockstep.class_archive >/dev/null || true
+	@$(PYTHON) -m stack.environment --directory $(VENV) >&2
+	@touch $@
+
+$(DEV_READY): | $(READY)
+	@rm -f $(VENV)/.dev-ready-*
+	@$(BIN)/python -m stack.environment --directory $(VENV) --dev >&2
 	@touch $@
 
 wheel: setup

@@ -10,6 +10,7 @@ import hashlib
 import re
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -238,6 +239,25 @@ def _download_one(jar: Jar, private: Path, folder: Path, downloader: Downloader)
     file.replace(target)
 
 
+class Quarters:
+    """Report each quarter of a download where no terminal shows a bar."""
+
+    def __init__(self, total: int, report: Callable[[str], None]) -> None:
+        """`total` is in bytes; `report` gets one line for each quarter but the last."""
+        self._total = total
+        self._report = report
+        self._arrived = 0
+        self._lock = threading.Lock()  # several downloads call
+
+    def advance(self, count: int) -> None:
+        """Count bytes that have arrived."""
+        with self._lock:
+            before = 4 * self._arrived // self._total
+            self._arrived += count
+            if before < 4 * self._arrived // self._total < 4:
+                self._report(f"{self._arrived / 1e6:.0f} of {self._total / 1e6:.0f} MB")
+
+
 @contextmanager
 def _progress(jars: Sequence[Jar], show: bool) -> Iterator[Advance]:
     """Draw one bar over all bytes on standard error, where a terminal is there to see it."""
@@ -248,7 +268,7 @@ def _progress(jars: Sequence[Jar], show: bool) -> Iterator[Advance]:
         return
     if not console.is_terminal:
         console.print(f"fetching {len(jars)} files, {total / 1e6:.0f} MB", highlight=False)
-        yield lambda _count: None
+        yield Quarters(total, lambda text: console.print(text, highlight=False)).advance
         return
     columns = (TextColumn("fetching servers"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True) as bar:

@@ -76,6 +76,17 @@ def imports_of(path: Path, known: Collection[str]) -> set[str]:
     return names_imported & set(known)
 
 
+def third_party_imports(path: Path) -> set[str]:
+    """The first part of each module that one imports, at its top or in a function."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
 def cycles(imports: Mapping[str, Collection[str]]) -> list[list[str]]:
     """The groups of modules that import each other, directly or through others."""
 
@@ -141,7 +152,7 @@ def test_the_compiled_code_stays_small() -> None:
 
 
 def test_there_are_lock_files() -> None:
-    assert {"requirements.lock", "requirements-build.lock"} <= {path.name for path in LOCKS}
+    assert {"requirements.lock", "requirements-dev.lock", "requirements-build.lock"} <= {path.name for path in LOCKS}
 
 
 @pytest.mark.parametrize("path", LOCKS, ids=name_of)
@@ -151,7 +162,7 @@ def test_a_lock_file_holds_no_addresses(path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-build.lock"])
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "requirements-build.lock"])
 def test_every_locked_package_is_pinned_and_hashed(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     entries = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]

@@ -15,6 +15,7 @@ from stack.jars import (
     LOCK,
     Downloader,
     Jar,
+    Quarters,
     fetch,
     jar_set,
     kafka_set,
@@ -81,6 +82,14 @@ def test_a_download_with_the_wrong_hash_never_enters_the_cache(tmp_path: Path, m
     with pytest.raises(StackError, match="expected sha256"):
         jar_set("tools", lock=lock, cache=tmp_path)
     assert [path for path in (tmp_path / "jars").rglob("*") if path.is_file()] == []
+
+
+def test_a_download_reports_each_quarter() -> None:
+    reports: list[str] = []
+    quarters = Quarters(8_000_000, reports.append)
+    for _ in range(16):
+        quarters.advance(500_000)
+    assert reports == ["2 of 8 MB", "4 of 8 MB", "6 of 8 MB"]
 
 
 def test_an_unknown_set_names_those_there_are(tmp_path: Path) -> None:
