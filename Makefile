@@ -16,7 +16,7 @@ READY := $(VENV)/.ready-$(shell cat $(LOCKS) | cksum | tr ' ' -)
 DEV_READY := $(VENV)/.dev-ready-$(shell cat requirements-dev.lock | cksum | tr ' ' -)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test soak conformance bench lint setup setup-dev wheel clean
+.PHONY: help demo check test soak conformance bench lint setup setup-dev wheel sbom clean
 
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
@@ -29,6 +29,7 @@ help:
 	@echo "make setup   install what the pipeline and the demo need, and nothing else"
 	@echo "make setup-dev  that, and what tests and checks need"
 	@echo "make wheel   build dist/*.whl, with compiled code where a C compiler is; LOCKSTEP_KERNEL=require insists on it"
+	@echo "make sbom    list the locked packages and jars as CycloneDX JSON"
 	@echo "make clean   stop the local servers and delete the environment and their data"
 
 demo: setup
@@ -82,6 +83,9 @@ $(DEV_READY): | $(READY)
 wheel: setup
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
+
+sbom: setup
+	@$(BIN)/python -m stack.sbom
 
 # A pipeline's own checkpoints and stored values, below .lockstep as well, stay.
 clean:

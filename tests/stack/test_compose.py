@@ -17,7 +17,7 @@ from stack.stack import NAMES, Stack
 ROOT = Path(__file__).parents[2]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = {"capture": ["capture"], "apply": ["apply"], "alerts": ["alerts", "watch"]}
+OURS = {"capture": ["capture"], "apply": ["apply"], "alerts": ["alerts", "watch"], "dashboard": ["dashboard"]}
 
 
 def options(name: str, flag: str) -> dict[str, str]:
