@@ -46,10 +46,19 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """Lower case and short: the name becomes part of topics, of the slot, of indexes and of key prefixes."""
 
 
+def _default_data_directory() -> Path:
+    """systemd names the directory of a unit; elsewhere it is beside the file."""
+    return Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or ".lockstep")
+
+
 class PipelineSettings(Settings):
     """The pipeline's name, which is the prefix of its topics."""
 
     name: str
+    data_directory: Path = Field(
+        default_factory=_default_data_directory,
+        description="what is kept on this machine, in directories below it that other settings may name singly",
+    )
 
     @field_validator("name")
     @classmethod
@@ -681,6 +690,7 @@ _REDIS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfi
 
 def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
+    config = _below_data_directory(config)
     # Joined to an absolute one, the directory counts for nothing.
     below = {name: str(directory / getattr(config.capture, name)) for name in ("values_directory", "spool_directory")}
     changes: dict[str, object] = {
@@ -699,6 +709,27 @@ def _below(directory: Path, config: Config) -> Config:
     # Pipelines whose files lie side by side have the same setting, and what is told of one isn't told of the other.
     alerts = joined.alerts.model_copy(update={"directory": joined.alerts.directory / config.pipeline.name})
     return joined.model_copy(update={"alerts": alerts})
+
+
+_KEPT: Final = (
+    ("capture", "values_directory", "values"),
+    ("capture", "spool_directory", "spool"),
+    ("spark", "checkpoint_directory", "checkpoints"),
+    ("spark", "view_directory", "views"),
+    ("alerts", "directory", "alerts"),
+)
+"""Section, setting, and the directory below ``pipeline.data_directory`` that it names unless the file does."""
+
+
+def _below_data_directory(config: Config) -> Config:
+    """Directories that the file doesn't name, below the one for all of them."""
+    for section, setting, name in _KEPT:
+        settings = getattr(config, section)
+        if setting not in settings.model_fields_set:
+            directory = config.pipeline.data_directory / name
+            value = directory if isinstance(getattr(settings, setting), Path) else str(directory)
+            config = config.model_copy(update={section: settings.model_copy(update={setting: value})})
+    return config
 
 
 def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:

@@ -1,18 +1,17 @@
 """The units of ``deploy/systemd``: systemd takes them, and their rules are those of the commands that they run."""
 
 import configparser
-import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from lockstep import supervisor
 from lockstep.cli.main import COMMANDS
-from lockstep.config import Config
+from lockstep.config import load
 from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
+from lockstep.doctor.directories import directory_findings
 
 UNITS = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.service"))
 
@@ -74,23 +73,43 @@ def test_the_unit_gives_processes_the_time_that_they_take_to_end(unit: Path) -> 
     assert int(rules["TimeoutStopSec"]) > supervisor._STOP_S
 
 
-@pytest.mark.parametrize(
-    "text", [*UNITS, Path(__file__).parents[2] / "docs" / "operations.md"], ids=lambda path: path.stem
-)
-def test_every_directory_that_is_written_to_is_named_where_etc_is_read_only(text: Path) -> None:
-    words = text.read_text(encoding="utf-8")
-    sections = {name: field.annotation for name, field in Config.model_fields.items()}
-    named = [
-        (section, name)
-        for section, model in sections.items()
-        if isinstance(model, type) and issubclass(model, BaseModel)
-        for name in model.model_fields
-        if name.endswith("directory")
-    ]
-    assert len(named) == 5
-    for section, name in named:
-        if text in UNITS:
-            assert service(text)["ProtectSystem"] == "full"
-            assert f"{section}.{name}" in words
-        else:
-            assert re.search(rf'^\[{section}\]\n(\w+ = .*\n)*{name} = "/var/lib/lockstep/', words, re.MULTILINE)
+@pytest.mark.parametrize("unit", UNITS, ids=named(UNITS))
+def test_the_unit_writes_only_where_systemd_makes_directories(
+    unit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = service(unit)
+    assert (rules["ProtectSystem"], rules["UMask"], rules["LimitCORE"]) == ("strict", "0077", "0")
+    state = tmp_path / "lib" / rules["StateDirectory"]
+    monkeypatch.setenv("STATE_DIRECTORY", str(state))
+    file = tmp_path / "lockstep.toml"
+    file.write_text(
+        '[pipeline]\nname = "shop"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nspool_transactions = true\n'
+        '[sinks.cache]\ntype = "redis"\nurl = "redis://x"\n'
+        '[views.latest]\nsink = "cache"\nsql = "select id from public.orders"\nkey = ["id"]\n'
+    )
+    outside: list[Path] = []
+
+    def is_below(directory: Path) -> bool:
+        outside.extend([] if directory == state else [directory])
+        return True
+
+    state.mkdir(parents=True)
+    directory_findings(load(file), may_write=is_below)
+    assert outside == []
+
+
+def test_one_setting_moves_all_directories_that_are_not_named_singly(tmp_path: Path) -> None:
+    file = tmp_path / "lockstep.toml"
+    file.write_text(
+        '[pipeline]\nname = "shop"\ndata_directory = "data"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nspool_directory = "fast"\n'
+    )
+    config = load(file)
+    data = tmp_path / "data"
+    assert config.pipeline.data_directory == data
+    assert config.capture.values_directory == str(data / "values")
+    assert config.capture.spool_directory == str(tmp_path / "fast")
+    assert config.spark.checkpoint_directory == str(data / "checkpoints")
+    assert config.spark.view_directory == data / "views"
+    assert config.alerts.directory == data / "alerts" / "shop"
