@@ -32,6 +32,7 @@ _FILE = Template("""\
 [pipeline]
 # Prefix of all topics, of the slot and the publication. Another name is another pipeline with a snapshot of its own.
 name = $name
+# data_directory = ".lockstep"             # what is kept on this machine; a systemd unit has its own
 
 [source]
 # libpq connection string without a password: that comes from $$LOCKSTEP_SOURCE_PASSWORD, password_file or ~/.pgpass.
@@ -123,7 +124,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 
 [spark]
 master = "local[2]"
-checkpoint_directory = ".lockstep/checkpoints"
+# checkpoint_directory = ".lockstep/checkpoints"    # on a cluster, a URL that all of Spark reaches
 # view_directory = ".lockstep/views"       # states of views; a lost one is built from the log again
 # trigger = "auto"                         # "micro-batch": no task of a sink runs all the time, and more latency
 # continuous_s = 10.0                      # else a batch goes on for so long
@@ -383,15 +384,21 @@ def write_config(
         path.unlink()
         raise
     left_out = f", {len(skipped)} left out" if skipped else ""
-    of_partitions = f", {sum(partitions.values())} partitions come with theirs" if partitions else ""
+    below = [name for names in partitions.values() for name in names]
+    of_partitions = f", {len(below)} partitions come with theirs" if below else ""
     lines = [f"wrote {path}: {len(tables)} tables{left_out}{of_partitions}"]
     if hidden:
-        lines.append(f"these look like secrets; exclude or mask them in each sink: {', '.join(hidden)}")
+        listed = ", ".join(hidden)
+        lines.append(
+            f"these look like secrets; each sink in the file excludes them: {listed}"
+            if new_sinks
+            else f"these look like secrets; exclude or mask them in each sink: {listed}"
+        )
     if not owned:
         lines += [
             f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
             *([] if may_replicate else [f"alter role {sql_identifier(user)} replication;"]),
-            rights_sql(user, database, tables),
+            rights_sql(user, database, [*tables, *below]),
             publication_sql(f"lockstep_{chosen}", tables),
             "and a superuser, so that no other role may ask for copies of tables:",
             messages_sql(user, functions),
@@ -429,7 +436,8 @@ def config_text(
     ``shapes``, and of tables that are ``keyless``, where these fit.
     """
     listed = ", ".join(map(toml_text, hidden))
-    secrets = f"# These look like secrets: exclude = [{listed}] in each sink, or mask them.\n" if hidden else ""
+    excluded = "the sinks below leave them out" if sinks else f"exclude = [{listed}] in each sink"
+    secrets = f"# These look like secrets: {excluded}, or mask them.\n" if hidden else ""
     # Before anything is filled in: a table of the user's may have the name of one in an example.
     return Template(with_real_names(_FILE.template, shapes, keyless)).substitute(
         name=toml_text(name),
@@ -475,8 +483,8 @@ def _may_replicate(connection: psycopg.Connection[Any]) -> bool:
 
 def tables_of(
     connection: psycopg.Connection[Any], schemas: tuple[str, ...]
-) -> tuple[dict[TableName, Table], list[tuple[TableName, str]], dict[TableName, int]]:
-    """Tables that can be captured, those that can't with the reason, and how many partitions tables have."""
+) -> tuple[dict[TableName, Table], list[tuple[TableName, str]], dict[TableName, list[TableName]]]:
+    """Tables that can be captured, those that can't with the reason, and the partitions of tables."""
     rows = connection.execute(
         "select n.nspname, c.relname, c.relpersistence::text, c.relispartition,"
         " (select array[s.nspname::text, r.relname::text] from pg_class r join pg_namespace s on s.oid = r.relnamespace"
@@ -488,13 +496,13 @@ def tables_of(
     shapes = load_tables(connection, [TableName(row[0], row[1]) for row in rows], None)
     tables: dict[TableName, Table] = {}
     skipped: list[tuple[TableName, str]] = []
-    partitions: dict[TableName, int] = {}
+    partitions: dict[TableName, list[TableName]] = {}
     for schema, table, persistence, is_partition, root in rows:
         name = TableName(schema, table)
         if name not in shapes or (is_partition and root is None):
             continue  # it was dropped meanwhile
         if is_partition:
-            partitions[TableName(*root)] = partitions.get(TableName(*root), 0) + 1
+            partitions.setdefault(TableName(*root), []).append(name)
         elif persistence == "u":
             skipped.append((name, "unlogged: not in the WAL"))
         elif not shapes[name].key:

@@ -1,7 +1,7 @@
 """What ``lockstep init`` puts into its file of a database itself: tables for the examples, secrets, sinks. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
@@ -13,9 +13,11 @@ from cdc.secret import address_holds_secret
 
 _LOOKS_SECRET: Final = re.compile(
     r"pass(word|wd|phrase|code)|(^|_)(pwd|pin|cvv|cvc|ssn|iban|tin|salt|otp|mfa|totp)(_|$)|secret|token|credential"
-    r"|api_?key|(private|access|encryption|signing)_?key|(credit|debit|payment)_?card|card_?(number|no$)|tax_?id",
+    r"|api_?key|(private|access|encryption|signing)_?key|(credit|debit|payment)_?card|card_?(number|no$)",
     re.IGNORECASE,
 )
+_EXCLUDE: Final = re.compile(r'^# exclude = \["public\.orders\.secret"\].*\n', re.MULTILINE)
+_NAMES: Final = re.compile(r'^# names = \{ "public\.items".*\n', re.MULTILINE)
 _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _NUMBERS: Final = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
 _TEXTS: Final = ("text", "character varying", "character")
@@ -64,11 +66,11 @@ class NewSink:
         return cls(name, address)
 
     def section(self, hidden: Sequence[str]) -> str:
-        """Its section of the file. ``hidden`` are columns that it might do without."""
+        """Its section of the file. ``hidden`` are columns that it does without."""
         kind, setting = _KINDS[urlsplit(self.address).scheme]
         lines = [f"[sinks.{self.name}]", f'type = "{kind}"', setting.format(address=toml_text(self.address))]
         if hidden:
-            lines.append(f"# exclude = [{', '.join(map(toml_text, hidden))}]")
+            lines.append(f"exclude = [{', '.join(map(toml_text, hidden))}]")
         return "\n".join(lines) + "\n"
 
 
@@ -88,15 +90,20 @@ def secret_columns(tables: Iterable[Table]) -> list[str]:
         ".".join(map(_part, (table.name.schema, table.name.name, column.name)))
         for table in tables
         for column in table.columns
-        if _LOOKS_SECRET.search(column.name) and column.name not in table.key
+        if _looks_secret(column.name) and column.name not in table.key
     ]
 
 
-def left_out_lines(skipped: Sequence[tuple[TableName, str]], partitions: Mapping[TableName, int]) -> list[str]:
+def _looks_secret(column: str) -> bool:
+    """Whether the name does; ``token_id`` refers to a row, and holds nothing itself."""
+    return _LOOKS_SECRET.search(column) is not None and not column.lower().endswith("_id")
+
+
+def left_out_lines(skipped: Sequence[tuple[TableName, str]], partitions: Mapping[TableName, Sized]) -> list[str]:
     """What isn't captured, a line each, with the partitions of a table in one."""
     lines = [f"# not captured: {table} ({why})" for table, why in skipped]
-    for root, count in partitions.items():
-        what = "1 partition" if count == 1 else f"{count} partitions"
+    for root, of_it in partitions.items():
+        what = "1 partition" if len(of_it) == 1 else f"{len(of_it)} partitions"
         lines.append(f"# not captured: {what} of {root}, whose rows come with it")
     return lines
 
@@ -104,11 +111,13 @@ def left_out_lines(skipped: Sequence[tuple[TableName, str]], partitions: Mapping
 def with_real_names(text: str, tables: Sequence[Table], keyless: Sequence[TableName]) -> str:
     """The file's examples, with tables and columns of this database in place of those of a shop.
 
-    Where it has nothing that fits an example as it is written, the shop's stay.
+    The table with the most columns that fit is chosen. The shop's stay only where no table has a plain name.
     """
-    chosen = next((table for table in tables if _fits(table)), None)
+    chosen = max(filter(_fits, tables), key=_variety, default=None)
     if chosen is not None:
         others = [table.name for table in tables if table.name != chosen.name and _is_plain(table.name)]
+        if not others:  # a table can't have both of two settings of a cache
+            text = _NAMES.sub("", text)
         text = text.replace("public.items", str(others[0] if others else chosen.name))
         text = _replace_columns(text, chosen).replace("public.orders", str(chosen.name))
     if keyless and _is_plain(keyless[0]):
@@ -121,19 +130,24 @@ def _is_plain(name: TableName) -> bool:
 
 
 def _fits(table: Table) -> bool:
-    """It is called as examples can call it, and has one key column, two texts and a number besides."""
+    """It is called as examples can call it, and so are its key and a column besides."""
     return (
         _is_plain(table.name)
-        and len(table.key) == 1
-        and _PLAIN.fullmatch(table.key[0]) is not None
-        and len(_columns(table, _TEXTS)) > 1
-        and bool(_columns(table, _NUMBERS))
+        and bool(table.key)
+        and all(map(_PLAIN.fullmatch, table.key))
+        and bool(_columns(table, None))
     )
 
 
-def _columns(table: Table, types: Sequence[str]) -> list[str]:
-    names = [column.name for column in table.columns if _base(column) in types and column.name not in table.key]
-    return [name for name in names if _PLAIN.fullmatch(name)]
+def _variety(table: Table) -> tuple[bool, bool, bool]:
+    """How well its columns show what examples are of."""
+    return len(table.key) == 1, len(_columns(table, _TEXTS)) > 1, bool(_columns(table, _NUMBERS))
+
+
+def _columns(table: Table, types: Sequence[str] | None) -> list[str]:
+    """Its columns of these types, or of all, but for those of the key."""
+    own = [column for column in table.columns if column.name not in table.key and _PLAIN.fullmatch(column.name)]
+    return [column.name for column in own if types is None or _base(column) in types]
 
 
 def _base(column: Column) -> str:
@@ -143,24 +157,40 @@ def _base(column: Column) -> str:
 
 def _replace_columns(text: str, table: Table) -> str:
     """The shop's columns are those of ``public.orders``; each name is a whole word in the examples."""
-    texts, numbers = _columns(table, _TEXTS), _columns(table, _NUMBERS)
-    secrets = [name for name in texts if _LOOKS_SECRET.search(name)]
+    others = _columns(table, None)
+    numbers = [name for name in others if name in _columns(table, _NUMBERS)]
+    left_out = next((name for name in others if _looks_secret(name)), [*numbers, *others][-1])
+    if len(others) > 1:  # a column that is left out can be in no other example
+        others, numbers = ([name for name in names if name != left_out] for names in (others, numbers))
+    else:
+        text = _EXCLUDE.sub("", text)
+    texts = [name for name in _columns(table, _TEXTS) if name in others] or others
+    times = [column.name for column in table.columns if _base(column).startswith("timestamp")]
+    listed = ", ".join(f'"{name}"' for name in table.key)
+    condition, sum_of = f"{others[0]} is not null", f"length({others[0]})"
+    if numbers:
+        condition, sum_of = f"{numbers[0]} > 0", f"{numbers[0]} * 0.2"
     named = {
-        '"public.orders.secret"': f'"public.orders.{(secrets or texts[-1:])[0]}"',
+        '"public.orders.secret"': f'"public.orders.{left_out}"',
         '"public.orders.note"': f'"public.orders.{texts[0]}"',
-        '"public.orders.phone"': f'"public.orders.{texts[1]}"',
+        '"public.orders.phone"': f'"public.orders.{texts[-1]}"',
         '"public.orders.name"': f'"public.orders.{texts[0]}"',
-        '"amount > 0"': f'"{numbers[0]} > 0"',
-        '"amount * 0.2"': f'"{numbers[0]} * 0.2"',
-        "{customer_id}": f"{{{numbers[0]}}}",
-        "by_customer": f"by_{numbers[0]}",
-        "{id}": f"{{{table.key[0]}}}",
-        '["id"]': f'["{table.key[0]}"]',
+        '"amount > 0"': f'"{condition}"',
+        '"amount * 0.2"': f'"{sum_of}"',
+        "{customer_id}": f"{{{(numbers or others)[0]}}}",
+        "by_customer": f"by_{(numbers or others)[0]}",
+        "{id}": ":".join(f"{{{name}}}" for name in table.key),
+        '"public.orders" = ["id"]': f'"public.orders" = [{listed}]',
+        'key = ["id"]': f"key = [{listed}]",
         '"id desc"': f'"{table.key[0]} desc"',
-        "select id, region": f"select {table.key[0]}, {texts[0]}",
+        "select id, region": f"select {', '.join(table.key)}, {texts[0]}",
         "region is not null": f"{texts[0]} is not null",
         '["region"]': f'["{texts[0]}"]',
+        'table = "orders"': f'table = "{table.name.name}"',
+        '"created_at"': f'"{(times or others)[0]}"',
     }
+    if len(texts) == 1:  # two settings can't have one name
+        text = text.replace(', "public.orders.name" = { truncate = 1 }', "")
     for example, real in named.items():
         text = text.replace(example, real)
     return text

@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, get_args
 
 import pytest
@@ -16,7 +16,7 @@ from cdc.postgres.settings import TableOptions
 from jobs.streams.settings import PatternSettings, StepSettings, StreamQuerySettings, StreamSettings
 from lockstep.config import Config
 from lockstep.init import config_text, write_config
-from lockstep.init_examples import left_out_lines
+from lockstep.init_examples import NewSink, left_out_lines, secret_columns
 from sinks.registry import SinkSettings
 from sinks.view_settings import RetainSettings, TopSettings, ViewSettings
 
@@ -45,7 +45,10 @@ _SETTING = re.compile(r"# (\[+[a-z][^\]]*\]+|[a-z_]+ = .*)")
 def _uncommented() -> str:
     """The file with all that is commented out in it switched on."""
     tables = [TableName("public", name) for name in ("orders", "items", "log")]
-    text = config_text("shop", "host=127.0.0.1 dbname=shop", tables)
+    return _switched_on(config_text("shop", "host=127.0.0.1 dbname=shop", tables))
+
+
+def _switched_on(text: str) -> str:
     lines = [match[1] if (match := _SETTING.fullmatch(line)) else line for line in text.splitlines()]
     return "\n".join(lines)
 
@@ -181,7 +184,7 @@ def test_what_would_fail_at_the_end_is_told_before_the_database_is_asked(
 def test_a_table_of_any_name_is_in_the_file_as_it_is_called() -> None:
     names = [TableName("public", name) for name in ("\U0001f600", 'quo"ted', "back\\slash", "t\x7fab")]
     skipped = [(TableName("public", "two\nlines"), "unlogged")]
-    partitions = {TableName("public", "more\nlines"): 2}
+    partitions = {TableName("public", "more\nlines"): [names[0], names[1]]}
     document = tomllib.loads(config_text("shop", "host=x", names, left_out_lines(skipped, partitions)))
     assert [TableName.parse(text) for text in document["source"]["tables"]] == names
 
@@ -230,10 +233,45 @@ def test_a_password_in_the_address_of_a_sink_is_refused_and_not_shown(tmp_path: 
     assert "LOCKSTEP_SINK_CACHE_PASSWORD" in str(refused.value)
 
 
-def _shape(name: TableName) -> Table:
-    columns = {"id": "integer", "name": "text", "email": "text", "credit": "numeric"}
+def _shape(
+    name: TableName,
+    columns: Mapping[str, str] = MappingProxyType(
+        {"id": "integer", "name": "text", "email": "text", "credit": "numeric"}
+    ),
+    key: tuple[str, ...] = ("id",),
+) -> Table:
     made = tuple(Column(column, kind, kind, False, 0, -1) for column, kind in columns.items())
-    return Table(name, made, ("id",), ReplicaIdentity.DEFAULT)
+    return Table(name, made, key, ReplicaIdentity.DEFAULT)
+
+
+SHAPES = {
+    "rich": _shape(TableName("app", "customer")),
+    "one column": _shape(TableName("app", "flag"), {"no": "uuid", "is_on": "boolean"}, ("no",)),
+    "one text": _shape(TableName("app", "tag"), {"id": "uuid", "label": "text"}),
+    "two keys": _shape(TableName("app", "member"), {"a": "integer", "b": "integer", "role": "text"}, ("a", "b")),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_each_example_is_of_a_table_of_the_user_and_valid_when_it_is_switched_on(shape: Table) -> None:
+    keyless = [TableName("app", "audit")]
+    text = _switched_on(config_text("app", "host=x", [shape.name, *keyless], shapes=[shape], keyless=keyless))
+    assert re.findall(r"public\.(?!outbox|\*)\w+", text) == []
+    document = tomllib.loads(text)
+    common = document["sinks"].pop(COMMON)
+    del common["apply"]
+    document["sinks"] = {name: common | section for name, section in document["sinks"].items()}
+    Config.model_validate(document)
+
+
+def test_a_column_that_looks_like_a_secret_gets_to_no_sink_that_is_asked_for() -> None:
+    names = ("password", "client_secret", "api_key", "access_token", "tax_id", "token_id", "customer_id")
+    shape = _shape(TableName("public", "account"), {"id": "integer", **dict.fromkeys(names, "text")})
+    hidden = secret_columns([shape])
+    assert hidden == [f"public.account.{name}" for name in names[:4]]
+    sinks = [NewSink.parse("cache=redis://h/0")]
+    text = config_text("shop", "host=x", [shape.name], hidden=hidden, sinks=sinks, shapes=[shape])
+    assert tomllib.loads(text)["sinks"]["cache"]["exclude"] == hidden
 
 
 @pytest.mark.parametrize(
