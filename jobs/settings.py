@@ -72,7 +72,7 @@ class SparkSettings(Settings):
         " with a local master, in sinks of few partitions",
     )
     continuous_s: Annotated[float, Field(gt=0)] = Field(
-        default=10.0, description="how long such a batch goes on; a start reads no more than that again"
+        default=60.0, description="how long such a batch goes on; a start reads no more than that again"
     )
     trigger_ms: Annotated[int, Field(ge=0)] = Field(
         default=200,

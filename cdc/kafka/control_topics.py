@@ -1,6 +1,7 @@
 """Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,6 +29,11 @@ _LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 
 _BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""
+
+_RINGS_A_SECOND = 8
+_PAUSE_S = 0.1
+"""A bell that rings more often than that asks for nothing for a moment after each ring. The broker would answer twice
+for each commit: the record, and the marker behind it."""
 
 _RINGS_AT_ONCE = 1000
 """What has come meanwhile is one ring."""
@@ -402,6 +408,7 @@ class LogBell:
         self._topics = [control_topic(prefix, kind) for kind in (PROGRESS, SCHEMA)]
         self._consumer: Consumer | None = None
         self._has_heard_error = False
+        self._rung_at: deque[float] = deque(maxlen=_RINGS_A_SECOND)
 
     def rings(self, timeout_s: float) -> bool:
         """Wait for it. What is written need not be committed, and may be long gone. Raises as ``new_client``.
@@ -418,9 +425,22 @@ class LogBell:
             self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
         message = self._consumer.poll(timeout_s)
         if message is not None:
-            self._consumer.consume(_RINGS_AT_ONCE, 0)
+            messages = [message, *self._consumer.consume(_RINGS_AT_ONCE, 0)]
+            self._pause(self._consumer, messages[-1])
         has_heard_error, self._has_heard_error = self._has_heard_error, False
         return has_heard_error or message is not None
+
+    def _pause(self, consumer: Consumer, message: Message) -> None:
+        """Ask for nothing for a moment, where much is written. What comes meanwhile is the next ring."""
+        now = time.monotonic()
+        self._rung_at.append(now)
+        is_often = len(self._rung_at) == _RINGS_A_SECOND and now - self._rung_at[0] < 1
+        if is_often and message.error() is None:
+            # Not ``pause``: after that, the client takes a second to ask again.
+            consumer.unassign()
+            time.sleep(_PAUSE_S)
+            heard = {message.topic(): (message.offset() or 0) + 1}
+            consumer.assign([TopicPartition(topic, 0, heard.get(topic, OFFSET_END)) for topic in self._topics])
 
     def _hear_error(self, _: KafkaError) -> None:
         self._has_heard_error = True

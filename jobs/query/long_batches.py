@@ -10,14 +10,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from cdc.pace import Pace
 from cdc.readiness import wait_any_ready, wait_ready
-from jobs.executor.long_batch import END, GO_ON, GO_ON_S, STORED, LongBatch, Told
+from jobs.executor.long_batch import END, GO_ON, GO_ON_S, STORED, TELL_S, LongBatch, Told
 from jobs.generations.batch_gate import BatchGate
 
 _LOOK_S: Final = 0.1
 """How soon it notices that the query has ended, once nobody gets in at the gate any more."""
 
 _RECEIVED_AT_ONCE: Final = 1 << 16
+
+_TIMES_A_STORE: Final = 20.0
+_SLOWEST_S: Final = 0.5
+"""Progress is stored a twentieth of the time at most: what comes meanwhile waits in the line. What comes after a pause
+is stored at once."""
 
 _STANDSTILL_S: Final = 15.0
 """For how long a task may read nothing of what is known to be published. Its client may get nothing from Kafka any
@@ -105,7 +111,9 @@ class LongBatches:
             while not ended.is_set():
                 now = time.monotonic()
                 seconds = min((line.told_at + GO_ON_S - now for line in lines), default=GO_ON_S)
-                ready = self._wait([self._listener, *(line.connection for line in lines)], seconds)
+                seconds = min([seconds, *(line.hears_at - now for line in lines if line.hears_at > now)])
+                heard = [line.connection for line in lines if line.hears_at <= now]
+                ready = self._wait([self._listener, *heard], seconds)
                 for line in list(lines):
                     has_said = line.connection.fileno() in ready
                     if not self._is_attended(line, lines, has_said=has_said):
@@ -165,7 +173,11 @@ class LongBatches:
             line.shard, line.is_building = told.shard, told.is_building
         if lines:
             line.not_stored += answered
+            began = time.monotonic()
             is_stored = self._on_told(told)
+            if told.next_offsets and told.shard is None:  # a shard may wait for the answer
+                line.pace.took(time.monotonic() - began)
+                line.hears_at = began + line.pace.interval_s
             line.lacks_rejections |= bool(told.rejected or told.resolved) and not is_stored
             # All may be stored that others have told: what this one has isn't, and comes again with its result.
             if is_stored and is_there and not line.lacks_rejections:
@@ -197,7 +209,8 @@ class _TaskLine:
     def __init__(self, connection: socket.socket, now_s: float, batch_number: int) -> None:
         self.connection = connection
         self.batch_number = batch_number
-        self.told_at = now_s
+        self.told_at = self.hears_at = now_s
+        self.pace = Pace(times_as_long=_TIMES_A_STORE, fastest_s=TELL_S, slowest_s=_SLOWEST_S)
         self.standstill = Standstill(now_s)
         self.shard: int | None = None
         self.is_building = False

@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.kafka.control_topics import LogBell, ProgressReader
+from cdc.kafka.control_topics import ProgressReader
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from cdc.protocol.control_records import ProgressRecord
@@ -37,6 +37,7 @@ from jobs.offsets import Offsets
 from jobs.query.captured_tables import CapturedWatch
 from jobs.query.checkpoint import Checkpoint
 from jobs.query.failures import Backoff, spark_error
+from jobs.query.log_bell import listener_to
 from jobs.query.long_batches import SLOTS, LongBatches
 from jobs.query.progress import ProgressKeeper
 from jobs.query.rest import Rest, look_every_s
@@ -170,7 +171,7 @@ class SinkQuery:
         self._reads_again = plan.reads_again
         self._batch_minute_ms = 0
         self._rests = not (self._plan.once or self._plan.bulk or plan.deletes)
-        self._bell = LogBell(client, self._plan.pipeline)
+        self._bell = listener_to(client, self._plan.pipeline)
         self._rate = RowRate(self._plan.settings.events_per_s, time.monotonic)
         self._owes_commit = False  # whether Spark may not have committed the last batch
         # What tasks run, by whether a batch is long, and the topics that it was made for. Made anew where it has to be.
@@ -571,6 +572,7 @@ class SinkQuery:
         if not told.next_offsets:
             return self._is_told_stored
         self._topics.heard_of({topic for topic, _ in told.next_offsets})
+        self._state.look_first()
 
         def store() -> Progress:
             if shards is not None and told.shard is not None:
@@ -580,7 +582,7 @@ class SinkQuery:
         progress = store_told(self._state, store)
         if progress is not None:
             self._report_applied(told, progress)
-            self._state.batch_done.set()
+            self._state.has_stored(progress.watermark_lsn)
         self._is_told_stored = progress is not None
         return self._is_told_stored
 

@@ -11,7 +11,8 @@ Spark's own               the checkpoint, the task's results     the destination
 ``follow_watermark``      when something was published, and the  locks), ``failure``                last look
                           ids of the topics that it tells of
 ``log-<sink>``            whether something is written to        ``batch_done``, ``news``           soon after the
-``listen_to_log``         ``__progress`` or ``__schema``                                            query; not awaited
+``listen_to_log``         ``__progress`` or ``__schema``: of                                        query; not awaited
+                          ``log``, one of the process
 ``lease-<sink>``          the same as the next one, while the    the heartbeat                      the job is over
 ``SinkJob._keep_lease``   job has no query
 ``heartbeat-<sink>``      the pause request, other claims        the heartbeat, the batch gate,     ``ended``
@@ -34,12 +35,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
 from jobs.generations.lease import GenerationLease
+from jobs.query.log_bell import Bell
 from jobs.query.schema_watch import SchemaWatch
 from jobs.query.sink_plan import SinkPlan
 from jobs.query.topic_watch import Looks, RetentionWatch, TopicWatch
@@ -57,6 +59,11 @@ _QUIET_S: Final = 5.0
 _LISTEN_S: Final = 1.0
 _SILENT_S: Final = 1.0
 """How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
+
+_JUST_NOW_S: Final = 0.05
+_LOOK_FIRST_S: Final = 0.1
+"""What a task has applied is stored after a look for the progress record of it, which took no longer than this, so that
+the watermark is stored with it."""
 
 _SCHEMA_LOOK_S: Final = 1.0
 """How often a running job looks whether a table has got another shape."""
@@ -88,8 +95,12 @@ class QueryState:
         """Set while the query rests (``jobs.query.rest``)."""
         self.woken = threading.Event()
         """Set when a rest has to see whether it is over: after each look for progress records, and at its end."""
+        self.looked = threading.Event()
+        """Set after each look for progress records."""
         self.learned_at = float("-inf")
         """When a look has last found progress records, by the monotonic clock."""
+        self.stored_lsn = 0
+        """The watermark that was stored last with what a task has applied."""
         self.bell_is_deaf = threading.Event()
         """Set when the bell hasn't rung for something."""
         self.filling = threading.Event()
@@ -113,6 +124,19 @@ class QueryState:
 
     def keep_failure(self, error: Exception) -> None:
         self.failure = self.failure or error
+
+    def look_first(self) -> None:
+        """Have progress records looked for, unless some were found just now. Waits for a look, but not for brokers."""
+        if time.monotonic() - self.learned_at > _JUST_NOW_S:
+            self.looked.clear()
+            self.batch_done.set()
+            self.looked.wait(_LOOK_FIRST_S)
+
+    def has_stored(self, watermark_lsn: int) -> None:
+        """What a task has applied. Have progress records looked for again where the one of it wasn't there yet."""
+        if watermark_lsn == self.stored_lsn:
+            self.batch_done.set()
+        self.stored_lsn = watermark_lsn
 
     def wait_woken(self, timeout_s: float) -> None:
         """Wait for that, but no longer."""
@@ -148,14 +172,6 @@ def side_threads(
         state.batch_done.set()
         for thread in threads:
             thread.join()
-
-
-class Bell(Protocol):
-    """Rings soon after something was published. It may ring for nothing, and it may stay silent."""
-
-    def rings(self, timeout_s: float) -> bool: ...
-
-    def close(self) -> None: ...
 
 
 def listen_to_log(state: QueryState, bell: Bell) -> None:
@@ -210,6 +226,7 @@ def follow_watermark(state: QueryState, sink: str, read_progress: Callable[[], b
         except Exception as error:  # a bug of ours must not leave a job whose watermark never moves
             state.fail(error)
         state.woken.set()
+        state.looked.set()
 
 
 def keep_lease(state: QueryState, lease: GenerationLease) -> None:

@@ -107,10 +107,12 @@ _PACKAGE_DIRECTORY = "lockstep_package"
 # young for long: C2's code is as quick after two minutes, and a fifth quicker after five. A cluster's executors do bulk
 # work and keep the JVM's own choice. VFORK: Hadoop runs `chmod` for each file of a checkpoint, and the JVM's other
 # way to start it runs a helper first. It writes down figures for jstat every second, and not twenty times a second:
-# that is 0.05 % of a core.
+# that is 0.05 % of a core. It begins with a small heap, which grows where it has to: a 64th of the machine's memory,
+# which is the default, leaves 70 MB of garbage lying on one with 24 GB, at the same processor time of a start.
 _DRIVER_JVM = (
     "-XX:TieredStopAtLevel=1",
     "-XX:+UseSerialGC",
+    "-Xms128m",
     "-XX:PerfDataSamplingInterval=1000",
     "-Djdk.lang.Process.launchMechanism=VFORK",
 )

@@ -102,18 +102,24 @@ class Bookkeeping:
 
     def create(self, document: str, source: Any) -> bool:
         """Store a document unless there is one of that id. Returns whether it was stored. The index must be there."""
-        self.check_format()
-        path = f"/{self.index}_W/_create/{document}"
-        there = ("version_conflict_engine_exception",)
-        return self._client.call("PUT", path, source, {"require_alias": "true"}, passing_errors=there) is not None
+        return self.replace(document, None, source)
 
     def replace(self, document: str, held: Held | None, source: Any) -> bool:
         """Store a document if it is still the ``held`` one, or still none. Returns whether it was stored."""
+        return self.replaced(document, held, source) is not None
+
+    def replaced(self, document: str, held: Held | None, source: Any) -> Held | None:
+        """The same; returns what is held from then on, or None where it wasn't stored."""
+        self.check_format()
+        parameters = {"require_alias": "true"}
         if held is None:
-            return self.create(document, source)
-        condition = {"if_seq_no": str(held.seq_no), "if_primary_term": str(held.primary_term), "require_alias": "true"}
-        path, changed = f"/{self.index}_W/_doc/{document}", ("version_conflict_engine_exception",)
-        return self._client.call("PUT", path, source, condition, passing_errors=changed) is not None
+            path = f"/{self.index}_W/_create/{document}"
+        else:
+            path = f"/{self.index}_W/_doc/{document}"
+            parameters |= {"if_seq_no": str(held.seq_no), "if_primary_term": str(held.primary_term)}
+        changed = ("version_conflict_engine_exception",)
+        answer = self._client.call("PUT", path, source, parameters, passing_errors=changed)
+        return None if answer is None else Held(source, answer["_seq_no"], answer["_primary_term"])
 
     def remove(self, document: str) -> None:
         """Remove a document, where there is one."""

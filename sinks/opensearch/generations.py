@@ -9,6 +9,7 @@ import orjson
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.opensearch.bookkeeping import Held
 from sinks.opensearch.coordination import record_id
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.names import OwnIndex
@@ -29,6 +30,7 @@ class OpenSearchGenerations:
         self._next_removal = 0.0
         self._applied_whole: tuple[int, int] | None = None
         self._known: Progress | None = None
+        self._held: Held | None = None  # what this has stored last, as the server knows it
 
     def migrate(self) -> None:
         """Has no effect: what an earlier version has stored is refused, and built again."""
@@ -113,6 +115,7 @@ class OpenSearchGenerations:
         self._indexes.targets.clear()
 
     def load_progress(self) -> Progress | None:
+        self._held = None
         source = self._bookkeeping.load(self._progress_id)
         self._known = None if source is None else load_progress(orjson.dumps(source))
         return self._known
@@ -127,11 +130,8 @@ class OpenSearchGenerations:
         """Raises Unavailable when another job stores progress at the same moment."""
         if self._indexes.fences:
             WriterAliases(self._indexes).check(self._indexes.claimed)
-        held = self._bookkeeping.held(self._progress_id)
-        stored = None if held is None else load_progress(orjson.dumps(held.source))
-        check_stored(self._known, stored, following=progress, destination="opensearch")
-        if not self._bookkeeping.replace(self._progress_id, held, dump_progress(progress)):
-            raise Unavailable("another job has just stored its progress in opensearch")
+        if not self._replace_known(progress):
+            self._replace_stored(progress)
         self._known = progress
         settings = self._indexes.settings
         if settings.deletes == "versioned" and time.monotonic() >= self._next_removal:
@@ -143,6 +143,26 @@ class OpenSearchGenerations:
                 # Markers are hidden and cost room alone: where our login may not delete by query, they stay.
                 with contextlib.suppress(LockstepError):
                     self._indexes.remove_markers(markers_before(*removable))
+
+    def _replace_known(self, progress: Progress) -> bool:
+        """Store progress in the place of what this has stored last, unless it isn't there any more. Whether it did.
+
+        One request: the server compares, and where it was put back or has failed over, it is another one's.
+        """
+        if self._held is None:
+            return False
+        check_stored(self._known, self._known, following=progress, destination="opensearch")
+        self._held = self._bookkeeping.replaced(self._progress_id, self._held, dump_progress(progress))
+        return self._held is not None
+
+    def _replace_stored(self, progress: Progress) -> None:
+        """The same in the place of whatever is there. Raises as ``check_stored``, and Unavailable."""
+        held = self._bookkeeping.held(self._progress_id)
+        stored = None if held is None else load_progress(orjson.dumps(held.source))
+        check_stored(self._known, stored, following=progress, destination="opensearch")
+        self._held = self._bookkeeping.replaced(self._progress_id, held, dump_progress(progress))
+        if self._held is None:
+            raise Unavailable("another job has just stored its progress in opensearch")
 
     def _mine(self, indexes: Collection[OwnIndex]) -> list[OwnIndex]:
         return [index for index in indexes if index.generation == self._number]

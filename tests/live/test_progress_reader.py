@@ -280,6 +280,20 @@ def test_a_bell_rings_for_what_is_published_also_before_it_is_committed(log: Log
         bell.close()
 
 
+def test_a_bell_that_rings_often_rings_for_what_comes_then(log: Log) -> None:
+    bell = LogBell(log.settings.client(), log.prefix)
+    while bell.rings(0.5):
+        pass
+    for _ in range(20):
+        log.publish(log.orders)
+        assert bell.rings(30)
+    while bell.rings(0.5):
+        pass
+    log.publish(log.orders)
+    assert bell.rings(30)
+    bell.close()
+
+
 def test_a_bell_rings_for_a_shape(log: Log) -> None:
     bell = LogBell(log.settings.client(), log.prefix)
     while bell.rings(0.5):

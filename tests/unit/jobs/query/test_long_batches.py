@@ -20,6 +20,7 @@ from jobs.executor.long_batch import (
     GO_ON,
     GO_ON_S,
     SILENT_S,
+    DeliveryPace,
     DriverLine,
     LongBatch,
     Told,
@@ -137,6 +138,62 @@ def test_a_task_hears_how_much_of_what_it_told_is_stored() -> None:
             return stored == 3
 
         until(are_all_stored)
+
+
+def test_what_is_told_soon_after_something_was_stored_waits_and_the_batch_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jobs.query.long_batches.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batches._SLOWEST_S", 1e9)
+    with listening() as driver, DriverLine(driver.path) as line:
+        line.tell(Told(1, next_offsets={P0: 5}))
+        driver.wait_for_rows(1)
+        line.tell(Told(1, next_offsets={P0: 6}))
+        driver.gate.close(0)
+        wait_until_over(line)
+        assert driver.told.next_offsets == {P0: 5}
+
+
+def test_what_a_shard_tells_is_stored_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may wait for that."""
+    monkeypatch.setattr("jobs.query.long_batches.TELL_S", 1e9)
+    monkeypatch.setattr("jobs.query.long_batches._SLOWEST_S", 1e9)
+    with listening() as driver, DriverLine(driver.path) as line:
+        for rows in (1, 2):
+            line.tell(Told(1, next_offsets={P0: rows}, shard=0))
+            driver.wait_for_rows(rows)
+
+
+def test_deliveries_take_a_tenth_of_the_time_and_one_after_a_pause_waits_for_nothing() -> None:
+    now = 100.0
+    pace = DeliveryPace(monotonic=lambda: now)
+    assert pace.left_s == 0
+    with pace.delivering(4):
+        now += 0.005
+    assert pace.left_s == pytest.approx(0.045)
+    now += 0.045
+    assert pace.left_s == pytest.approx(0)
+    now += 60
+    assert pace.left_s == 0
+
+
+def test_what_many_rows_take_is_no_reason_to_wait_for_more() -> None:
+    now = 100.0
+    pace = DeliveryPace(monotonic=lambda: now)
+    with pace.delivering(2_000):
+        now += 0.1
+    assert pace.left_s == 0
+
+
+def test_a_store_that_is_out_of_breath_is_not_waited_for_without_end() -> None:
+    now = 100.0
+    pace = DeliveryPace(monotonic=lambda: now)
+    with pace.delivering(1):
+        now += 0.1
+    assert pace.left_s == pytest.approx(0.15)
+    with pace.delivering(1):
+        now += 30
+    assert pace.left_s == 0
 
 
 def test_a_shard_waits_until_what_it_has_rejected_is_kept_also_where_its_batch_is_to_end() -> None:

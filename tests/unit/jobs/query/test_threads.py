@@ -250,3 +250,25 @@ def test_an_overdue_batch_is_told_again_and_again_while_nothing_is_heard() -> No
     assert state.is_overdue(135, told_at_s=120)
     state.heard_at = 125.0  # of the task of a long batch
     assert not state.is_overdue(135, told_at_s=120)
+
+
+def test_what_a_task_has_applied_is_stored_after_a_look_that_nobody_waits_for_without_end() -> None:
+    state = QueryState()
+    state.look_first()
+    assert state.batch_done.is_set()
+
+
+def test_records_that_were_found_just_now_are_not_looked_for_again() -> None:
+    state = QueryState()
+    state.learned_at = float("inf")
+    state.look_first()
+    assert not state.batch_done.is_set()
+
+
+@pytest.mark.parametrize(("watermark_lsn", "looks"), [(7, True), (8, False)])
+def test_a_record_that_was_not_there_yet_is_looked_for_again(watermark_lsn: int, looks: bool) -> None:
+    state = QueryState()
+    state.has_stored(7)
+    state.batch_done.clear()
+    state.has_stored(watermark_lsn)
+    assert state.batch_done.is_set() is looks

@@ -1,0 +1,126 @@
+"""One bell for all queries of a process that read the same log.
+
+Each request of a bell stays with the broker until something is written, so each bell has it do something for each
+commit. A driver has a query for each sink, and one bell is enough for all.
+"""
+
+import threading
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from cdc.kafka.control_topics import LogBell
+
+_LISTEN_S: Final = 1.0
+_SILENT_S: Final = 1.0
+"""How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
+
+
+class Bell(Protocol):
+    """Rings soon after something was published. It may ring for nothing, and it may stay silent."""
+
+    def rings(self, timeout_s: float) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+class SharedBell:
+    """A bell that many listen to, each in a thread of its own. One more thread rings for them while there are any."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._changed = threading.Condition()
+        self._listeners: set[Listener] = set()
+        self._is_to_be_new = False
+        self._is_heard = False
+
+    def listener(self) -> "Listener":
+        """Somebody who listens from his first question on."""
+        return Listener(self)
+
+    def add(self, listener: "Listener") -> None:
+        """Ring for it from now on."""
+        with self._changed:
+            self._listeners.add(listener)
+            if not self._is_heard:
+                self._is_heard = True
+                threading.Thread(target=self._hear, name="log", daemon=True).start()
+
+    def remove(self, listener: "Listener") -> None:
+        """Ring for it no more. It may have found the bell silent, so the others get a new one."""
+        with self._changed:
+            self._listeners.discard(listener)
+            self._is_to_be_new = True
+            self._changed.notify_all()
+
+    def _hear(self) -> None:
+        while self._goes_on():
+            try:
+                if self._bell.rings(_LISTEN_S):
+                    self._tell(None)
+            except Exception as error:
+                self._tell(error)
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._listeners, _SILENT_S)
+
+    def _goes_on(self) -> bool:
+        with self._changed:
+            if self._listeners and not self._is_to_be_new:
+                return True
+            self._is_to_be_new = False
+        self._bell.close()  # takes a moment, for which nobody is kept
+        with self._changed:
+            self._is_heard = bool(self._listeners)
+            return self._is_heard
+
+    def _tell(self, error: Exception | None) -> None:
+        with self._changed:
+            listeners = list(self._listeners)
+        for listener in listeners:
+            listener.hear(error)
+
+
+class Listener:
+    """One of those who listen to a shared bell."""
+
+    def __init__(self, bell: SharedBell) -> None:
+        self.bell = bell
+        self._rung = threading.Event()
+        self._error: Exception | None = None
+        self._is_added = False
+
+    def hear(self, error: Exception | None) -> None:
+        """It has rung, or has failed."""
+        self._error = error
+        self._rung.set()
+
+    def rings(self, timeout_s: float) -> bool:
+        """Wait for it. Rings once to begin with. Raises what the bell raises."""
+        if not self._is_added:
+            self._is_added = True
+            self._rung.set()
+            self.bell.add(self)
+        has_rung = self._rung.wait(timeout_s)
+        self._rung.clear()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return has_rung
+
+    def close(self) -> None:
+        """Listen no more. The next question begins anew."""
+        if self._is_added:
+            self._is_added = False
+            self.bell.remove(self)
+
+
+_lock: Final = threading.Lock()
+_bells: Final[dict[tuple[object, ...], SharedBell]] = {}
+
+
+def listener_to(client: Mapping[str, str | int], pipeline: str) -> Listener:
+    """Somebody who listens to the bell of this pipeline's log, which this process has once."""
+    with _lock:
+        key = (pipeline, *sorted(client.items()))
+        if key not in _bells:
+            _bells[key] = SharedBell(LogBell(client, pipeline))
+        return _bells[key].listener()
