@@ -81,7 +81,9 @@ def _sent_in_parts(pipeline: Pipeline) -> bool:
     return row is not None and row[0] > 0
 
 
-@pytest.mark.parametrize("point", KILL_POINTS)
+@pytest.mark.parametrize(
+    "point", [*(pytest.param(point, marks=pytest.mark.soak) for point in KILL_POINTS[:-1]), KILL_POINTS[-1]]
+)
 def test_kill_9_of_capture_with_a_large_transaction_in_its_spool(in_parts: Pipeline, point: str) -> None:
     """Once while the transaction runs, and once after its commit, when it is given out in many batches."""
     pipeline = in_parts
@@ -332,6 +334,7 @@ def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: 
         pipeline.close()
 
 
+@pytest.mark.soak
 @pytest.mark.alone
 @pytest.mark.parametrize("server", ["kafka", "postgres"])
 def test_a_server_that_is_killed_while_workers_copy(stack: Any, tmp_path: Path, server: str) -> None:

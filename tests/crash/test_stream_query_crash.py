@@ -185,6 +185,7 @@ _ROWS = 60
 _WEBHOOK_KILLS = 2
 
 
+@pytest.mark.soak
 def test_kill_9_of_a_job_whose_webhook_refuses_rows_loses_none_of_them(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path
 ) -> None:

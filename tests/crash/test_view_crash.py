@@ -70,6 +70,7 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     assert kills >= BUILDING_POINTS - 3
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "kind", ["redis", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("warehouse", "opensearch", "delta"))]
 )
@@ -92,6 +93,7 @@ def test_kill_9_at_every_point_of_a_building_that_writes_while_it_computes(
     assert kills >= AHEAD_POINTS // 3 - 2
 
 
+@pytest.mark.soak
 def test_a_state_from_before_one_that_was_killed_while_it_wrote_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
@@ -119,6 +121,7 @@ def follow(follower: int) -> Put:
     return Put(FOLLOWS, {"follower_id": follower, "followee_id": 1})
 
 
+@pytest.mark.soak
 def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
 ) -> None:
@@ -167,6 +170,7 @@ def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
     assert kills >= STEP_POINTS
 
 
+@pytest.mark.soak
 def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -236,7 +240,7 @@ def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipe
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
-@pytest.mark.parametrize("is_put_back", [True, False])
+@pytest.mark.parametrize("is_put_back", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_output(
     pipeline: ViewPipeline, view_tasks: ViewTasks, is_put_back: bool
 ) -> None:
@@ -262,6 +266,7 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     assert pipeline.position().counters.steps == (0 if is_put_back else steps + 1)
 
 
+@pytest.mark.soak
 def test_another_run_writes_nothing_that_the_sinks_progress_has(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     """What was taken out of the sink meanwhile, as an erased row's marks, doesn't come back."""
     settings = pipeline.settings("redis")
@@ -363,7 +368,9 @@ def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
         assert pipeline.rows(settings) == pipeline.states[lsn] == {}, point
 
 
-@pytest.mark.parametrize("is_built", [True, False], ids=["step", "building"])
+@pytest.mark.parametrize(
+    "is_built", [pytest.param(True, id="step"), pytest.param(False, id="building", marks=pytest.mark.soak)]
+)
 def test_kill_9_loses_no_row_that_the_sink_refuses(
     pipeline: ViewPipeline, view_tasks: ViewTasks, *, is_built: bool
 ) -> None:
@@ -399,6 +406,7 @@ def test_kill_9_loses_no_row_that_the_sink_refuses(
     assert kept
 
 
+@pytest.mark.soak
 def test_a_result_takes_so_much_of_refused_rows_and_the_next_one_the_others(
     pipeline: ViewPipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

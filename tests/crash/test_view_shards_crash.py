@@ -126,7 +126,10 @@ def test_a_shard_that_hangs_keeps_nothing_but_its_own_rows_and_the_watermark(
         assert job.stop() == 0
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["one directory", "two machines"])
+@pytest.mark.parametrize(
+    "elsewhere",
+    [pytest.param(False, id="one directory", marks=pytest.mark.soak), pytest.param(True, id="two machines")],
+)
 def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, *, elsewhere: bool
 ) -> None:

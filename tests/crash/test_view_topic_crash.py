@@ -53,6 +53,7 @@ def test_kill_9_at_every_point_of_a_step(pipeline: ViewPipeline, view_tasks: Vie
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+@pytest.mark.soak
 def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_row_that_is_gone_when_a_state_is_built_again_gets_a_tombstone(
     assert pipeline.steps()[-1] == (lsn, {})
 
 
+@pytest.mark.soak
 def test_a_state_that_another_one_has_overtaken_on_the_topic_is_built_again(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_state_that_another_one_has_overtaken_on_the_topic_is_built_again(
     assert pipeline.states[lsn]
 
 
+@pytest.mark.soak
 def test_a_topic_that_is_asked_for_later_gets_all_of_the_result(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     settings = pipeline.settings("redis")
     lsn = traffic(pipeline, 20)
@@ -127,7 +130,7 @@ def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
     assert producer.flush(60) == 0
 
 
-@pytest.mark.parametrize("records", [0, 500])
+@pytest.mark.parametrize("records", [pytest.param(0, marks=pytest.mark.soak), 500])
 def test_a_topic_that_was_made_anew_gets_all_of_the_result(
     pipeline: ViewPipeline, view_tasks: ViewTasks, records: int
 ) -> None:

@@ -178,7 +178,7 @@ def pipelines(endpoints: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Pi
         pipeline.log.close()
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
     pipelines: Callable[..., Pipeline], spark: SparkSession, trigger: str
 ) -> None:
@@ -196,7 +196,10 @@ def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(("partitions", "window_bytes"), [(1, 1 << 26), (6, 2_000)], ids=["in memory", "on disk"])
+@pytest.mark.parametrize(
+    ("partitions", "window_bytes"),
+    [pytest.param(1, 1 << 26, id="in memory", marks=pytest.mark.soak), pytest.param(6, 2_000, id="on disk")],
+)
 def test_readers_see_whole_transactions_of_tasks_that_are_killed_in_the_middle_of_steps(
     pipelines: Callable[..., Pipeline], view_tasks: ViewTasks, partitions: int, window_bytes: int
 ) -> None:

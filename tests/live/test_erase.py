@@ -236,6 +236,7 @@ def test_a_killed_one_is_gone_on_with_and_nothing_stays_changed(captured: Captur
     assert SECRET.encode() not in b"".join(value or b"" for _, value in log_of(captured.client, topic))
 
 
+@pytest.mark.soak
 def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_stay(captured: Captured) -> None:
     topic = captured.topic("public.t")
     letters = DeadLetterTopic(captured.client, captured.name)
@@ -251,6 +252,7 @@ def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_stay(captured: 
     assert sorted(log, key=str) == sorted([(other, b'{"value":"stays"}'), *((key, None) for key in mine)], key=str)
 
 
+@pytest.mark.soak
 def test_a_sink_that_does_not_answer_proves_nothing_and_all_else_is_erased(captured: Captured) -> None:
     """Its job may have refused the deletion, so what is kept for it stays."""
     topic = captured.topic("public.t")

@@ -82,7 +82,7 @@ _CHANGES = {
 
 
 @pytest.mark.parametrize("change", _CHANGES)
-@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("written", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_shape_that_changed_before_the_copy_goes_on(
     database: Database, interrupted: Captured, change: str, written: bool
 ) -> None:

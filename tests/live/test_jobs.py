@@ -189,6 +189,7 @@ def test_a_running_job_follows_the_log_and_stops_when_asked(
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
 
 
+@pytest.mark.soak
 def test_a_limit_holds_for_its_sink_alone_and_whoever_stops_waits_for_none(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -369,7 +370,7 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     assert pipeline.rows() == pipeline.expected
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
     trigger: str, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -700,7 +701,7 @@ def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: Spar
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_sink_that_is_down_is_waited_for(
     pipeline: Pipeline, stack: Services, spark: SparkSession, trigger: str
 ) -> None:
@@ -784,7 +785,7 @@ def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: 
     assert "has lost data" in job.wait_for("SinkFailed")["error"]
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession, trigger: str) -> None:
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))
@@ -801,7 +802,7 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         sink.close()
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
     pipeline: Pipeline, spark: SparkSession, trigger: str
 ) -> None:
@@ -822,7 +823,7 @@ def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
     assert pipeline.rows() == pipeline.expected
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_query_that_has_ended_leaves_no_client_and_no_connection_open(
     pipeline: Pipeline, spark: SparkSession, trigger: str
 ) -> None:

@@ -163,7 +163,7 @@ def start_shop(endpoints: Endpoints, database: Database, tmp_path: Path) -> Iter
         shop.close()
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
     trigger: str, start_shop: StartShop, spark: SparkSession
 ) -> None:
@@ -273,7 +273,7 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
     job.close()
 
 
-@pytest.mark.parametrize("tables", [("public.*",), ("public.t",)])
+@pytest.mark.parametrize("tables", [("public.*",), pytest.param(("public.t",), marks=pytest.mark.soak)])
 def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_older_one(
     tables: Sequence[str], start_shop: StartShop, spark: SparkSession
 ) -> None:
@@ -306,6 +306,7 @@ def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_olde
     job.close()
 
 
+@pytest.mark.soak
 def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
     start_shop: StartShop, spark: SparkSession
 ) -> None:
@@ -331,6 +332,7 @@ def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
     job.close()
 
 
+@pytest.mark.soak
 def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
     start_shop: StartShop, spark: SparkSession
 ) -> None:

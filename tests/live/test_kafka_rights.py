@@ -261,6 +261,7 @@ def test_a_sink_goes_on_without_the_table_whose_topic_it_may_not_read(
     assert (following.poll(), capture.poll()) == (None, None)
 
 
+@pytest.mark.soak
 @pytest.mark.busy
 def test_the_job_of_a_view_with_a_topic_needs_the_rights_that_it_is_to_be_given(
     pipeline: Pipeline, broker: GuardedKafka, spark: SparkSession

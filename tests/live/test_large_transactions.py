@@ -183,7 +183,7 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("statements", _STATEMENTS.values(), ids=_STATEMENTS.keys())
-@pytest.mark.parametrize("end", ["commit", "rollback"])
+@pytest.mark.parametrize("end", ["commit", pytest.param("rollback", marks=pytest.mark.soak)])
 def test_a_transaction_in_parts_is_the_same_transaction(
     source: Database, tmp_path: Path, statements: tuple[str, ...], end: str
 ) -> None:

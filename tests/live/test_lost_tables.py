@@ -36,7 +36,14 @@ Lose = Callable[[str], None]
 """Takes the data of ``ITEMS`` from generation 1 of a sink, as somebody does by hand."""
 
 
-@pytest.fixture(params=["index", "dropped", "cascaded", "emptied", "history"])
+@pytest.fixture(
+    params=[
+        "index",
+        "dropped",
+        "emptied",
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("cascaded", "history")),
+    ]
+)
 def lossy(request: pytest.FixtureRequest, endpoints: Endpoints, tmp_path: Path) -> Iterator[tuple[Pipeline, Lose]]:
     """A pipeline, and how its sink loses a table."""
     pipeline = Pipeline(endpoints, tmp_path)
@@ -122,6 +129,7 @@ def test_what_is_lost_while_a_job_runs_and_nothing_is_written_is_told(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_what_is_lost_while_a_job_writes_is_told(lossy: tuple[Pipeline, Lose], spark: SparkSession) -> None:
     pipeline, lose = lossy
     held = pipeline.both(1, "first")
@@ -134,6 +142,7 @@ def test_what_is_lost_while_a_job_writes_is_told(lossy: tuple[Pipeline, Lose], s
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_what_an_earlier_version_has_lost_is_told_where_it_is_gone(
     lossy: tuple[Pipeline, Lose], spark: SparkSession, request: pytest.FixtureRequest
 ) -> None:
@@ -200,6 +209,7 @@ def test_a_table_that_is_written_anew_as_a_whole_goes_on(
             assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_an_earlier_version_has_noted_nothing_and_nothing_is_lost(pipeline: Pipeline, spark: SparkSession) -> None:
     _filled(pipeline, spark)
     _forget_identities(pipeline)
@@ -226,7 +236,9 @@ def _forget_identities(pipeline: Pipeline) -> None:
 # Views
 
 
-@pytest.mark.parametrize("kind", ["warehouse", "opensearch", "delta"])
+@pytest.mark.parametrize(
+    "kind", ["warehouse", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("opensearch", "delta"))]
+)
 def test_a_view_whose_result_was_lost_stops_and_says_so(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +311,7 @@ def _check_ended_or_whole(pipeline: Pipeline, job: Job) -> None:
     until(lambda: job.poll() == 1 or is_whole())
 
 
-@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_redis_that_was_emptied_is_told(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
 ) -> None:
@@ -313,7 +325,7 @@ def test_a_redis_that_was_emptied_is_told(
     _check_loss(pipeline, spark, empty, runs=runs)
 
 
-@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_cluster_that_has_lost_a_sinks_bookkeeping_is_told(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
 ) -> None:

@@ -65,7 +65,7 @@ def _copies(captured: Captured, table: str) -> int:
     return sum(event.op == "r" for event in captured.events(table))
 
 
-@pytest.mark.parametrize("partitions", [None, 3, 5])
+@pytest.mark.parametrize("partitions", [None, pytest.param(3, marks=pytest.mark.soak), 5])
 def test_a_topic_that_was_lost_while_capture_was_stopped_is_copied_again(
     database: Database, captured: Captured, partitions: int | None
 ) -> None:
@@ -123,7 +123,7 @@ def test_large_values_that_an_update_leaves_out_dont_matter_before_the_copy(
     captured.assert_equal()
 
 
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("running", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_another_number_of_partitions_stops_capture_and_a_deleted_topic_is_the_way_out(
     database: Database, captured: Captured, running: bool
 ) -> None:
@@ -142,7 +142,7 @@ def test_another_number_of_partitions_stops_capture_and_a_deleted_topic_is_the_w
     captured.assert_equal()
 
 
-@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("running", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
     database: Database, captured: Captured, running: bool
 ) -> None:

@@ -117,6 +117,7 @@ def test_the_page_is_true_and_late_events_correct_their_buckets(pipeline: Pipeli
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_the_rule_of_the_page_tells_of_the_week_before_until_late_events_make_up_for_it(
     week: Pipeline, spark: SparkSession
 ) -> None:

@@ -257,6 +257,7 @@ def _trim(pipeline: Pipeline) -> None:
     configure(pipeline.client, topics, {"cleanup.policy": "compact"})
 
 
+@pytest.mark.soak
 def test_a_build_that_is_to_be_dropped_has_all_trimmed_tables_copied_and_not_only_those_it_has_not_read(
     pipeline: Captured,
 ) -> None:

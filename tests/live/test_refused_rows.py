@@ -154,7 +154,9 @@ def test_a_row_that_is_refused_is_kept_and_those_behind_it_are_posted_in_order(
     assert SECRET not in " ".join(told)
 
 
-@pytest.mark.parametrize("status", [401, 404, 408, 429, 503])
+@pytest.mark.parametrize(
+    "status", [401, 503, *(pytest.param(status, marks=pytest.mark.soak) for status in (404, 408, 429))]
+)
 def test_what_is_not_said_of_a_row_holds_it_up_without_end(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path, status: int
 ) -> None:
@@ -258,7 +260,7 @@ def test_before_more_are_open_than_may_be_it_stops(endpoints: Endpoints, receive
 
 
 @pytest.mark.parametrize("status", [422, 404])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2, 6))])
 def test_wherever_it_is_cut_each_row_is_received_or_open_by_its_last_answer(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path, seed: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

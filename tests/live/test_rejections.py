@@ -301,7 +301,7 @@ def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, comman
     assert "no open rejection" in message
 
 
-@pytest.mark.parametrize("kind", ["search", "cache"])
+@pytest.mark.parametrize("kind", [pytest.param("search", marks=pytest.mark.soak), "cache"])
 def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running, kind: str) -> None:
     bad, gone = poison(kind), poison(kind)
     running.apply(bad.bad, gone.bad)

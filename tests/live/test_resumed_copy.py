@@ -111,7 +111,7 @@ def _points(captured: Captured) -> dict[int, set[str]]:
     return tags
 
 
-@pytest.mark.parametrize("sections", [SMALL_RANGES, WORKERS])
+@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
 def test_only_the_missing_ranges_are_copied(database: Database, make: Any, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()
@@ -170,7 +170,7 @@ def _change_rows(database: Database) -> None:
     )
 
 
-@pytest.mark.parametrize("sections", [SMALL_RANGES, WORKERS])
+@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
 @pytest.mark.parametrize("ranges", [1, 5])
 def test_rows_that_change_while_nothing_runs(database: Database, make: Any, ranges: int, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
@@ -280,7 +280,7 @@ def _log(database: Database, rows: int = ROWS) -> None:
     )
 
 
-@pytest.mark.parametrize("sections", [SMALL_RANGES, WORKERS])
+@pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
 def test_no_row_without_a_key_comes_twice(database: Database, make: Any, sections: str) -> None:
     """While others insert all the time, also into blocks that were copied and into those that weren't."""
     _log(database)

@@ -175,7 +175,7 @@ def follow(capture: StartCapture, endpoints: Endpoints, tmp_path: Path, spark: S
         followed.close()
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
     database: Database, follow: Follow, trigger: str
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
         assert job.stop() == 0
 
 
-@pytest.mark.parametrize("kind", ["cache", "search"])
+@pytest.mark.parametrize("kind", ["cache", pytest.param("search", marks=pytest.mark.soak)])
 def test_rows_go_on_to_be_applied_while_others_get_a_default(
     database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -245,6 +245,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_another_column_comes_and_readers_are_switched_while_rows_get_a_default(
     database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,9 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize("page", ["abandoned-carts", "search-clicks", "sessions"])
+@pytest.mark.parametrize(
+    "page", ["search-clicks", *(pytest.param(page, marks=pytest.mark.soak) for page in ("abandoned-carts", "sessions"))]
+)
 def test_a_stream_query_of_the_docs_has_the_result_that_its_page_says(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path, page: str
 ) -> None:

@@ -381,7 +381,7 @@ def test_a_job_that_apply_once_has_ended_goes_on_after_it(
     assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
 
 
-@pytest.mark.parametrize("which", ["side topic", "topic of the result"])
+@pytest.mark.parametrize("which", ["side topic", pytest.param("topic of the result", marks=pytest.mark.soak)])
 def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, which: str
 ) -> None:

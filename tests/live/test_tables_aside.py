@@ -284,6 +284,7 @@ def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark: SparkSession) -> None:
     wider = table(*ITEMS.columns, column("extra"), name=TableName("public", "items"))
     pipeline.both(1, "first")
@@ -300,7 +301,7 @@ def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark
         assert job.stop() == 0
 
 
-@pytest.mark.parametrize("wish", [Wish.PAUSE, Wish.OUT])
+@pytest.mark.parametrize("wish", [Wish.PAUSE, pytest.param(Wish.OUT, marks=pytest.mark.soak)])
 def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
     wish: Wish, pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -326,7 +327,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
-@pytest.mark.parametrize("has_failed", [True, False])
+@pytest.mark.parametrize("has_failed", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
     has_failed: bool, pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -355,7 +356,7 @@ def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
-@pytest.mark.parametrize("by_itself", [True, False])
+@pytest.mark.parametrize("by_itself", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbour(
     by_itself: bool, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,6 +513,7 @@ def test_a_table_that_failed_is_tried_again_by_itself_and_comes_back_whole(
 _NEIGHBOURS = dict.fromkeys((11, 12, 13), "a neighbour")
 
 
+@pytest.mark.soak
 def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
@@ -556,6 +558,7 @@ def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,6 +583,7 @@ def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
+@pytest.mark.soak
 def test_a_table_that_is_tried_again_alone_and_in_vain_ends_no_job(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -680,7 +684,7 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
         pipeline.log.close()
 
 
-@pytest.mark.parametrize("wish", [Wish.PAUSE, Wish.OUT])
+@pytest.mark.parametrize("wish", [Wish.PAUSE, pytest.param(Wish.OUT, marks=pytest.mark.soak)])
 def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_without_its_rows(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, wish: Wish
 ) -> None:
@@ -860,6 +864,7 @@ def test_a_comparison_says_which_tables_are_aside_and_compares_the_others(
         pipeline.close()
 
 
+@pytest.mark.soak
 def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -59,7 +59,7 @@ def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
     return view_pipelines(view=ACCOUNTS, query=ACCOUNTS.sql, tables=(CHECKING, SAVINGS))
 
 
-@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_reader_sees_whole_transactions_of_a_running_job(
     pipeline: ViewPipeline, spark: SparkSession, trigger: str
 ) -> None:

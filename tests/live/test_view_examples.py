@@ -104,7 +104,11 @@ def examples(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> 
         made.close()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [page if page.name == "timeline" else pytest.param(page, marks=pytest.mark.soak) for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_a_view_of_the_docs_shows_what_its_page_says_and_is_equal_to_its_query(
     examples: Examples, spark: SparkSession, page: ExamplePage
 ) -> None:

@@ -32,11 +32,10 @@ from views.view import View, stored_position
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-TRIGGERS = ("micro-batch", "continuous")
 KINDS = ("redis", "warehouse")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
 def test_a_view_is_built_and_kept_by_one_job_after_the_other(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
 ) -> None:
@@ -98,7 +97,7 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
     assert pipeline.progress(settings).watermark_lsn == lsn
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_running_job_keeps_a_view(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
@@ -142,6 +141,7 @@ def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
     assert sorted(orjson.loads(key)["tweet_id"] for _, key in dead_letters.read([topic])) == [1, 2, 3]
 
 
+@pytest.mark.soak
 def test_large_refused_rows_are_kept_by_one_batch_that_takes_several_results(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:

@@ -47,6 +47,7 @@ def noted(pipeline: ViewPipeline, settings: SinkSettings) -> NotedTime:
         opened.sink.close()
 
 
+@pytest.mark.soak
 def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
 ) -> None:
