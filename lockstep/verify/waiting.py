@@ -1,5 +1,6 @@
 """Waits until a sink has applied something, between two reads of the source, and until a stop is asked for."""
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +14,13 @@ from views.retention import NotedTime
 
 _SLICE_S: Final = 0.05
 _SAY_AFTER_S: Final = 5.0
+
+_LIFE_LOOK_S: Final = 2.0
+"""How often it is asked whether a job gives signs of life while nothing moves."""
+
+_ALIVE_TIMES: Final = 10.0
+"""A job that gives signs of life gets so many times as long: on a slow machine it prepares, or has a large batch. One
+that hangs gives signs of life too."""
 
 
 class LoadsProgress(Protocol):
@@ -84,10 +92,33 @@ class SyncPoint:
         return all(progress.next_offsets.get(partition, 0) >= end for partition, end in self.offsets.items())
 
 
+class _SignsOfLife:
+    """When a job has last given a sign of life, by ``seen_s`` on the clock of ``waiting``; -inf for never."""
+
+    def __init__(self, ask: Callable[[], object], waiting: Waiting) -> None:
+        self._ask = ask
+        self._newest: object = None
+        self._look_s = waiting.now_s() + _LIFE_LOOK_S
+        self._has_looked = False
+        self.seen_s = -math.inf
+
+    def look(self, now_s: float) -> None:
+        """Ask, where it is time for that."""
+        if now_s < self._look_s:
+            return
+        self._look_s = now_s + _LIFE_LOOK_S
+        with suppress(Unavailable):
+            sign = self._ask()
+            if self._has_looked and sign != self._newest:
+                self.seen_s = now_s
+            self._newest, self._has_looked = sign, True
+
+
 class Applied:
     """Waits for one generation of a sink. A sink that doesn't get any further raises Stalled.
 
     ``check`` raises LockstepError where waiting, or what is found afterwards, is in vain. It is asked at each slice.
+    ``sign_of_life`` is another value each time that the generation's job has shown that it runs.
     """
 
     def __init__(
@@ -100,8 +131,10 @@ class Applied:
         stall_s: float,
         say: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
+        sign_of_life: Callable[[], object] = lambda: None,
     ) -> None:
         self._progress = progress
+        self._sign_of_life = sign_of_life
         self._check = check
         self._name = name
         self._generation = generation
@@ -112,11 +145,12 @@ class Applied:
     def wait(self, point: SyncPoint, while_waiting: Callable[[], None] | None = None) -> None:
         """Return once everything up to the point is applied.
 
-        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, LockstepError when a stop is asked for and as
-        ``check`` does.
+        Raises Stalled when the sink hasn't moved for ``stall_s`` seconds, or for ten times as long where its job gives
+        signs of life. Raises LockstepError when a stop is asked for and as ``check`` does.
         """
         began = moved = self._waiting.now_s()
         last: Progress | None = None
+        life = _SignsOfLife(self._sign_of_life, self._waiting)
         has_said = False
         while True:
             progress = last
@@ -128,8 +162,10 @@ class Applied:
             now = self._waiting.now_s()
             if _position(progress) != _position(last):
                 last, moved = progress, now
-            if now - moved > self._stall_s:
-                raise self._stalled(point, progress)
+            life.look(now)
+            patience_s = self._stall_s * (_ALIVE_TIMES if now - life.seen_s <= self._stall_s else 1.0)
+            if now - moved > patience_s:
+                raise self._stalled(point, progress, now - moved)
             if now - began > _SAY_AFTER_S and not has_said:
                 has_said = True
                 self._say(f"waiting for sink {self._name!r} to apply {_missing(point, progress)}")
@@ -137,9 +173,9 @@ class Applied:
                 while_waiting()
             self._waiting.sleep(_SLICE_S)
 
-    def _stalled(self, point: SyncPoint, progress: Progress | None) -> Stalled:
+    def _stalled(self, point: SyncPoint, progress: Progress | None, stood_s: float) -> Stalled:
         return Stalled(
-            f"sink {self._name!r} (generation {self._generation}) hasn't moved for {self._stall_s:.0f} s and lacks"
+            f"sink {self._name!r} (generation {self._generation}) hasn't moved for {stood_s:.0f} s and lacks"
             f" {_missing(point, progress)}",
             hint=f"`lockstep apply {self._name}` and `lockstep capture` must be running; `lockstep lag` shows which of"
             " them lags",

@@ -665,8 +665,8 @@ def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running
     Cache(running).change(32, {"owner": "somebody"})
     tables, keys = (f"{running.schema}.account",), ('{"id": 32}', '{"id": 33}')
     said: list[str] = []
-    with pytest.raises(LockstepError, match="hasn't moved for 3 s") as caught:
-        verified(running.config, running.options("cache", stall_s=3.0))
+    with pytest.raises(LockstepError, match="hasn't moved for 1 s") as caught:
+        verified(running.config, running.options("cache", stall_s=1.0))
     options = running.options("cache", against="topic", tables=tables, keys=keys, repair=True, repair_timeout_s=3.0)
     report = verified(running.config, options, said=said.append)
 

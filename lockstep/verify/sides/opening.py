@@ -11,6 +11,7 @@ from cdc.model.append_only import stored_table
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from jobs.executor.shape_history import histories, newest_shapes
+from jobs.generations.lease import heartbeat_name
 from jobs.query.view_plan import planned_view, top_rows
 from lockstep.config import Config
 from lockstep.verify.options import SOURCE, TOPIC, VerifyOptions, generation_number
@@ -282,6 +283,7 @@ class _Generations:
             stall_s=self._stall_s,
             say=self._say,
             check=each.set_aside.check,
+            sign_of_life=lambda: each.opened.records.load(heartbeat_name(each.number)),
         )
 
     def view_time(self, each: _OpenedGeneration, shards: int) -> NotedTime:

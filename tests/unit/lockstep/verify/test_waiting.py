@@ -62,6 +62,39 @@ def test_it_waits_as_long_as_the_sink_moves():
     assert 50 <= now[0] < 51
 
 
+def test_a_sink_whose_job_lives_gets_longer_and_not_for_ever():
+    """A slow machine prepares a job or applies a large batch for minutes; a job that hangs lives too."""
+    now = [0.0]
+
+    class Preparing:
+        def load_progress(self):
+            return Progress({("t", 0): 5 if now[0] > 100 else 0}, 0, 0, 0, {})
+
+    waiting = Waiting(lambda: False, monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+
+    def applied(lives_s):
+        return Applied(
+            Preparing(),
+            name="cache",
+            generation=1,
+            waiting=waiting,
+            stall_s=30.0,
+            say=lambda _: None,
+            sign_of_life=lambda: min(int(now[0] / 2), lives_s),
+        )
+
+    applied(1000).wait(SyncPoint(offsets={("t", 0): 5}))
+    assert 100 <= now[0] < 101
+
+    now[0] = 0.0
+    with pytest.raises(LockstepError, match="hasn't moved for 30 s"):
+        applied(0).wait(SyncPoint(offsets={("t", 0): 5}))
+
+    now[0] = 0.0
+    with pytest.raises(LockstepError, match="hasn't moved for 300 s"):
+        applied(1000).wait(SyncPoint(offsets={("t", 0): 6}))
+
+
 def test_waiting_ends_when_it_is_told_to_stop():
     waiting = Waiting(lambda: True, sleep=lambda _: None)
 
