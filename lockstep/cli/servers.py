@@ -36,7 +36,7 @@ def demo(
     as_json: JsonOption = False,
     keep: Annotated[bool, typer.Option(help="Leave the local servers running at the end.")] = False,
     rate: Annotated[
-        float, typer.Option(min=0.1, help="Transactions per second that the sample application writes.")
+        float, typer.Option(min=0.1, help="Most transactions per second that the sample application writes.")
     ] = 50.0,
     directory: Annotated[Path, typer.Option(help="Where the demo keeps its data and logs.")] = Path(".lockstep/demo"),
 ) -> None:

@@ -25,6 +25,7 @@ from lockstep.console import EXIT_FAILED, say
 from lockstep.demo.children import Children
 from lockstep.demo.directory import CONFIGURATION, LOCK, check_directory
 from lockstep.demo.interrupt import Interrupts
+from lockstep.demo.pace import FOLLOWS_S, TrafficPace
 from lockstep.demo.reset import empty
 from lockstep.demo.result import (
     APPLICATION,
@@ -117,7 +118,8 @@ class _Demo:
         self, directory: Path, *, rate: float, seconds: float | None, interrupts: Interrupts, as_json: bool
     ) -> None:
         self._directory = directory
-        self._rate = rate
+        self._pace = TrafficPace(rate, now_s=time.monotonic())
+        self._rate_file = directory / "transactions-per-second"
         self._seconds = seconds
         self._interrupts = interrupts
         self._as_json = as_json
@@ -145,17 +147,20 @@ class _Demo:
         create_shop(source, seed=_SEED)
         rows = count_rows(source)
         self._say("created " + ", ".join(f"{table} ({count:,} rows)" for table, count in rows.items()))
+        self._write_rate()
         # The writer comes first: the handoff from snapshot to stream happens under traffic, as it does in life.
         self._start(
             _WRITER,
             "lockstep.demo.writer",
-            ["--dsn", endpoints.source_dsn, "--rate", str(self._rate), "--seed", str(_SEED)],
+            ["--dsn", endpoints.source_dsn, "--rate-file", str(self._rate_file), "--seed", str(_SEED)],
         )
         # Spark takes longest to start, and the jobs wait for the topics by themselves.
         self._start(_APPLY, "lockstep", ["apply", "--config", str(self._config_file)])
         self._start(_CAPTURE, "lockstep", ["capture", "--config", str(self._config_file)])
         self._start(_DASHBOARD, "lockstep.demo.page", ["--config", str(self._config_file)], watches=True)
-        self._say(f"the writer writes {self._rate:g} transactions a second; taking the snapshot, starting Spark")
+        self._say(f"the writer writes {self._pace.rate:g} transactions a second; taking the snapshot, starting Spark")
+        if self._pace.rate < self._pace.most:
+            self._say(f"it goes up to {self._pace.most:g} while all sinks stay within {FOLLOWS_S:.0f} s")
         err.print(
             links(_addresses(endpoints, config.dashboard.listen), directory=self._directory, config=self._config_file)
         )
@@ -167,6 +172,8 @@ class _Demo:
             demo_began=self._began,
             counts=self.counts,
             is_rebuilding=self._rebuild.is_due_or_running,
+            pace=self._pace,
+            on_pace=self._change_rate,
         )
         if err.is_terminal:
             self._watch_on_screen(traffic, endpoints)
@@ -202,6 +209,15 @@ class _Demo:
             return Counts(**json.loads(self._children.last_line(_WRITER)))
         except (ValueError, TypeError):  # it hasn't reported yet
             return Counts()
+
+    def _change_rate(self, why: str) -> None:
+        self._write_rate()
+        self._say(why)
+
+    def _write_rate(self) -> None:
+        unfinished = self._rate_file.with_suffix(".new")
+        unfinished.write_text(f"{self._pace.rate:g}", encoding="utf-8")
+        unfinished.replace(self._rate_file)  # the writer never sees half of it
 
     @property
     def elapsed_s(self) -> float:
@@ -274,7 +290,7 @@ class _Demo:
                 target=target,
                 ok=ok,
                 elapsed_s=self.elapsed_s,
-                traffic={"seconds": self._seconds, "rate": self._rate, **asdict(self.counts())},
+                traffic={"seconds": self._seconds, "rate": self._pace.rate, **asdict(self.counts())},
                 versions=used_versions(servers),
             )
             _print_json(document)

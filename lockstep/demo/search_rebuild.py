@@ -18,8 +18,9 @@ CHILD: Final = "rebuild"
 _AFTER_S: Final = 20.0
 """When nobody says how long the demo is to go on; else it is half of that."""
 
-_MAX_S: Final = 800.0
-"""Another Spark, on the same cores."""
+_SILENT_MAX_S: Final = 600.0
+"""Without a line in its log. While it loads and compares it writes one every few seconds; a job that lives and doesn't
+get on ends by itself, and says why."""
 
 
 class SearchRebuild:
@@ -40,6 +41,8 @@ class SearchRebuild:
         self._seconds = seconds
         self._say = say
         self._began: float | None = None
+        self._log_bytes = 0
+        self._heard_at = 0.0
         self._is_done = False
 
     def step(self, endpoints: Endpoints, traffic_s: float | None) -> None:
@@ -52,7 +55,7 @@ class SearchRebuild:
         if self._began is None:
             after_s = _AFTER_S if self._seconds is None else self._seconds / 2
             if traffic_s is not None and traffic_s >= after_s:
-                self._began = time.monotonic()
+                self._began = self._heard_at = time.monotonic()
                 listen = load(self._config_file).dashboard.listen
                 text = configuration(endpoints, listen=listen, mapping_has_changed=True)
                 self._config_file.write_text(text, encoding="utf-8")
@@ -64,11 +67,18 @@ class SearchRebuild:
             self._check_switched()
             self._is_done = True
             self._say(f"readers of {SEARCH} see generation 2; back to the first: lockstep switch {SEARCH} --back")
-        elif time.monotonic() - self._began > _MAX_S:
+        elif self._silent_s() > _SILENT_MAX_S:
             raise LockstepError(
-                f"the rebuild hasn't ended in {_MAX_S:.0f} s",
+                f"the rebuild has written nothing into its log for {_SILENT_MAX_S:.0f} s",
                 hint=f"its log says how far it is: {self._children.log(CHILD)}",
             )
+
+    def _silent_s(self) -> float:
+        """For how long its log hasn't grown, in seconds."""
+        log_bytes, now = self._children.log(CHILD).stat().st_size, time.monotonic()
+        if log_bytes != self._log_bytes:
+            self._log_bytes, self._heard_at = log_bytes, now
+        return now - self._heard_at
 
     def is_due_or_running(self) -> bool:
         """Whether it is still to begin or to end."""

@@ -9,14 +9,18 @@ import psycopg
 from cdc.model.errors import LockstepError
 from cdc.postgres.connection import connection_error
 from lockstep.demo.examples import Example, examples, some_order
-from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence
+from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence, slowest_sink
+from lockstep.demo.pace import FOLLOWS_S, TrafficPace
 from lockstep.demo.screen import Facts
 from lockstep.demo.writer import Counts
 from monitor.collector import LagCollector
 from monitor.lag import LagReport
 from stack.stack import Endpoints
 
-_SNAPSHOT_MAX_S: Final = 300.0
+_SNAPSHOT_MAX_S: Final = 1800.0
+"""A snapshot that fails ends capture, which is noticed at once; this is for one that hangs. It has a few thousand rows,
+which a machine that does much else may take minutes for."""
+
 _SINKS_MAX_S: Final = 60.0
 """Spark alone takes some ten seconds to start, and several times that on a busy machine.
 
@@ -37,7 +41,12 @@ class Traffic:
         demo_began: float,
         counts: Callable[[], Counts],
         is_rebuilding: Callable[[], bool],
+        pace: TrafficPace,
+        on_pace: Callable[[str], None],
     ) -> None:
+        """``on_pace`` gets a sentence each time that the writer is to write more or less than before."""
+        self._pace = pace
+        self._on_pace = on_pace
         self._demo_began = demo_began
         self._counts = counts
         self._is_rebuilding = is_rebuilding
@@ -65,11 +74,17 @@ class Traffic:
                 self._snapshot_done = now
             if self._sinks_began is None and all(applied_lsns(self._lag).values()):
                 self._sinks_began = now
+            self._keep_pace(self._lag, now)
         if self._snapshot_done is None and now - self._began > _SNAPSHOT_MAX_S:
             raise LockstepError(
                 f"the snapshot wasn't done in {_SNAPSHOT_MAX_S:.0f} s: {self.sentence()}",
                 hint="the log of capture says why",
             )
+
+    def _keep_pace(self, lag: LagReport, now: float) -> None:
+        slowest = slowest_sink(lag)
+        if slowest is not None and self._pace.look(slowest[1], now_s=now):
+            self._on_pace(pace_sentence(self._pace, *slowest))
 
     def new_examples(self) -> list[Example]:
         """The example queries, once: as soon as every sink has something to answer.
@@ -129,3 +144,9 @@ class Traffic:
         latest = self._snapshot_done + _SINKS_MAX_S
         began = latest if self._sinks_began is None else min(self._sinks_began, latest)
         return began + seconds - time.monotonic()
+
+
+def pace_sentence(pace: TrafficPace, slowest: str, behind_s: float) -> str:
+    """Why the writer writes so much from now on. Pure."""
+    why = f"{slowest} is {behind_s:.1f} s behind" if behind_s > FOLLOWS_S else f"all sinks are within {FOLLOWS_S:.0f} s"
+    return f"{why}: {pace.rate:g} of {pace.most:g} transactions a second from now on"

@@ -1,9 +1,10 @@
-"""The shop's application: ``python -m lockstep.demo.writer --dsn ... --rate 50 --seed 1``.
+"""The shop's application: ``python -m lockstep.demo.writer --dsn ... --rate-file rate --seed 1``.
 
 It knows nothing of the pipeline. It writes what applications write: inserts, updates, deletes, changed primary keys,
 large values. There are transactions over several tables, rollbacks and savepoints. Now and then one has some 200 rows,
-or stays open for a second while others commit. Once a second, and at the end, it prints its counts as a line of JSON.
-SIGTERM and SIGINT end it after the transactions at hand.
+or stays open for a second while others commit. The file of ``--rate-file`` says how many transactions a second are to
+be written; it is read once a second. As often, and at the end, the writer prints its counts as a line of JSON. SIGTERM
+and SIGINT end it after the transactions at hand.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -374,11 +376,12 @@ _WEIGHTS: dict[Callable[[Client], None], float] = {
 
 
 class Writer:
-    """Several clients at a common rate, until told to stop."""
+    """Several clients at a common rate, until told to stop. ``rate`` returns the transactions a second."""
 
-    def __init__(self, *, dsn: str, rate: float, seed: int, stop: threading.Event) -> None:
+    def __init__(self, *, dsn: str, rate: Callable[[], float], seed: int, stop: threading.Event) -> None:
         self._dsn = dsn
-        self._interval_s = CLIENTS / rate
+        self._rate = rate
+        self._interval_s = CLIENTS / rate()
         self._seed = seed
         self._stop = stop
         self._clients: list[Client] = []
@@ -390,6 +393,7 @@ class Writer:
         for thread in threads:
             thread.start()
         while not self._stop.wait(_REPORT_EVERY_S):
+            self._interval_s = CLIENTS / self._rate()
             report(self.counts())
         for thread in threads:
             thread.join()
@@ -438,11 +442,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m lockstep.demo.writer", description="live traffic for the sample shop"
     )
     parser.add_argument("--dsn", required=True)
-    parser.add_argument("--rate", type=float, default=50.0, help="transactions per second")
+    parser.add_argument("--rate-file", type=Path, required=True, help="has the transactions per second")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
-    if options.rate <= 0:
-        parser.error("--rate must be greater than 0")
     stop = threading.Event()
 
     def request(_number: int, _frame: FrameType | None) -> None:
@@ -450,7 +452,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, request)
-    writer = Writer(dsn=options.dsn, rate=options.rate, seed=options.seed, stop=stop)
+    writer = Writer(
+        dsn=options.dsn, rate=lambda: float(options.rate_file.read_text(encoding="utf-8")), seed=options.seed, stop=stop
+    )
     writer.run(lambda counts: _print(asdict(counts)))
     return 0
 

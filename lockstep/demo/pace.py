@@ -1,0 +1,41 @@
+"""How fast the demo's shop is written to: as fast as this machine follows. Pure: lag and time are arguments."""
+
+from typing import Final
+
+FOLLOWS_S: Final = 3.0
+"""Sinks that are no more than so many seconds behind follow."""
+
+_STEPS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0)
+_FIRST: Final = 10.0
+_SETTLES_S: Final = 8.0
+"""For so long a rate is looked at before it is changed: sinks need seconds to show what it does to them."""
+
+
+class TrafficPace:
+    """Transactions a second, from few ones up to ``most`` while all sinks follow, and fewer while they don't."""
+
+    def __init__(self, most: float, *, now_s: float) -> None:
+        self._steps = [*(step for step in _STEPS if step < most), most]
+        self._at = max((at for at, step in enumerate(self._steps) if step <= _FIRST), default=0)
+        self._since_s = now_s
+
+    @property
+    def rate(self) -> float:
+        """In transactions a second."""
+        return self._steps[self._at]
+
+    @property
+    def most(self) -> float:
+        """The rate that is never exceeded."""
+        return self._steps[-1]
+
+    def look(self, behind_s: float | None, *, now_s: float) -> bool:
+        """Take in how many seconds the last of the sinks is behind, None while a sink hasn't begun. Whether the rate
+        is another one now."""
+        if behind_s is None or now_s - self._since_s < _SETTLES_S:
+            return False
+        at = self._at + (1 if behind_s <= FOLLOWS_S else -1)
+        if not 0 <= at < len(self._steps):
+            return False
+        self._at, self._since_s = at, now_s
+        return True
