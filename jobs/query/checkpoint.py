@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError
 from jobs.offsets import Offsets
 from jobs.query.start_position import StartPosition
+from jobs.spark.jvm import JVM_ERRORS
 
 _VERSION = "v1"
 _NOTHING = "-"
@@ -108,7 +108,7 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Delete the directory, where that can be. No query may have it: one would read the log from its start."""
-        with suppress(Py4JError):
+        with suppress(*JVM_ERRORS):
             self._files.delete(self._path_of(self.location), True)
 
     def _newest(self, kind: str) -> int | None:

@@ -65,7 +65,7 @@ from jobs.query.consistency import (
     kept_consistency,
     read_on_at,
 )
-from jobs.query.failures import BACKOFF_MAX_S, Backoff
+from jobs.query.failures import BACKOFF_MAX_S, Backoff, spark_error
 from jobs.query.identity_watch import IdentityWatch
 from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, unreadable, without_topic
 from jobs.query.progress import ProgressKeeper
@@ -86,6 +86,7 @@ from jobs.query.topic_watch import RetentionWatch, TopicWatch
 from jobs.query.view_plan import PlannedView, planned_view
 from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged, WatermarkRaised
 from jobs.spark.computed_columns import TablePlan, checked_plans
+from jobs.spark.jvm import jvm_calls
 from jobs.spark.source import portable_client
 from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress
 from sinks.registry import history_tables, projection_of
@@ -161,7 +162,9 @@ class SinkJob:
         while not self._stop.is_set():
             began, reached = time.monotonic(), self._reached
             try:
-                if not self._run_query():
+                with jvm_calls(partial(spark_error, self._plan.name)):
+                    is_due = self._run_query()
+                if not is_due:
                     self._check_all_applied()
                     return
             except SetAside:

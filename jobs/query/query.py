@@ -11,8 +11,6 @@ from functools import partial
 from threading import Event
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -63,6 +61,7 @@ from jobs.report import LacksRecord, Reporter, SinkStarted, SinkWaiting, StatusR
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
+from jobs.spark.jvm import stop_query, text_of
 from jobs.spark.source import clock_frame, range_frame, read_topics
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from views.retention import whole_minutes
@@ -203,7 +202,7 @@ class SinkQuery:
         self._compiles = True
 
     def run(self) -> None:
-        """Run the query to its end. Raises Unavailable or LockstepError with the first cause."""
+        """Run the query to its end. Raises Unavailable or LockstepError with the first cause, or one of JVM_ERRORS."""
         try:
             # Before the first batch: this sink lacks all that was published while it was away.
             self._read_progress()
@@ -387,19 +386,17 @@ class SinkQuery:
         self._state.woken.set()
         if query is None:
             return True
-        while query.isActive:
+        while True:
             self._gate.close(limit_s)
             if self._owes_commit:
                 self._wait_for_commit(query)
-            try:
-                query.stop()
-            except PySparkException:
-                message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
-                if self._leaving.is_set():  # it ends with the process, and is read again
-                    self._state.keep_failure(LockstepError(message))
-                    return False
-                self._report(SinkWaiting(self._task.sink, message, limit_s))
-        return True
+            if stop_query(query):
+                return True
+            message = f"the last batch of sink {self._task.sink!r} hasn't ended yet"
+            if self._leaving.is_set():  # it ends with the process, and is read again
+                self._state.keep_failure(LockstepError(message))
+                return False
+            self._report(SinkWaiting(self._task.sink, message, limit_s))
 
     def _wait_for_commit(self, query: StreamingQuery) -> None:
         """Let Spark commit the batch that has ended: else the next start reads it again.
@@ -766,13 +763,11 @@ class SinkQuery:
             raise failure
         if self._stop.is_set():
             return  # a batch that was interrupted is read again
-        if isinstance(failure, PySparkException | Py4JError):
-            raise spark_error(self._task.sink, str(failure)) from failure
         if failure is not None:
             raise failure
         error = None if query is None else query.exception()
         if error is not None:
-            raise spark_error(self._task.sink, str(error))
+            raise spark_error(self._task.sink, text_of(error))
 
 
 def _long_delivery(task: Task) -> Callable[[Task, LongBatch, Iterable[Any]], Iterator[Any]]:

@@ -20,8 +20,6 @@ from typing import Any, Final
 
 import orjson
 import pyarrow as pa
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.classic.column import Column as ClassicColumn
@@ -32,6 +30,7 @@ from cdc.model.table import Table, TableName
 from jobs.executor.computed_row import COMPUTED, condition_name
 from jobs.executor.shape_history import TableHistory
 from jobs.settings import SparkSettings
+from jobs.spark.jvm import JVM_ERRORS, text_of
 from jobs.spark.session import open_session
 from sinks.table_settings import Expressions
 
@@ -272,7 +271,7 @@ def _used_columns(spark: SparkSession, plan: TablePlan) -> list[SourceColumn]:
 
 
 def _references(spark: SparkSession, sql: str) -> list[str]:
-    """The columns that an expression names. Raises PySparkException when it isn't one."""
+    """The columns that an expression names. Raises one of JVM_ERRORS when it isn't one."""
     return [name for kind, name in _leaves(spark, sql) if kind == "UnresolvedAttribute"]
 
 
@@ -297,7 +296,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
         )
         try:
             leaves = _leaves(spark, sql)
-        except (PySparkException, Py4JError) as error:
+        except JVM_ERRORS as error:
             yield f"{what}: not an expression: {_first_line(error)}"
             continue
         unknown = sorted({column for kind, column in leaves if kind == "UnresolvedAttribute"} - known_names)
@@ -320,7 +319,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
                 yield f"{what}: its value must follow from the row alone, the same whenever it is asked for"
             elif not _looks_at_one_row(logical):
                 yield f"{what}: it may look at one row only"
-        except (PySparkException, Py4JError) as error:
+        except JVM_ERRORS as error:
             yield f"{what}: {_first_line(error)}"
 
 
@@ -334,7 +333,7 @@ def _looks_at_one_row(logical: Any) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]
+    return (text_of(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 class RowComputer:

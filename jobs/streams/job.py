@@ -16,8 +16,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -59,6 +57,7 @@ from jobs.query.threads import beat
 from jobs.report import Reporter, SinkStarted, SinkWaiting, StreamReport
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.batch_call import BatchCall
+from jobs.spark.jvm import jvm_calls, stop_query, text_of
 from jobs.spark.source import kafka_options, starting_offsets
 from jobs.streams.frames import LATE, MALFORMED, quoted, result_texts, side_frame, union
 from jobs.streams.pattern_state import too_many_events
@@ -161,7 +160,9 @@ class StreamJob:
             lease = self._opened_lease(number)
             lease.begin()
             try:
-                return _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report).run()
+                with jvm_calls(partial(stream_error, self._plan.name)):
+                    run = _Run(self._plan, self._spark, opened, lease, number, stop=self._stop, report=self._report)
+                    return run.run()
             except Fenced:
                 lease.check_fence()  # so says a store that was put back too: its tasks find another fence
                 raise
@@ -323,13 +324,12 @@ class _Run:
             if self._is_live and self._has_earlier and not is_due:
                 self._drop_earlier()
             return is_due
-        except (PySparkException, Py4JError) as error:
-            raise stream_error(name, str(error)) from error
         finally:
-            self._end()
+            has_ended = self._end()
             if poster is not None:
                 poster.close()
-            call.close()
+            if has_ended:
+                call.close()
 
     def _start_poster(self) -> RowPoster | None:
         """Have rows posted to the webhook, where there is one."""
@@ -517,30 +517,36 @@ class _Run:
                 look_at = time.monotonic() + _LOOK_S
         return self._failure is None and not self._stop.is_set() and self._has_other()
 
-    def _end(self) -> None:
-        """Let the running batch finish, and stop the query. One that takes too long is run again at the next start."""
-        if self._is_closed:
-            return
-        is_free = self._gate.acquire(timeout=self._plan.spark.stop_timeout_s)
-        self._is_closed = True
-        if is_free:
-            self._gate.release()
-        if self._query is not None:
-            with suppress(PySparkException):  # it ends with the process
-                self._query.stop()
+    def _end(self) -> bool:
+        """Let the running batch finish, and stop the query. Whether it has ended.
+
+        A job that stops waits for a bounded time: the batch ends with the process, and is run again at the next start.
+        Else the next run has to wait, since two at once would overtake each other.
+        """
+        query, limit_s = self._query, self._plan.spark.stop_timeout_s
+        if not self._is_closed:
+            is_free = self._gate.acquire(timeout=limit_s)
+            self._is_closed = True
+            if is_free:
+                self._gate.release()
+        while query is not None and not stop_query(query):
+            if self._stop.is_set():
+                return False
+            self._report(SinkWaiting(self._plan.name, "its last batch hasn't ended yet", limit_s))
+            with suppress(LockstepError):  # the next run finds out what that means
+                self._lease.heartbeat()
+        return True
 
     def _raise_failure(self, query: StreamingQuery, *, may_be_interrupted: bool) -> None:
         if isinstance(self._failure, LockstepError):
             raise self._failure
         if may_be_interrupted:
             return  # a batch that was interrupted is run again
-        if isinstance(self._failure, PySparkException | Py4JError):
-            raise stream_error(self._plan.name, str(self._failure)) from self._failure
         if self._failure is not None:
             raise self._failure
         error = query.exception()
         if error is not None:
-            raise stream_error(self._plan.name, str(error))
+            raise stream_error(self._plan.name, text_of(error))
 
     def _batch(self, frame: DataFrame, batch_id: int) -> None:
         """foreachBatch. Spark commits the batch when this returns, so by then everything is durable."""

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.model.table import ReplicaIdentity, Table
+from jobs.spark.jvm import JVM_ERRORS, text_of
 from jobs.streams.frames import events
 from jobs.streams.settings import TYPES, StreamSettings, column_of, result_name
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN
@@ -64,7 +63,7 @@ def planned_sql(spark: SparkSession, sql: str, sources: Sources) -> tuple[DataFr
         jvm: Any = spark._jvm
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         checker.checkForStreaming(logical, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
-    except (PySparkException, Py4JError) as error:
+    except JVM_ERRORS as error:
         raise QueryRefused(f"sql: {first_line(error)}") from None
     if problems:
         raise QueryRefused(*problems)
@@ -193,4 +192,4 @@ def _growing_joins(spark: SparkSession, logical: Any) -> list[str]:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]
+    return (text_of(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -10,7 +10,7 @@ import signal
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from jobs.generations.status import JobState, JobStatus, job_status
 from jobs.query.checkpoint import Checkpoint, checkpoint_location
 from jobs.query.long_batches import SLOTS
 from jobs.query.sink_plan import NO_TASK_LEFT
+from jobs.spark.session import STOP_TIMEOUT_MS
 from sinks.contract import Progress
 from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, open_sink
@@ -39,7 +40,7 @@ from sinks.warehouse import generations
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.builders import column, table
-from tests.databases import until
+from tests.databases import Database, until, url_of
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
 from tests.services import Services
@@ -800,6 +801,36 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         assert {stored.row["id"]: stored.row["extra"] for stored in sink.scan(wider)} == {1: None, 2: "new"}
     finally:
         sink.close()
+
+
+def test_the_next_query_waits_for_one_that_takes_too_long_to_stop(
+    endpoints: Endpoints, pipeline: Pipeline, spark: SparkSession
+) -> None:
+    """A table gets a column while the driver waits for a lock of the warehouse's, in the middle of a batch."""
+    pipeline.write(put(1, "before"))
+    wider = table(*ORDERS.columns, column("extra"))
+    with ExitStack() as closing:
+        database = Database(endpoints.warehouse_dsn)
+        closing.callback(database.drop)
+        url = url_of(endpoints.warehouse_url, database.name)
+        settings = WarehouseSettings.model_validate({"url": url, "lock_timeout_s": 600})
+        spark.conf.set("spark.sql.streaming.stopTimeout", "100")
+        closing.callback(spark.conf.set, "spark.sql.streaming.stopTimeout", str(STOP_TIMEOUT_MS))
+        sinks = {pipeline.warehouse_name: settings}
+        with pipeline.job(spark, sinks=sinks, trigger="micro-batch", stop_timeout_s=0.1) as job:
+            job.wait_for("StatusReport")
+            with psycopg.connect(database.dsn) as holder:
+                holder.execute("lock table lockstep.progress in exclusive mode")
+                pipeline.write(put(2, "held up"))
+                until(lambda: database.value("select count(*) from pg_stat_activity where wait_event_type = 'Lock'"))
+                row = {"id": 3, "note": "after", "amount": "2", "extra": "new"}
+                lsn = pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
+                assert "hasn't ended yet" in job.wait_for("SinkWaiting")["reason"]
+            job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
+            assert job.stop() == 0
+        assert "SinkFailed" not in job.told()
+        stored = pipeline.rows(pipeline.warehouse_name, settings)
+    assert {key: row["note"] for key, row in stored.items()} == {1: "before", 2: "held up", 3: "after"}
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
