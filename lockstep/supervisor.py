@@ -45,6 +45,8 @@ class _Member:
     started: float = 0.0
     wait_s: float = 1.0
     restart_at: float = field(default=0.0)
+    standby: tuple[str, ...] = ()
+    """The command in place of ``arguments`` once another process has taken its place; none: it isn't started again."""
     is_taken_over: bool = False
 
 
@@ -53,14 +55,15 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False,
 
     Capture or jobs that say the configuration is wrong end the group with 2.
 
-    One whose place another process has taken isn't started again: the two would take over from each other without end.
-    When that is so of both, the group ends with 3.
+    A capture whose place another one has taken stands by from then on. Jobs whose place others have taken aren't
+    started again: the two would take over from each other without end.
 
     The web page tells of alerts and has sinks compared. Where it isn't wanted or can't listen, ``lockstep alerts
     watch`` is started in its place. ``with_searches``: ``lockstep searches watch`` is started as well. Nobody's rows
     wait for these: no exit code of theirs ends the group.
     """
-    group = [_Member("capture", ("capture",), config), _Member("apply", ("apply",), config)]
+    capture = _Member("capture", ("capture",), config, standby=("capture", "--standby"))
+    group = [capture, _Member("apply", ("apply",), config)]
     watch = _Member("alerts", ("alerts", "watch"), config)
     attendant = _Member("dashboard", ("dashboard",), config) if with_dashboard else watch
     searching = [_Member("searches", ("searches", "watch"), config)] if with_searches else []
@@ -77,8 +80,6 @@ def run_group(config: Path, stopping: Stopping, *, with_dashboard: bool = False,
                 attendant = watch
             for member in searching:
                 _look_after(member)
-            if all(member.is_taken_over for member in group):
-                return EXIT_TAKEN_OVER
             stopping.wait(0.2)
     finally:
         _stop([*group, attendant, *searching], stopping)
@@ -112,10 +113,13 @@ def _look_after(member: _Member) -> int | None:
     code = member.process.poll()
     if code is None:
         return None
-    if code == EXIT_TAKEN_OVER:
-        why = "another one has taken its place, so it isn't started again"
+    if code == EXIT_TAKEN_OVER and member.arguments != member.standby:
+        member.process = None
+        if member.standby:
+            member.arguments, why = member.standby, "another one has taken its place, so it stands by until that ends"
+        else:
+            member.is_taken_over, why = True, "another one has taken its place, so it isn't started again"
         logger.error(LogMessage("process ended", {"process": member.name}, why))
-        member.process, member.is_taken_over = None, True
         return code
     if now - member.started > _STEADY_S:
         member.wait_s = 1.0

@@ -19,15 +19,22 @@ from lockstep.cli.options import (
 )
 
 
-def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
+def run(
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="End another run of this pipeline on this machine, and take its place.")
+    ] = False,
+    config: ConfigOption = DEFAULT_CONFIG,
+) -> None:
     """Run capture, all sinks and the web page, supervised.
 
-    Where dashboard.enabled is false or its address is taken, `lockstep alerts watch` runs in its place. Where a sink
-    has searches = true, `lockstep searches watch` runs as well.
+    Refused where another run of the pipeline is at work on this machine. Where dashboard.enabled is false or its
+    address is taken, `lockstep alerts watch` runs in its place. Where a sink has searches = true,
+    `lockstep searches watch` runs as well.
     """
     from lockstep.config import read
-    from lockstep.console import StopOnSignals, log_to_stderr
+    from lockstep.console import StopOnSignals, log_to_stderr, say
     from lockstep.dashboard_settings import TOKEN_VARIABLE
+    from lockstep.run_lock import only_run
     from lockstep.supervisor import run_group
 
     log_to_stderr(config)
@@ -36,7 +43,12 @@ def run(config: ConfigOption = DEFAULT_CONFIG) -> None:
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
     with_searches = bool(loaded.sinks_with_searches)
-    raise typer.Exit(run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, with_searches=with_searches))
+    lock = Path(loaded.capture.values_directory) / f"{loaded.pipeline.name}.run"
+    with only_run(lock, take_over=take_over, say=say, wait=stopping.wait) as is_ours:
+        code = 0
+        if is_ours:
+            code = run_group(config, stopping, with_dashboard=loaded.dashboard.enabled, with_searches=with_searches)
+    raise typer.Exit(code)
 
 
 def capture(

@@ -67,6 +67,20 @@ def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end")
 
 
+def test_a_capture_of_the_group_that_was_replaced_comes_back_when_the_other_one_ends(pipeline: Pipeline) -> None:
+    group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
+    log = group.log  # type: ignore[attr-defined]
+    wait_until(lambda: "streaming from" in log.read_text(), what="capture streams")
+    other = pipeline.start("lockstep", "capture", "--config", str(pipeline.path))
+    wait_until(lambda: "standing by" in log.read_text(), what="the group's capture stands by")
+    assert pipeline.stop(other) == 0
+    with traffic(pipeline, pause_s=0.05):
+        wait_until(lambda: log.read_text().count("streaming from") == 2, what="the group's capture streams again")
+    pipeline.wait_applied(group)
+    pipeline.assert_sinks_equal()
+    assert pipeline.stop(group) == 0, log.read_text()
+
+
 def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeline: Pipeline) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         text = pipeline.path.read_text()

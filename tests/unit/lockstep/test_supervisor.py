@@ -41,21 +41,20 @@ def _members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> Pa
     return starts
 
 
-def test_a_group_of_which_others_have_taken_over_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = _members(tmp_path, monkeypatch, f"exit {EXIT_TAKEN_OVER}")
-    assert run_group(tmp_path / "lockstep.toml", _Until()) == EXIT_TAKEN_OVER
-    assert starts.read_text().split().count("capture") == 1
-    assert starts.read_text().split().count("apply") == 1
-
-
-def test_what_was_taken_over_is_not_started_again_and_the_other_is(
+def test_a_capture_whose_place_was_taken_stands_by_and_jobs_are_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.supervisor._WAIT_MAX_S", 0.0)
-    starts = _members(tmp_path, monkeypatch, f"test $3 = capture && exit {EXIT_TAKEN_OVER}", "exit 1")
-    stopping = _Until(lambda: starts.exists() and starts.read_text().split().count("apply") == 3)
+    stands_by = tmp_path / "stands_by"
+    starts = _members(
+        tmp_path,
+        monkeypatch,
+        f'test "$3 $4" = "capture --standby" && touch {stands_by} && exit 1',
+        f"exit {EXIT_TAKEN_OVER}",
+    )
+    stopping = _Until(lambda: stands_by.exists() and starts.read_text().split().count("capture") == 4)
     assert run_group(tmp_path / "lockstep.toml", stopping) == 0
-    assert starts.read_text().split().count("capture") == 1
+    assert starts.read_text().split().count("apply") == 1
 
 
 def test_somebody_tells_of_alerts_where_the_web_page_can_not_listen(
@@ -133,7 +132,7 @@ import signal, sys
 from lockstep.cli.main import exit_code
 sys.executable = sys.argv[1]
 signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[3] == "nohup" else signal.SIG_DFL)
-sys.exit(exit_code(["run", "--config", sys.argv[2]]))
+sys.exit(exit_code(["run", "--config", sys.argv[2], *sys.argv[4:]]))
 """
 
 ENDS_ON_TERM = """trap 'kill $child; exit 0' TERM
@@ -154,14 +153,15 @@ time.sleep(300)
 class _Group:
     """`lockstep run` as a process, whose children are scripts."""
 
-    def __init__(self, directory: Path, *lines: str, nohup: bool = False) -> None:
+    def __init__(self, directory: Path, *lines: str, nohup: bool = False, option: str = "") -> None:
         (directory / "lockstep.toml").write_text(CONFIGURATION)
         self._pids, self._messages = directory / "pids", directory / "messages"
         script = directory / "python"
         script.write_text("\n".join(["#!/bin/sh", f"echo $$ >> {self._pids}", *lines, ""]))
         script.chmod(0o755)
         command = [sys.executable, "-c", COMMAND, str(script), str(directory / "lockstep.toml")]
-        command.append("nohup" if nohup else "terminal")
+        command += ["nohup" if nohup else "terminal", *filter(None, [option])]
+        self._pids.unlink(missing_ok=True)
         with self._messages.open("w") as messages:
             self.process = subprocess.Popen(command, stderr=messages, cwd=ROOT, start_new_session=True)
         _wait(lambda: self._pids.exists() and len(self._pids.read_text().split()) == 3)
@@ -199,8 +199,8 @@ def _wait(condition: Callable[[], bool]) -> None:
 def started(tmp_path: Path) -> Iterator[Callable[..., _Group]]:
     groups: list[_Group] = []
 
-    def start(*lines: str, nohup: bool = False) -> _Group:
-        groups.append(_Group(tmp_path, *lines, nohup=nohup))
+    def start(*lines: str, nohup: bool = False, option: str = "") -> _Group:
+        groups.append(_Group(tmp_path, *lines, nohup=nohup, option=option))
         return groups[-1]
 
     yield start
@@ -250,6 +250,24 @@ def test_a_terminal_that_closes_means_nothing_under_nohup(started: Callable[...,
     assert len(group.living()) == 6
     group.process.send_signal(signal.SIGTERM)
     assert group.process.wait(300) == 0
+
+
+def test_a_second_run_is_refused_with_the_pid_of_the_first_and_takes_over_on_purpose(
+    tmp_path: Path, started: Callable[..., _Group], capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = started(ENDS_ON_TERM)
+    assert exit_code(["run", "--config", str(tmp_path / "lockstep.toml")]) == EXIT_CONFIGURATION
+    refused = capfd.readouterr().err
+    assert f"pid {first.process.pid}" in refused
+    assert "lockstep run --take-over" in refused
+    assert len(first.living()) == 6, "it goes on"
+    second = started(ENDS_ON_TERM, option="--take-over")
+    assert first.process.wait(300) == 0, "it has stopped in order"
+    assert first.living() == []
+    assert second.process.poll() is None
+    second.process.kill()
+    second.process.wait()
+    started(ENDS_ON_TERM)  # one that was killed keeps nobody out
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems don't tell a child of its parent's end")
