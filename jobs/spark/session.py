@@ -91,9 +91,10 @@ _CLUSTER_SETTINGS: Mapping[str, str] = {
     "spark.task.maxFailures": "4",
 }
 
-_SOCKETS = "spark.python.unix.domain.socket.dir"
-"""Where the sockets of Python workers are. By default that is the directory for everybody's temporary files, for ever.
-On a cluster it is the executors' own matter."""
+_OWN_DIRECTORIES = ("spark.python.unix.domain.socket.dir", "spark.local.dir")
+"""Where the sockets of Python workers are, and what Spark writes of rows and of tasks, which have passwords. By default
+that is the directory for everybody's temporary files, and anybody may read it. On a cluster it is the executors' own
+matter."""
 
 # Lists, in which an own setting must not push out what the jobs can't run without: setting -> separator.
 _LISTS: Mapping[str, str] = {"spark.jars": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
@@ -183,8 +184,10 @@ def open_session(
         )
         for key, value in conf.items():
             builder = builder.config(key, value)
-        if settings.is_local and _SOCKETS not in conf:
-            builder = builder.config(_SOCKETS, str(own_directory()))
+        own = str(own_directory()) if settings.is_local else ""
+        for key in _OWN_DIRECTORIES if settings.is_local else ():
+            if key not in conf:
+                builder = builder.config(key, own)
         try:
             with _output_to(settings.log_file):
                 session = builder.getOrCreate()
@@ -336,6 +339,9 @@ def spark_conf(
         conf["spark.executorEnv.PYTHONPATH"] = str(ROOT)
         # Else Spark binds to whatever the host's name resolves to, which on a laptop changes with the network.
         conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+        # Else every user of this machine gets what tasks are sent, passwords included, and may send it objects to load.
+        # Spark makes up the secret and keeps it in memory. Nothing that a local master does itself goes over its ports.
+        conf["spark.authenticate"] = "true"
     else:
         conf |= _CLUSTER_SETTINGS
         if settings.package is not None:
