@@ -75,6 +75,8 @@ class Access:
             return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
         if self._needs_session(path) and not is_known:
             return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
+        if "transfer-encoding" in headers:  # in chunks, whose end nobody knows
+            return Refused(411, "The request doesn't say how long it is.")
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
             if origin is not None and urlsplit(origin).netloc != headers.get("host"):

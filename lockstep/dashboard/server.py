@@ -42,6 +42,7 @@ from lockstep.dashboard.tail import FOLLOWERS_MAX, Places, Wanted, follow
 from lockstep.dashboard.view_changes import ViewChanges
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
 from lockstep.stream_queries import stream_queries_now
+from monitor import bounded_http
 from monitor.line import Line
 from monitor.metrics.definitions import Part
 from monitor.metrics.endpoint import exposition
@@ -686,16 +687,7 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: Ex
         server.end(ending)
 
     with contextlib.closing(_listening(settings)) as listening:
-        served = uvicorn.Config(
-            dashboard_app(config, path, access, streams, end, extra),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=1,
-            limit_concurrency=500,
-            h11_max_incomplete_event_size=32 * 1024,
-        )
+        served = bounded_http.settings(dashboard_app(config, path, access, streams, end, extra))
         server = _Server(served, streams)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")

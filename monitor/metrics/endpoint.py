@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +21,10 @@ logger = logging.getLogger("lockstep.metrics")
 
 AGAIN_S: Final = 15.0
 """How often an address is tried that couldn't be had: about as often as somebody scrapes."""
+
+
+CONNECTIONS_MAX: Final = 64
+"""Whoever scrapes needs one or two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +78,16 @@ def _served(registry: CollectorRegistry, address: str, part: Part) -> Iterator[N
 @contextlib.contextmanager
 def _listening(registry: CollectorRegistry, address: str) -> Iterator[None]:
     """Raises OSError where the address can't be had."""
+    from monitor.bounded_http import BoundedProtocol, served  # uvicorn, which most processes don't need
+
+    class Scraping(BoundedProtocol):
+        connections_max = CONNECTIONS_MAX
+
     host, port = split_address(address)
-    server, thread = start_http_server(port, host, registry)
-    logger.info("metrics are served at http://%s:%d/metrics", host, server.server_port)
-    try:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as server, served(make_asgi_app(registry), server, Scraping):
+        logger.info("metrics are served at http://%s:%d/metrics", host, server.getsockname()[1])
         yield
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextlib.contextmanager

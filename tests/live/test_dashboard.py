@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -433,6 +434,22 @@ def test_every_answer_has_the_headers_that_bind_a_browser(dashboard: Dashboard) 
         assert headers["x-content-type-options"] == "nosniff"
     assert dashboard.status("GET", "/static/../server.py") == 404
     assert dashboard.status("GET", "/static/%2e%2e/server.py") == 404
+
+
+def test_half_requests_without_end_keep_nobody_from_the_probes(dashboard: Dashboard) -> None:
+    with ExitStack() as closing:
+        for _ in range(510):
+            closing.enter_context(socket.create_connection(("127.0.0.1", dashboard.port))).sendall(b"GET / HT")
+        assert dashboard.status("GET", "/healthz") == 200
+        assert dashboard.status("GET", "/") == 200
+
+
+def test_a_body_whose_length_is_not_said_is_refused_before_it_comes(dashboard: Dashboard) -> None:
+    dashboard.load_page()
+    with socket.create_connection(("127.0.0.1", dashboard.port), timeout=60) as wire:
+        head = f"POST /api/actions/copy HTTP/1.1\r\nhost: localhost:{dashboard.port}\r\ncookie: {dashboard.cookie}\r\n"
+        wire.sendall(f"{head}transfer-encoding: chunked\r\n\r\n4000\r\n".encode())
+        assert wire.recv(100).startswith(b"HTTP/1.1 411")
 
 
 def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:

@@ -131,6 +131,9 @@ def test_a_body_is_bounded_and_says_how_long_it_is() -> None:
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX + 1)}) == 413
     assert status(LOCAL, "POST", "/api/actions/copy", known) == 411
     assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": "-1"}) == 411
+    chunked = known | {"content-length": "1", "transfer-encoding": "chunked"}
+    assert status(LOCAL, "POST", "/api/actions/copy", chunked) == 411, "of the two lengths, that of the chunks counts"
+    assert status(LOCAL, "GET", "/api/pipeline", known | {"transfer-encoding": "chunked"}) == 411
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,12 @@
 import contextlib
 import http.server
 import queue
+import socket
 import threading
 import urllib.request
 from collections.abc import Iterator
 
+import psutil
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,7 +21,7 @@ from lockstep.capture.run import Observer
 from monitor.lag import SinkFacts, SourceFacts, report
 from monitor.metrics import sinks as of_sinks
 from monitor.metrics.definitions import DEFINITIONS, Part
-from monitor.metrics.endpoint import Opened, exposition, open_meters
+from monitor.metrics.endpoint import CONNECTIONS_MAX, Opened, exposition, open_meters
 from monitor.metrics.meters import PrometheusMeters
 from monitor.metrics.pipeline import gauges_of
 from monitor.metrics.settings import MetricsSettings
@@ -161,6 +163,18 @@ def test_a_process_whose_address_is_taken_goes_on_and_serves_once_it_is_free(
             until(lambda: _answers(address))
             assert _scraped(address)[name, ()] == 7
     assert not _answers(address)
+
+
+def test_strangers_with_many_connections_keep_nobody_from_scraping_and_cost_few_descriptors(address: str) -> None:
+    host, port = address.split(":")
+    with contextlib.ExitStack() as closing:
+        closing.enter_context(open_meters(MetricsSettings(capture=address), Part.CAPTURE, pipeline="shop"))
+        before = psutil.Process().num_fds()
+        many = 3 * CONNECTIONS_MAX
+        for _ in range(many):
+            closing.enter_context(socket.create_connection((host, int(port)))).sendall(b"GET / HT")
+        assert _scraped(address)
+        assert psutil.Process().num_fds() - before - many <= CONNECTIONS_MAX + 1
 
 
 def _answers(address: str) -> bool:
