@@ -43,7 +43,7 @@ def run(
         loaded.dashboard.refuse_without_token(os.environ.get(TOKEN_VARIABLE))
     stopping = StopOnSignals(interrupts=False)
     with_searches = bool(loaded.sinks_with_searches)
-    lock = Path(loaded.capture.values_directory) / f"{loaded.pipeline.name}.run"
+    lock = loaded.pipeline.data_directory / f"{loaded.pipeline.name}.run"
     with only_run(lock, take_over=take_over, say=say, wait=stopping.wait) as is_ours:
         code = 0
         if is_ours:
