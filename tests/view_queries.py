@@ -50,8 +50,8 @@ _KINDS = {"int4": "int", "int8": "int", "numeric(8,2)": "num", "numeric": "any_n
 _VALUES: Mapping[str, Sequence[JsonValue]] = {
     "int": [0, 1, 2, 3, -1, 7],
     "num": ["0.00", "1.10", "-2.25", "3.50", "100.00"],
-    "any_num": ["0", "1.1", "1.10", "-2.255", "3", "123456789.000000001"],
-    "text": ["", "a", "b", "ab", "Ä", "z_%"],
+    "any_num": ["0", "1.1", "1.10", "1.100", "-2.255", "3", "3.00"],
+    "text": ["", "a", "b", "x", "y", "ab", "Ä", "z_%"],
     "bool": [True, False],
     "ts": ["2024-01-01T00:00:00", "2024-02-29T13:51:30.123456", "1999-12-31T23:59:59.9"],
 }
@@ -195,7 +195,9 @@ class _Writer:
 
     def source(self) -> tuple[str, list[str]]:
         """A ``from`` clause, and columns that are a key of its rows and never null."""
-        form = self.draw(st.integers(0, 9))
+        form = self.draw(st.integers(0, 12))
+        if form > 9:
+            return self.compound(form)
         if form == 0:
             self.enter("a", "a")
             return "a", ["a.id"]
@@ -251,17 +253,78 @@ class _Writer:
         self.enter("b", "b")
         return "(select * from a where g is not null) a join b using (t)", ["a.id", "b.id"]
 
+    def compound(self, form: int) -> tuple[str, list[str]]:
+        """The same with joins on several equalities, as where all tables have a tenant."""
+        join = self.one("join", "left join", "left join")
+        self.enter("x", "a")
+        if form == 10:
+            self.enter("c", "c")
+            extra = f" and {self._on('c', 'c')}" if self.maybe() else ""
+            return f"a x {join} c on c.k = x.g and c.l = x.t{extra}", ["x.id"]
+        if form == 11:
+            self.enter("y", "c")
+            self.enter("z", "c")
+            second = "z.k = y.k and z.l = x.t" if self.maybe() else "z.l = y.l and z.k = x.g"
+            return f"a x {join} c y on y.k = x.g and y.l = x.t {join} c z on {second}", ["x.id"]
+        self.enter("b", "b")
+        return f"b join a x on x.b_id = b.id and x.g = b.c_k {join} c on c.k = b.c_k and c.l = b.t", ["b.id", "x.id"]
+
+    def of_tenants(self) -> Question:
+        """Rows by a part of what they were joined on, joined once more."""
+        self.enter("b", "b")
+        pairs = "select distinct a.g, a.t, c.k, c.l from a left join c on c.k = a.g and c.l = a.t"
+        if self.maybe():
+            pairs = (
+                "select a.g, a.t, c.k, c.l, count(*) as n from a left join c on c.k = a.g and c.l = a.t"
+                " group by a.g, a.t, c.k, c.l"
+            )
+        inner = self.one("select distinct s.g, s.k from", "select distinct s.t, s.l, s.g from")
+        sql = (
+            f"select b.id as k0, count(*) as v0, count(s.g) as v1 from b join ({inner} ({pairs}) s) s on s.g = b.c_k"
+            f" {self.one('join', 'left join')} a x on x.b_id = b.id{self.where()} group by b.id"
+        )
+        return Question(sql, ("k0",))
+
+    # --- conditions without which others would fail ---
+
+    def guarded(self) -> list[str]:
+        """Conditions one of which fails for rows that another one leaves out."""
+        columns = self.scope.get("int", ["1"])
+        divisor = self.one(*columns)
+        conditions = [f"({divisor} <> 0)", f"(({self.one(*columns, '12')} % {divisor}) {self.one('=', '<>')} 1)"]
+        return conditions if self.maybe() else conditions[::-1]
+
+    def guarded_subquery(self) -> Question:
+        """A subquery that fails for rows for which nobody asks."""
+        of_groups = f"{self.one('sum', 'count', 'max')}(12 % x.{self.one('id', 'y')})"
+        inside = self.one(
+            f"select {of_groups} from b x where x.id = a.b_id",
+            "select 12 % x.id from b x where x.id = a.b_id",
+            "select 12 % x.y from b x where x.id = a.b_id and x.y <> 0",
+            f"select {of_groups} from b x where x.id = a.b_id and 7 % x.y = 1 and x.y <> 0",
+        )
+        guard = "not exists (select 1 from b z where z.id = a.b_id and (z.id = 0 or z.y = 0))"
+        value = f"case when {guard} then ({inside}) end"
+        if self.maybe() or not self.exact:  # DuckDB computes all of what is joined
+            return Question(f"select a.id as k0, {value} as v0 from a", ("k0",))
+        made = "select x.id, 12 % x.id as q from b x"
+        return Question(f"select a.id as k0, case when a.b_id <> 0 then s.q end as v0 from a left join ({made}) s"
+                        " on s.id = a.b_id", ("k0",))  # fmt: skip
+
     def _on(self, alias: str, table: str) -> str:
         kept, self.scope = self.scope, {}
         self.enter(alias, table)
-        condition = self.condition(1)
+        condition = " and ".join(self.guarded()) if self.draw(st.integers(0, 2)) == 0 else self.condition(1)
         self.scope = kept
-        return condition if alias in condition else f"{alias}.n > 1"
+        return condition if alias in condition else f"{alias}.{'v' if table == 'c' else 'n'} > 1"
 
     # --- queries ---
 
     def where(self) -> str:
-        return f" where {' and '.join(self.condition() for _ in range(self.one(1, 2)))}" if self.maybe() else ""
+        if not self.maybe():
+            return ""
+        guarded = self.guarded() if self.draw(st.integers(0, 2)) == 0 else []
+        return f" where {' and '.join([*(self.condition() for _ in range(self.one(1, 2))), *guarded])}"
 
     def rows(self) -> Question:
         from_, key = self.source()
@@ -297,7 +360,13 @@ class _Writer:
         aggregates = [self.aggregate() for _ in range(self.one(1, 2, 3))]
         selected = [f"{made} as k{index}" for index, made in enumerate(by)]
         selected += [f"{made} as v{index}" for index, made in enumerate(aggregates)]
-        having = f" having {self.one('count(*) > 1', 'count(*) % 2 = 1', 'max(1) is not null')}" if self.maybe() else ""
+        conditions = [
+            "count(*) > 1",
+            "count(*) % 2 = 1",
+            "max(1) is not null",
+            "count(*) > 1 and 6 % (count(*) - 1) = 0",
+        ]
+        having = f" having {self.one(*conditions)}" if self.maybe() else ""
         names = tuple(f"k{index}" for index in range(len(by)))
         sql = f"select {', '.join(selected)} from {from_}{self.where()} group by {', '.join(by)}{having}"
         return Question(sql, names)
@@ -313,6 +382,8 @@ class _Writer:
     def listed(self, kind: str) -> str:
         """An element and an order that ends with it."""
         made = self.typed(kind)
+        if kind == "any_num":  # equal ones may look different
+            made = f"({made})::numeric(20,6)"
         element = f'{made} collate "C"' if kind == "text" else made
         first = f"{self.value('int')} {self.direction()}, " if self.maybe() else ""
         return f"{made} order by {first}{element} {self.direction()}"
@@ -335,6 +406,7 @@ class _Writer:
             lambda: "count(*)",
             lambda: f"count({value(self.one('int', 'text', 'bool', 'num'))})",
             lambda: f"count(distinct {value(self.one('int', 'text', 'num'))})",
+            lambda: f"count(distinct {self.one(*self.scope.get('any_num', ['1.0']))})",
             lambda: f"sum({value('int')})",
             lambda: f"sum({value('num')})",
             lambda: f"{self.one('min', 'max')}({value(self.one('int', 'ts'))})",
@@ -435,6 +507,7 @@ def questions(draw: Draw, *, exact: bool) -> Question:
     """A query that can be kept. With ``exact`` any; otherwise one that DuckDB answers as PostgreSQL does."""
     writer = _Writer(draw, exact)
     forms = [writer.rows, writer.groups, writer.rows, writer.groups, writer.distinct, writer.union, writer.nested]
+    forms += [writer.of_tenants, writer.guarded_subquery]
     form = writer.one(*forms, *([writer.documents] * 3 if exact else []))
     question: Question = form()
     return question

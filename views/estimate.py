@@ -410,6 +410,8 @@ def _selectivity(condition: Expression, rows: _Rows) -> float:
             return prod(_selectivity(argument, rows) for argument in arguments)
         case Call("or", arguments):
             return 1 - prod(1 - _selectivity(argument, rows) for argument in arguments)
+        case Call("possible", (argument,)):
+            return _selectivity(argument, rows)
         case Call("not", (argument,)):
             return 1 - _selectivity(argument, rows)
         case Call("is_null", (Ref() as column,)):

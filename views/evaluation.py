@@ -14,7 +14,7 @@ import orjson
 
 from views import numerics
 from views.documents import array_writer, document, object_writer
-from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref
+from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref, conjuncts
 from views.failures import EvaluationError
 from views.numerics import decimal_of, text_of
 from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of
@@ -33,6 +33,36 @@ _MICROS_MIN: Final = -211_813_488_000_000_000
 def compiled(expression: Expression, columns: Sequence[Ref]) -> Evaluate:
     """The function of rows that have these columns. Raises KeyError when the expression reads another one."""
     return _compiled(expression, {column.id: position for position, column in enumerate(columns)})
+
+
+def compiled_condition(condition: Expression, columns: Sequence[Ref]) -> Callable[[Row], bool]:
+    """The function that says of rows whether a condition is true.
+
+    A row that a part of it rejects doesn't count, whatever another part fails for: PostgreSQL evaluates the parts in an
+    order of its own. Else it raises EvaluationError where a part fails.
+    """
+    return _met(condition, {column.id: position for position, column in enumerate(columns)})
+
+
+def _met(condition: Expression, positions: Mapping[int, int]) -> Callable[[Row], bool]:
+    first, *others = [_compiled(part, positions) for part in conjuncts(condition)]
+    if not others:
+        return lambda row: first(row) is True
+    parts = (first, *others)
+
+    def is_met(row: Row) -> bool:
+        failed: EvaluationError | None = None
+        for part in parts:
+            try:
+                if part(row) is not True:
+                    return False
+            except EvaluationError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return True
+
+    return is_met
 
 
 def compiled_all(expressions: Sequence[Expression], columns: Sequence[Ref]) -> Callable[[Row], Row]:
@@ -60,6 +90,8 @@ def _compiled(expression: Expression, positions: Mapping[int, int]) -> Evaluate:
             return lambda row: value
     if expression.name in DOCUMENTS:
         return _document(expression, positions)
+    if expression.name == "failure":
+        return _failure(expression, positions)
     arguments = [_compiled(argument, positions) for argument in expression.arguments]
     if (lenient := _LENIENT.get(expression.name)) is not None:
         return lenient(arguments)
@@ -77,6 +109,23 @@ def _document(call: Call, positions: Mapping[int, int]) -> Evaluate:
         write = array_writer([part.type for part in parts])
     functions = [_compiled(part, positions) for part in parts]
     return lambda row: document(write([function(row) for function in functions]))
+
+
+def _failure(call: Call, positions: Mapping[int, int]) -> Evaluate:
+    """Why the first one, a condition, fails; where it is true, why one of the others does."""
+    is_met = _met(call.arguments[0], positions)
+    values = [_compiled(value, positions) for value in call.arguments[1:]]
+
+    def evaluate(row: Row) -> Value:
+        try:
+            if is_met(row):
+                for value in values:
+                    value(row)
+        except EvaluationError as error:
+            return error.reason
+        return None
+
+    return evaluate
 
 
 def _strict(function: _Function, arguments: list[Evaluate]) -> Evaluate:
@@ -179,6 +228,38 @@ def _coalesce(arguments: list[Evaluate]) -> Evaluate:
     return evaluate
 
 
+def _attempt(arguments: list[Evaluate]) -> Evaluate:
+    return _or_when_failing(arguments, None)
+
+
+def _possible(arguments: list[Evaluate]) -> Evaluate:
+    return _or_when_failing(arguments, True)
+
+
+def _or_when_failing(arguments: list[Evaluate], instead: Value) -> Evaluate:
+    (only,) = arguments
+
+    def evaluate(row: Row) -> Value:
+        try:
+            return only(row)
+        except EvaluationError:
+            return instead
+
+    return evaluate
+
+
+def _checked(arguments: list[Evaluate]) -> Evaluate:
+    failure, value = arguments
+
+    def evaluate(row: Row) -> Value:
+        reason = failure(row)
+        if reason is not None:
+            raise EvaluationError(str(reason))
+        return value(row)
+
+    return evaluate
+
+
 _LENIENT: Final[dict[str, Callable[[list[Evaluate]], Evaluate]]] = {
     "and": _and,
     "or": _or,
@@ -188,6 +269,9 @@ _LENIENT: Final[dict[str, Callable[[list[Evaluate]], Evaluate]]] = {
     "is_distinct": _is_distinct,
     "case": _case,
     "coalesce": _coalesce,
+    "attempt": _attempt,
+    "possible": _possible,
+    "checked": _checked,
 }
 
 # --- strict functions ---
@@ -326,28 +410,51 @@ def _days_between(later: int, earlier: int) -> int:
 
 
 def _like(text: str, pattern: str) -> bool:
-    return _pattern(pattern).fullmatch(text) is not None
+    """In time that grows with the text's length times the pattern's: no part is looked for again further on."""
+    first, middle, last = _pattern(pattern)
+    if (begin := first.match(text)) is None:
+        return False
+    if last is None:
+        return begin.end() == len(text)
+    at = begin.end()
+    for part in middle:
+        if (found := part.search(text, at)) is None:
+            return False
+        at = found.end()
+    pattern_of_end, length = last
+    return len(text) - length >= at and pattern_of_end.match(text, len(text) - length) is not None
 
 
-_PATTERNS: dict[str, re.Pattern[str]] = {}
+_Like = tuple[re.Pattern[str], list[re.Pattern[str]], tuple[re.Pattern[str], int] | None]
+"""What a text begins with, what follows anywhere after it in this order, and what it ends with, with its length.
+
+The last one is None for a pattern without ``%``, which has a beginning alone.
+"""
+
+_PATTERNS: dict[str, _Like] = {}
 _PATTERNS_MAX: Final = 1000
 
 
-def _pattern(pattern: str) -> re.Pattern[str]:
+def _pattern(pattern: str) -> _Like:
     if pattern not in _PATTERNS:
         if len(_PATTERNS) >= _PATTERNS_MAX:
             _PATTERNS.clear()
-        pieces: list[str] = []
+        parts: list[list[str]] = [[]]
         characters = iter(pattern)
         for character in characters:
             if character == "\\":
                 escaped = next(characters, None)
                 if escaped is None:
                     raise EvaluationError("a LIKE pattern ends with a backslash")
-                pieces.append(re.escape(escaped))
+                parts[-1].append(re.escape(escaped))
+            elif character == "%":
+                parts.append([])
             else:
-                pieces.append({"%": ".*", "_": "."}.get(character) or re.escape(character))
-        _PATTERNS[pattern] = re.compile("".join(pieces), re.DOTALL)
+                parts[-1].append("." if character == "_" else re.escape(character))
+        compiled_parts = [re.compile("".join(part), re.DOTALL) for part in parts]
+        last = None if len(parts) == 1 else (compiled_parts[-1], len(parts[-1]))
+        middle = [made for made, part in zip(compiled_parts[1:-1], parts[1:-1], strict=True) if part]
+        _PATTERNS[pattern] = compiled_parts[0], middle, last
     return _PATTERNS[pattern]
 
 

@@ -1,10 +1,10 @@
 """Expressions over the rows of a plan: each is typed, and columns are numbers that mean the same in the whole plan."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from views.values import SqlType, Value
+from views.values import BOOL, INTEGERS, SqlType, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,21 @@ Expression = Ref | Literal | Call
 DOCUMENTS: Final = frozenset(("jsonb_object", "json_object", "jsonb_array", "json_array"))
 """Calls that make a document of their arguments; of an object's, each first one is a name. None of them is null."""
 
-LENIENT: Final = DOCUMENTS | {"and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce"}
-"""Calls that look at nulls themselves. All others are null where an argument is."""
+LENIENT: Final = DOCUMENTS | {
+    "and", "or", "is_null", "is_true", "is_false", "is_distinct", "case", "coalesce",
+    "attempt", "possible", "failure", "checked",
+}  # fmt: skip
+"""Calls that look at nulls themselves. All others are null where an argument is.
+
+Four of them are for expressions that fail for some rows, as a division does: ``attempt`` is null where its argument
+fails, ``possible`` is true there, and ``failure`` has the reason: of a condition, or of values of rows that meet it.
+``checked`` fails for its first argument, a reason, and else is its second one.
+"""
+
+_TOTAL: Final = LENIENT | {
+    "=", "<>", "<", "<=", ">", ">=", "not", "||", "length", "same", "integer_to_text", "bool_to_text", "stored_text",
+    "day_of",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,37 @@ def refs(expression: Expression | None) -> Iterator[Ref]:
         case Call():
             for argument in expression.arguments:
                 yield from refs(argument)
+
+
+def can_fail(expression: Expression) -> bool:
+    """Whether it fails for some values: by zero, beyond a type's range."""
+    if not isinstance(expression, Call) or expression.name in ("attempt", "possible", "failure"):
+        return False
+    return expression.name == "checked" or not _is_total(expression) or any(map(can_fail, expression.arguments))
+
+
+def _is_total(call: Call) -> bool:
+    match call.name:
+        case "to_integer":
+            kind = call.arguments[0].type.kind
+            return kind in INTEGERS and INTEGERS.index(kind) <= INTEGERS.index(call.type.kind)
+        case "like":
+            return isinstance(call.arguments[1], Literal)
+    return call.name in _TOTAL or call.name.startswith(("date_trunc:", "date_bin:"))
+
+
+def conjuncts(condition: Expression) -> Iterator[Expression]:
+    """The conditions all of which have to be true."""
+    if isinstance(condition, Call) and condition.name == "and":
+        for argument in condition.arguments:
+            yield from conjuncts(argument)
+    else:
+        yield condition
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression:
+    """One condition for several, of which there is one at least."""
+    return conditions[0] if len(conditions) == 1 else Call("and", tuple(conditions), BOOL)
 
 
 def aggregate_refs(aggregate: Aggregate) -> Iterator[Ref]:

@@ -29,11 +29,16 @@ class Refused(ConfigurationError):
 class EvaluationError(LockstepError):
     """The query fails for a row of the source. PostgreSQL's own query may fail for it as well. It names no value."""
 
+    reason: str
+    """What fails, in one phrase."""
+
     def __init__(self, reason: str) -> None:
         super().__init__(
             f"the view's query fails for a row of its tables: {reason}",
-            hint="nothing was kept. Make the query take such rows (`case when`, a wider type) and build the view anew",
+            hint="nothing of this step was kept. Change the row in the source, and start the job again; or make the"
+            " query take such rows (`case when`, a wider type), and run `lockstep rebuild` for the view",
         )
+        self.reason = reason
 
 
 class FanOutExceeded(LockstepError):

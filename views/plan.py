@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from cdc.model.table import TableName
-from views.expressions import Aggregate, Expression, Ref, SortKey, aggregate_refs, refs
+from views.expressions import Aggregate, Expression, Ref, SortKey, aggregate_refs, can_fail, refs
 from views.retention import Retained
 from views.values import SqlType
 
@@ -228,7 +228,7 @@ def reordered(node: Node) -> Node:
 
 def _reordered(join: Join) -> Join:
     inner = join.left
-    if not isinstance(inner, Join) or not _is_unique(join.right, join.right_on):
+    if not isinstance(inner, Join) or not _is_unique(join.right, join.right_on) or any(map(can_fail, join.left_on)):
         return join
     read = _ids(*join.left_on)
     if read <= {column.id for column in inner.left.columns} and not _is_unique(inner.right, inner.right_on):

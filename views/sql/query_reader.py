@@ -3,18 +3,29 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import TypeGuard
 
 from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
 from cdc.model.append_only import OWN_COLUMNS, is_append_only
 from cdc.model.table import Table, TableName
-from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, refs, rewritten
+from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, all_of, can_fail, refs, rewritten
 from views.failures import Refusal
 from views.plan import Filter, Group, Join, Node, Project, Scan, Union
 from views.sql.expression_reader import ExpressionReader, common_type, united
 from views.sql.refusals import Refuse, only, refuse, refused
-from views.sql.relations import Dependency, Relation, never_null_after, plain, smallest_key
+from views.sql.relations import (
+    Dependency,
+    Relation,
+    all_possible,
+    narrowed,
+    never_null_after,
+    plain,
+    settled,
+    smallest_key,
+    with_condition,
+)
 from views.values import BOOL, INT8, TEXT, Kind, SqlType, type_of
 
 
@@ -288,14 +299,37 @@ class QueryReader:
                 others.append(condition)
         if not pairs:
             refuse(join, "it has no equality between both sides", "join on `a = b`; further conditions may follow")
-        left_on, right_on = zip(*pairs, strict=True)
-        relation = self._related(left, right, pairs, keeps_left=keeps_left)
-        key = smallest_key(relation, left.node.key + right.node.key)
-        node: Node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
-        relation = replace(relation, node=node)
+        if any(can_fail(side) for pair in pairs for side in pair):
+            left, right = settled(left), right if keeps_left else settled(right)
+        relation = self._paired(left, right, pairs, keeps_left=keeps_left)
         for condition in others:
             relation = _where(relation, condition)
         return relation
+
+    def _paired(
+        self, left: Relation, right: Relation, pairs: Sequence[tuple[Expression, Expression]], *, keeps_left: bool
+    ) -> Relation:
+        """The rows of a join. Those that a condition of either side fails for are judged after it."""
+        failure: Ref | None = None
+        if keeps_left and right.unchecked:
+            right, failure = self._with_failure(right)
+        left, right = narrowed(left), narrowed(right)
+        left_on, right_on = zip(*pairs, strict=True)
+        relation = self._related(left, right, pairs, keeps_left=keeps_left)
+        key = smallest_key(relation, left.node.key + right.node.key)
+        unchecked = (*left.unchecked, *right.unchecked)
+        if failure is not None:
+            unchecked = (*unchecked, Call("checked", (failure, Literal(True, BOOL)), BOOL))
+        node = Join(left.node, right.node, left_on, right_on, keeps_left, key)
+        return replace(relation, node=node, unchecked=unchecked)
+
+    def _with_failure(self, relation: Relation) -> tuple[Relation, Ref]:
+        """Without the rows that a condition rejects, and why one fails for others."""
+        reason = self._new(TEXT)
+        node = all_possible(relation.node, relation.unchecked)
+        made = Call("failure", (all_of(relation.unchecked),), TEXT)
+        columns = [(column, column) for column in node.columns]
+        return replace(relation, node=Project(node, (*columns, (reason, made))), unchecked=()), reason
 
     def _join_conditions(self, join: exp.Join, scope: _Scope) -> list[tuple[Expression, Tree]]:
         reader = ExpressionReader(scope.resolve)
@@ -323,11 +357,23 @@ class QueryReader:
         """The same with a column of its rows for each name."""
         if all(isinstance(made, Ref) for made in relation.names.values()):
             return relation
-        made = {name: (self._new(of.type), of) for name, of in relation.names.items() if not isinstance(of, Ref)}
+        failing = {name: of for name, of in relation.names.items() if can_fail(of)}
+        made = {
+            name: (self._new(of.type), of)
+            for name, of in relation.names.items()
+            if not isinstance(of, Ref) and name not in failing
+        }
         names: dict[str, Expression] = {
             name: made[name][0] if name in made else of for name, of in relation.names.items()
         }
-        columns = [(column, column) for column in relation.node.columns]
+        columns: list[tuple[Ref, Expression]] = [(column, column) for column in relation.node.columns]
+        if failing:  # computed where they are asked for, of rows that are there
+            is_there = self._new(BOOL)
+            columns.append((is_there, Literal(True, BOOL)))
+            names |= {
+                name: Call("case", (is_there, of, Literal(None, of.type)), of.type) for name, of in failing.items()
+            }
+        relation = narrowed(relation)
         node = Project(relation.node, (*columns, *made.values()))
         not_null = relation.not_null | {column.id for column, of in made.values() if relation.is_never_null(of)}
         return replace(relation, node=node, names=names, not_null=frozenset(not_null))
@@ -341,14 +387,12 @@ class QueryReader:
         keeps_left: bool,
     ) -> Relation:
         """What is known of the pairs of a join."""
-        equalities: list[Dependency] = []
-        for pair in pairs:
-            one, other = map(plain, pair)
-            if isinstance(one, Ref) and isinstance(other, Ref) and one.type.has_one_form and other.type.has_one_form:
-                equalities.append((frozenset({one.id}), frozenset({other.id})))
-                if not keeps_left:
-                    equalities.append((frozenset({other.id}), frozenset({one.id})))
         if not keeps_left:
+            equalities: list[Dependency] = []
+            for one, other in (map(plain, pair) for pair in pairs):
+                if _is_plain_column(one) and _is_plain_column(other):
+                    same = frozenset({one.id}), frozenset({other.id})
+                    equalities += [same, same[::-1]]
             equal = {side.id for pair in pairs for side in map(plain, pair) if isinstance(side, Ref)}
             return Relation(
                 left.node,
@@ -356,6 +400,12 @@ class QueryReader:
                 (*left.dependencies, *right.dependencies, *equalities),
                 left.not_null | right.not_null | equal,
             )
+        # Only all that is compared says whether there is a right row: a part of it doesn't say what that has.
+        compared = [ref for side, _ in pairs for ref in refs(side)]
+        of_right = frozenset(made.id for _, side in pairs if _is_plain_column(made := plain(side)))
+        equalities = []
+        if all(map(_is_plain_column, compared)):
+            equalities = [(frozenset(ref.id for ref in compared), of_right)]
         # Where there is no right row its columns are null: of what was known of them only that which begins with
         # columns that are never null otherwise still holds.
         kept = tuple(dependency for dependency in right.dependencies if dependency[0] & right.not_null)
@@ -370,10 +420,7 @@ class QueryReader:
             inner = self._correlated(tree.this, scope, known)
             if isinstance(tree, exp.Exists):
                 only(tree)
-                grouped = self._grouped_by_pairs(tree, inner, {})
-                first = grouped.pairs[0][1]
-                self._join_correlated(scope, grouped, keeps_left=True)
-                return Call("not", (Call("is_null", (first,), BOOL),), BOOL)
+                return self._exists(tree, inner)
             only(tree)
             if len(tree.this.expressions) != 1:
                 refuse(tree, "it gives more than one column", "select one expression")
@@ -382,6 +429,18 @@ class QueryReader:
             return value
 
         return joined
+
+    def _exists(self, tree: Tree, inner: "_Correlated") -> Expression:
+        """Whether a subquery has rows, joined to the query around it."""
+        rows = Aggregate("count", None, INT8)
+        aggregates = {rows: self._new(INT8)} if inner.scope.relation.unchecked else {}
+        grouped, reasons = self._grouped_by_pairs(tree, inner, aggregates)
+        self._join_correlated(inner.outer, grouped, keeps_left=True)
+        if not aggregates:
+            return Call("not", (Call("is_null", (grouped.pairs[0][1],), BOOL),), BOOL)
+        count = Call("coalesce", (aggregates[rows], Literal(0, INT8)), INT8)
+        has_rows = Call(">", (count, Literal(0, INT8)), BOOL)
+        return Call("or", (has_rows, Call("checked", (reasons[aggregates[rows]], Literal(False, BOOL)), BOOL)), BOOL)
 
     def _lateral(self, join: exp.Join, scope: _Scope, known: Mapping[str, _Known]) -> None:
         lateral = join.this
@@ -425,6 +484,8 @@ class QueryReader:
             pairs.append(pair)
         if not pairs:
             refuse(tree, "it has no equality with the query around it", "write `where a = b`, or a join")
+        if any(can_fail(side) for _, side in pairs):
+            inner.joined = settled(inner.relation)
         return _Correlated(inner, scope, tuple(pairs))
 
     def _correlated_outputs(
@@ -451,54 +512,73 @@ class QueryReader:
             # One row for each row of the query around it, also where no row of the subquery's belongs to it.
             own = {column.id for column in aggregates.values()}
             outputs = {name: self._over_groups(made, {}, own, tree.sql("postgres")) for name, made in outputs.items()}
-            grouped = self._grouped_by_pairs(tree, inner, aggregates)
+            grouped, reasons = self._grouped_by_pairs(tree, inner, aggregates)
             self._join_correlated(inner.outer, grouped, keeps_left=True)
-            counts = {
-                column: Call("coalesce", (column, Literal(0, INT8)), INT8)
-                for made, column in aggregates.items()
-                if made.function == "count"
-            }
+            values: dict[Ref, Expression] = {}
+            for made, column in aggregates.items():
+                if made.function == "count":
+                    values[column] = Call("coalesce", (column, Literal(0, INT8)), INT8)
+                if column in reasons:
+                    values[column] = Call("checked", (reasons[column], values.get(column, column)), column.type)
             return {
-                name: rewritten(made, lambda part: counts.get(part) if isinstance(part, Ref) else None)
-                for name, made in outputs.items()
+                name: rewritten(of, lambda part: values.get(part) if isinstance(part, Ref) else None)
+                for name, of in outputs.items()
             }
         columns = _ids(inner.scope.relation.node.columns)
         if not all({ref.id for ref in refs(made)} <= columns for made in outputs.values()):
             refuse(tree, "columns of the query around it can stand in its `where` only", "select them outside of it")
         relation = replace(inner.scope.relation, names=outputs)
         right = self._with_columns(relation) if keeps_left else relation
-        joined = _Joinable(right, inner.pairs)
-        if not is_named and not joined.is_unique:
+        if is_named:
+            self._join_correlated(inner.outer, _Joinable(right, inner.pairs), keeps_left=keeps_left)
+            return dict(right.names)
+        if not _Joinable(right, inner.pairs).is_unique:
             refuse(tree, "it can give more than one row", "aggregate it, or ask for all of its table's key")
-        self._join_correlated(inner.outer, joined, keeps_left=keeps_left)
-        return dict(right.names)
+        failure: Ref | None = None
+        if right.unchecked:
+            right, failure = self._with_failure(right)
+        self._join_correlated(inner.outer, _Joinable(right, inner.pairs), keeps_left=True)
+        if failure is None:
+            return dict(right.names)
+        return {name: Call("checked", (failure, made), made.type) for name, made in right.names.items()}
 
-    def _grouped_by_pairs(self, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]) -> "_Joinable":
-        """The subquery's rows as one for each value of what joins them."""
+    def _grouped_by_pairs(
+        self, tree: Tree, inner: "_Correlated", aggregates: Mapping[Aggregate, Ref]
+    ) -> tuple["_Joinable", dict[Ref, Ref]]:
+        """The subquery's rows as one for each value of what joins them.
+
+        With it come the columns that say why an aggregate of a group fails: not all groups are asked for.
+        """
         by = list(dict.fromkeys(side for _, side in inner.pairs))
         for side in by:
             if not side.type.has_one_form:
                 refuse(tree, "equal numerics can look different", "cast both sides to numeric(precision,scale)")
         mapped = {side: self._new(side.type) for side in by}
         ids = frozenset(column.id for column in mapped.values())
+        of = inner.scope.relation
+        made: list[tuple[Ref, Aggregate]] = []
+        reasons: dict[Ref, Ref] = {}
+        for aggregate, column in aggregates.items():
+            lenient, failure = _without_failure(aggregate, of.unchecked)
+            made.append((column, lenient))
+            if failure is not None:
+                reasons[column] = self._new(TEXT)
+                made.append((reasons[column], Aggregate("max", failure, TEXT)))
         node = Group(
-            inner.scope.relation.node,
-            tuple((column, side) for side, column in mapped.items()),
-            tuple((column, made) for made, column in aggregates.items()),
+            all_possible(of.node, of.unchecked), tuple((column, side) for side, column in mapped.items()), tuple(made)
         )
         relation = Relation(node, {}, ((ids, frozenset(_ids(node.columns))),), frozenset())
-        return _Joinable(relation, tuple((outside, mapped[side]) for outside, side in inner.pairs))
+        return _Joinable(relation, tuple((outside, mapped[side]) for outside, side in inner.pairs)), reasons
 
     def _join_correlated(self, scope: _Scope, right: "_Joinable", *, keeps_left: bool) -> None:
         left = scope.relation
-        relation = self._related(left, right.relation, right.pairs, keeps_left=keeps_left)
+        if any(can_fail(outside) for outside, _ in right.pairs):
+            left = settled(left)
         if right.is_unique:
             outside = frozenset(ref.id for side, _ in right.pairs for ref in refs(side))
             there = frozenset(_ids(right.relation.node.columns))
-            relation = replace(relation, dependencies=(*relation.dependencies, (outside, there)))
-        left_on, right_on = zip(*right.pairs, strict=True)
-        key = smallest_key(relation, left.node.key + right.relation.node.key)
-        scope.joined = replace(relation, node=Join(left.node, right.relation.node, left_on, right_on, keeps_left, key))
+            left = replace(left, dependencies=(*left.dependencies, (outside, there)))
+        scope.joined = self._paired(left, right.relation, right.pairs, keeps_left=keeps_left)
 
     # --- the select list ---
 
@@ -523,7 +603,7 @@ class QueryReader:
         conditions = []
         for part in _conjuncts(having.this) if having is not None else ():
             conditions.append((reader.condition(part), part))
-        relation = scope.relation
+        relation = settled(scope.relation)
         own = {*(column.id for column in mapped.values()), *(column.id for column in aggregates.values())}
         names = {
             name: self._over_groups(made, mapped, own, f"{name} in the select list") for name, made in outputs.items()
@@ -555,14 +635,18 @@ class QueryReader:
     @staticmethod
     def _lifted(relation: Relation, columns: Mapping[int, int]) -> list[Dependency]:
         """What the columns of a group determine of each other."""
+        several = [given for given, _ in relation.dependencies if len(given) > 1 and given <= columns.keys()]
         return [
-            (frozenset({outer}), frozenset(columns[other] for other in relation.closure({inner}) if other in columns))
-            for inner, outer in columns.items()
+            (
+                frozenset(columns[inner] for inner in given),
+                frozenset(columns[other] for other in relation.closure(given) if other in columns),
+            )
+            for given in [*(frozenset({inner}) for inner in columns), *several]
         ]
 
     def _settles(self, relation: Relation, argument: Expression, order: Sequence[Expression]) -> bool:
         """Whether rows that are equal in the order have the same argument."""
-        if argument in order:
+        if argument in order and argument.type.has_one_form:
             return True
         known = relation.closure({key.id for key in order if isinstance(key, Ref) and key.type.has_one_form})
         return {ref.id for ref in refs(argument)} <= known and bool(known)
@@ -644,6 +728,7 @@ class QueryReader:
         raise refused(part, "it has no name of its own", "write `as name` after it")
 
     def _distinct(self, tree: Tree, relation: Relation) -> Relation:
+        relation = settled(relation)
         for name, expression in relation.names.items():
             if not expression.type.is_comparable:
                 refuse(
@@ -667,7 +752,7 @@ class QueryReader:
 
     def _union(self, tree: exp.Union, known: Mapping[str, _Known]) -> Relation:
         only(tree, "distinct", "with_", "order", "limit", "offset")
-        sides = [self.read(side, known) for side in _sides(tree)]
+        sides = [settled(self.read(side, known)) for side in _sides(tree)]
         if len({len(side.names) for side in sides}) > 1:
             refuse(tree, "its parts have different numbers of columns", "select the same columns in each")
         columns = [united(tree, parts) for parts in zip(*(side.names.values() for side in sides), strict=True)]
@@ -721,6 +806,11 @@ def _ids(columns: Sequence[Ref]) -> set[int]:
     return {column.id for column in columns}
 
 
+def _is_plain_column(expression: Expression) -> TypeGuard[Ref]:
+    """Whether it is a column of which equal values look the same."""
+    return isinstance(expression, Ref) and expression.type.has_one_form
+
+
 def _equality(condition: Expression, left: Node, right: Node) -> tuple[Expression, Expression] | None:
     if not (isinstance(condition, Call) and condition.name == "="):
         return None
@@ -738,6 +828,12 @@ def _equality(condition: Expression, left: Node, right: Node) -> tuple[Expressio
 
 def _where(relation: Relation, condition: Expression) -> Relation:
     """The relation's rows for which the condition is true, and what more is known of them."""
+    if can_fail(condition):
+        return replace(
+            relation,
+            node=_pushed(relation.node, Call("possible", (condition,), BOOL)),
+            unchecked=(*relation.unchecked, condition),
+        )
     dependencies = relation.dependencies
     match condition:
         case Call("=", (Ref() as column, Literal())) | Call("=", (Literal(), Ref() as column)):
@@ -748,23 +844,44 @@ def _where(relation: Relation, condition: Expression) -> Relation:
                 dependencies = (*dependencies, (rest, frozenset(_ids(relation.node.columns))))
     return replace(
         relation,
-        node=_with_condition(relation.node, condition),
+        node=with_condition(relation.node, condition),
         dependencies=dependencies,
         not_null=never_null_after(condition, relation.not_null),
     )
 
 
-def _with_condition(node: Node, condition: Expression) -> Node:
-    """The node's rows for which the condition is true, filtered as early as that can be done."""
+def _pushed(node: Node, condition: Expression) -> Node:
+    """The same, without rows that a side of a join loses by the condition, where it is about that side alone."""
     ids = {ref.id for ref in refs(condition)}
     match node:
-        case Scan():
-            both = condition if node.condition is None else Call("and", (node.condition, condition), BOOL)
-            return replace(node, condition=both)
         case Filter():
-            return replace(node, source=_with_condition(node.source, condition))
+            return replace(node, source=_pushed(node.source, condition))
         case Join() if ids and ids <= _ids(node.left.columns):
-            return replace(node, left=_with_condition(node.left, condition))
+            return replace(node, left=with_condition(node.left, condition))
         case Join() if ids and ids <= _ids(node.right.columns) and not node.keeps_left:
-            return replace(node, right=_with_condition(node.right, condition))
-    return Filter(node, condition)
+            return replace(node, right=with_condition(node.right, condition))
+    return node
+
+
+def _without_failure(aggregate: Aggregate, unchecked: Sequence[Expression]) -> tuple[Aggregate, Expression | None]:
+    """The aggregate of rows for which nothing fails, and why something fails for a row; None where nothing can.
+
+    Rows that conditions reject don't count, those in ``unchecked`` included.
+    """
+    conditions = [*unchecked, *([] if aggregate.condition is None else [aggregate.condition])]
+    values = [key.expression for key in aggregate.order]
+    values += [] if aggregate.argument is None else [aggregate.argument]
+    if not any(map(can_fail, (*conditions, *values))):
+        return aggregate, None
+    condition = all_of(conditions) if conditions else Literal(True, BOOL)
+    lenient = replace(
+        aggregate,
+        argument=None if aggregate.argument is None else _attempt(aggregate.argument),
+        condition=_attempt(condition) if conditions else None,
+        order=tuple(replace(key, expression=_attempt(key.expression)) for key in aggregate.order),
+    )
+    return lenient, Call("failure", (condition, *values), TEXT)
+
+
+def _attempt(expression: Expression) -> Expression:
+    return Call("attempt", (expression,), expression.type) if can_fail(expression) else expression

@@ -17,7 +17,7 @@ from views.retention import KINDS, Retained
 from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse, refuse
-from views.sql.relations import Relation
+from views.sql.relations import Relation, settled
 from views.sql.tables_read import query_tree, tables_in
 from views.values import type_of
 
@@ -60,7 +60,7 @@ def read_view(
     refusals = reader.refusals
     retained, of_retain = _retained(retain, tables_in(tree), tables)
     try:
-        relation = reader.read(tree)
+        relation = settled(reader.read(tree))
         if not refusals:
             view = replace(_view(relation, tuple(key), top, of_retain), retained=retained)
             refusals += _unread(view)

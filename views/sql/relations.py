@@ -4,10 +4,11 @@ It says which columns are a key of the result: the closure of a set of columns u
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from views.expressions import DOCUMENTS, LENIENT, Call, Expression, Literal, Ref, refs
-from views.plan import Node
+from views.expressions import DOCUMENTS, LENIENT, Call, Expression, Literal, Ref, all_of, can_fail, conjuncts, refs
+from views.plan import Filter, Join, Node, Scan
+from views.values import BOOL
 
 Dependency = tuple[frozenset[int], frozenset[int]]
 """Rows that agree in the first columns agree in the second ones too."""
@@ -18,7 +19,8 @@ class Relation:
     """A node, its columns by the names that the query has for them, and what is known of them.
 
     ``branches`` are a union's parts, their columns under the union's names. ``hidden`` are names of a table that ``*``
-    leaves out.
+    leaves out. ``unchecked`` are conditions on the rows that fail for some: they are evaluated where rows are asked
+    for, and so not for rows that a later join leaves out.
     """
 
     node: Node
@@ -27,6 +29,7 @@ class Relation:
     not_null: frozenset[int]
     branches: tuple["Relation", ...] = ()
     hidden: frozenset[str] = frozenset()
+    unchecked: tuple[Expression, ...] = ()
 
     def closure(self, ids: Iterable[int]) -> set[int]:
         """The columns that these determine."""
@@ -60,6 +63,10 @@ class Relation:
                 return all(map(self.is_never_null, (*arguments[1:-1:2], arguments[-1])))
             case Call(name) if name in DOCUMENTS:
                 return True
+            case Call("attempt" | "failure"):
+                return False
+            case Call("checked", (_, value)):
+                return self.is_never_null(value)
             case Call("is_null" | "is_true" | "is_false" | "is_distinct"):
                 return True
             case _:
@@ -116,6 +123,53 @@ def never_null_after(condition: Expression, not_null: frozenset[int]) -> frozens
             return not_null | {condition.id}
         case _:
             return not_null
+
+
+def settled(relation: Relation) -> Relation:
+    """The rows for which all conditions are true: nothing is unchecked any more."""
+    if not relation.unchecked:
+        return relation
+    not_null = relation.not_null
+    for condition in relation.unchecked:
+        not_null = never_null_after(condition, not_null)
+    node = with_condition(relation.node, all_of(relation.unchecked))
+    return replace(relation, node=node, not_null=not_null, unchecked=())
+
+
+def narrowed(relation: Relation) -> Relation:
+    """The same without rows of a table that a condition rejects. Those that it fails for are still there."""
+    if not isinstance(relation.node, Scan):
+        return relation
+    return replace(relation, node=all_possible(relation.node, relation.unchecked))
+
+
+def all_possible(node: Node, conditions: Iterable[Expression]) -> Node:
+    """The node's rows that no condition rejects."""
+    for condition in conditions:
+        node = with_condition(node, Call("possible", (condition,), BOOL))
+    return node
+
+
+def with_condition(node: Node, condition: Expression) -> Node:
+    """The node's rows for which the condition is true, filtered as early as that can be done."""
+    ids = {ref.id for ref in refs(condition)}
+    match node:
+        case Scan() if node.condition is None:
+            return replace(node, condition=condition)
+        case Scan():
+            known = tuple(conjuncts(node.condition))
+            return node if condition in known else replace(node, condition=all_of((*known, condition)))
+        case Filter() if not can_fail(condition):
+            return replace(node, source=with_condition(node.source, condition))
+        case Join() if ids and ids <= _ids(node.left) and not can_fail(condition):
+            return replace(node, left=with_condition(node.left, condition))
+        case Join() if ids and ids <= _ids(node.right) and not node.keeps_left and not can_fail(condition):
+            return replace(node, right=with_condition(node.right, condition))
+    return Filter(node, condition)
+
+
+def _ids(node: Node) -> set[int]:
+    return {column.id for column in node.columns}
 
 
 def _is_strict(expression: Expression) -> bool:

@@ -1,0 +1,182 @@
+"""The rows that PostgreSQL has: what each query here gives was once another one in a view."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cdc.model.event import JsonValue
+from tests.view_queries import TABLES, KeptView, Question, RowWrite
+from views.evaluation import compiled
+from views.expressions import Call, Literal
+from views.failures import EvaluationError, Refused
+from views.sql.keys import shortest_key
+from views.sql.reader import read_view
+from views.state.memory import MemoryState
+from views.values import BOOL, TEXT, Value
+
+BLANK: dict[str, dict[str, JsonValue]] = {
+    table.name.name: {column.name: None for column in table.columns} for table in TABLES.values()
+}
+
+
+def row(table: str, **values: Any) -> RowWrite:
+    key = {"a": ("id",), "b": ("id",), "c": ("k", "l")}[table]
+    return table, {name: values[name] for name in key}, {**BLANK[table], **values}
+
+
+def kept(sql: str, *rows: RowWrite, key: tuple[str, ...] = ("id",)) -> list[Mapping[str, JsonValue]]:
+    """The result, in the order of its key: the same step by step as built at once."""
+    view = KeptView(Question(sql, key), MemoryState())
+    for each in rows:
+        view.step([each])
+    assert view.built_anew([list(rows)]).rows == view.rows
+    return [view.rows[at] for at in sorted(view.rows, key=repr)]
+
+
+# --- left joins on several equalities ---
+
+OF_TENANTS = "select distinct a.g, c.k from a left join c on c.k = a.g and c.l = a.t"
+
+
+def test_a_left_joins_equality_alone_says_nothing_of_the_right_row() -> None:
+    """One a has a partner, the other one of the same g has none: they are two rows of the distinct."""
+    sql = (
+        f"select b.id, count(*) as n from ({OF_TENANTS}) s join b on b.c_k = s.g join a on a.b_id = b.id group by b.id"
+    )
+    rows = [row("a", id=1, g=7, t="x"), row("a", id=2, g=7, t="y", b_id=1), row("b", id=1, c_k=7)]
+    assert kept(sql, *rows, row("c", k=7, l="x")) == [{"id": 1, "n": 2}]
+
+
+def test_a_part_of_what_a_left_join_compares_is_no_key() -> None:
+    sql = f"select s.g, b.id from ({OF_TENANTS} where a.g is not null) s join b on b.c_k = s.g"
+    assert shortest_key(sql, TABLES) is None
+    with pytest.raises(Refused, match="can't be kept"):
+        read_view(sql, TABLES, key=("g", "id"))
+
+
+def test_all_that_a_left_join_compares_says_what_the_right_row_is() -> None:
+    sql = "select a.g, a.t, c.l, count(*) as n from a left join c on c.k = a.g and c.l = a.t {} group by a.g, a.t, c.l"
+    where = "where a.g is not null and a.t is not null"
+    assert kept(
+        f"select s.g, s.t, s.n from ({sql.format(where)}) s",
+        row("a", id=1, g=7, t="x"), row("a", id=2, g=7, t="y"), row("c", k=7, l="x"),
+        key=("g", "t"),
+    ) == [{"g": 7, "t": "x", "n": 1}, {"g": 7, "t": "y", "n": 1}]  # fmt: skip
+
+
+# --- equal numerics that look different ---
+
+
+def test_equal_numerics_count_once() -> None:
+    sql = "select coalesce(g, 0) as id, count(distinct u) as n from a group by coalesce(g, 0)"
+    rows = [row("a", id=1, u="1.0"), row("a", id=2, u="1.00"), row("a", id=3, u="2")]
+    assert kept(sql, *rows) == [{"id": 0, "n": 2}]
+    assert kept(sql, *rows, ("a", {"id": 1}, None)) == [{"id": 0, "n": 2}]
+    assert kept(sql, *rows, ("a", {"id": 1}, None), ("a", {"id": 2}, None)) == [{"id": 0, "n": 1}]
+
+
+@pytest.mark.parametrize("made", ["array_agg({0} order by {0})", "jsonb_agg({0} order by {0} desc)"])
+def test_an_order_that_leaves_equal_numerics_in_any_order_is_refused(made: str) -> None:
+    sql = "select coalesce(g, 0) as id, {} as n from a group by coalesce(g, 0)"
+    with pytest.raises(Refused, match="can't be kept") as refused:
+        read_view(sql.format(made.format("u")), TABLES, key=("id",))
+    assert "order of its elements" in refused.value.refusals[0].reason
+    for settled in (made.format("u::numeric(8,2)"), "array_agg(u order by u, a.id)"):
+        assert read_view(sql.format(settled), TABLES, key=("id",)).key == ("id",)
+
+
+# --- guards, and rows that nobody asks for ---
+
+A_AND_B = [row("a", id=1, g=0, b_id=0), row("a", id=2, g=3, b_id=1), row("b", id=0, y=0), row("b", id=1, y=5, c_k=0)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select id from a where g <> 0 and 12 % g = 0", [2]),
+        ("select id from a where 12 % g = 0 and g <> 0", [2]),
+        ("select g as id from a where g is not null group by g having count(*) <> 1 and 6 / (count(*) - 1) > 1", []),
+        ("select a.id from a join b on b.id = a.b_id where b.y <> 0 and 12 % a.g = 0", [2]),
+        ("select a.id from a join b on b.id = a.b_id where a.g <> b.y - 5 and 12 % b.y = 2 and b.y <> 0", [2]),
+        ("select a.id from a join b on b.id = a.b_id and 10 / b.y = 2 where a.g <> 0", [2]),
+        ("select a.id from a left join b on b.id = a.b_id where b.y <> 0 and 10 / a.g = 3", [2]),
+        ("select s.id from (select id, 10 / g as q, g, b_id from a where 10 / g > 1) s join b on b.id = s.b_id"
+         " and b.y <> 0", [2]),
+        ("select a.id from a where a.g <> 0 and exists (select 1 from b where b.id = a.b_id and 10 / b.y = 2)", [2]),
+    ],
+)  # fmt: skip
+def test_a_condition_fails_for_no_row_that_another_one_leaves_out(sql: str, expected: list[int]) -> None:
+    assert [row["id"] for row in kept(sql, *A_AND_B)] == expected
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "select sum(10 / b.y) from b where b.id = a.b_id",
+        "select count(*) + 1 from b where b.id = a.b_id and 10 / b.y = 2",
+        "select max(b.id) + 1 from b where b.id = a.b_id and 10 / b.y = 2",
+        "select max(2) filter (where 10 / b.y = 2) from b where b.id = a.b_id",
+        "select 10 / b.y from b where b.id = a.b_id",
+        "select 2 from b where b.id = a.b_id and 10 / b.y = 2",
+    ],
+)
+def test_a_subquery_fails_for_no_row_that_nobody_asks_for(inside: str) -> None:
+    guarded = f"select a.id, case when a.g <> 0 then ({inside}) else 0 end as n from a"
+    assert [row["n"] for row in kept(guarded, *A_AND_B)] == [0, 2]
+    # Nobody asks for that b at all.
+    assert [row["n"] for row in kept(f"select a.id, ({inside}) as n from a", *A_AND_B[1:])] == [2]
+    with pytest.raises(EvaluationError, match="division by zero"):
+        kept(f"select a.id, ({inside}) as n from a", *A_AND_B)
+
+
+def test_a_left_joins_right_side_fails_only_where_its_row_is_asked_for() -> None:
+    of_b = "select id, 10 / y as q from b"
+    sql = f"select a.id, case when a.g <> 0 then s.q end as n from a left join ({of_b}) s on s.id = a.b_id"
+    assert [row["n"] for row in kept(sql, *A_AND_B)] == [None, 2]
+    sql = "select a.id, b.y as n from a left join b on b.id = a.b_id and 10 / b.y = 2"
+    assert [row["n"] for row in kept(sql, *A_AND_B[1:])] == [5]
+    with pytest.raises(EvaluationError, match="division by zero"):
+        kept(sql, *A_AND_B)
+
+
+def test_a_failure_that_goes_away_lets_the_view_go_on() -> None:
+    sql = "select a.id, (select sum(10 / b.y) from b where b.id = a.b_id) as n from a"
+    assert kept(sql, row("b", id=1, y=0), row("b", id=1, y=2), row("a", id=1, b_id=1)) == [{"id": 1, "n": 5}]
+
+
+def test_a_condition_that_fails_for_a_row_of_the_result_stops_the_view() -> None:
+    for sql in (
+        "select id from a where 10 / g = 1",
+        "select a.id from a join b on b.id = a.b_id where 10 / b.y = 2",
+        "select a.id from a where exists (select 1 from b where b.id = a.b_id and 10 / b.y = 2)",
+    ):
+        with pytest.raises(EvaluationError, match="division by zero") as failed:
+            kept(sql, *A_AND_B)
+        assert "Change the row in the source" in failed.value.hint
+
+
+# --- like ---
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "is_like"),
+    [
+        ("abc", "abc", True), ("abc", "ab", False), ("abc", "a%", True), ("abc", "%c", True), ("abc", "%b%", True),
+        ("abc", "_b_", True), ("abc", "____", False), ("aba", "ab%ba", False), ("abba", "ab%ba", True),
+        ("", "%", True), ("", "_", False), ("a\nb", "a%b", True), ("50%", "50\\%", True), ("500", "50\\%", False),
+        ("a.c", "a_c", True), ("abc", "a.c", False), ("aXbXc", "a%b_c", True), ("ab", "%a%b%%", True),
+    ],
+)  # fmt: skip
+def test_like_is_postgresqls(text: str, pattern: str, is_like: bool) -> None:
+    assert like(text, pattern) is is_like
+
+
+def test_like_of_a_long_text_ends() -> None:
+    """A pattern that is tried at every place for every place before it doesn't, within a day."""
+    assert like("a" * 100_000, "%a_a%a%a%a%a%a%a%b") is False
+
+
+def like(text: str, pattern: str) -> Value:
+    call = Call("like", (Literal(text, TEXT), Literal(pattern, TEXT)), BOOL)
+    return compiled(call, ())(())
