@@ -79,7 +79,8 @@ _WITHIN_GROUP: Final[dict[type[Tree], str]] = {
 }  # fmt: skip
 _INT4_LIMIT, _INT8_LIMIT = 1 << 31, 1 << 63
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_INTEGER = re.compile(r"[+-]?\d{1,18}")
+_INTEGER = re.compile(r"[+-]?\d{1,19}")
+_INTEGER_LIMITS: Final = {Kind.INT2: 1 << 15, Kind.INT4: _INT4_LIMIT, Kind.INT8: _INT8_LIMIT}
 _NUMERIC = re.compile(r"[+-]?\d{1,1000}(\.\d{1,1000})?")
 _NON_DETERMINISTIC: Final = (
     exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentTime, exp.Localtime, exp.Localtimestamp, exp.Rand,
@@ -195,9 +196,15 @@ class ExpressionReader:
         if isinstance(tree, exp.Interval):
             refuse(tree, "arithmetic with intervals isn't supported", "add days to dates as integers")
         if isinstance(tree, exp.Lower | exp.Upper | exp.ILike | exp.Initcap):
-            refuse(tree, "upper and lower case depend on the database's locale", "store it in a generated column")
+            refuse(
+                tree,
+                "upper and lower case depend on the database's locale",
+                "store it in a column that a trigger fills",
+            )
         return refused(
-            tree, "this isn't supported", "store its result in a generated column, or compute it where it is read"
+            tree,
+            "this isn't supported",
+            "store its result in a column that a trigger fills, or compute it where it is read",
         )
 
     def _typed(self, tree: Tree, expression: Expression, wanted: SqlType) -> Expression:
@@ -295,8 +302,9 @@ class ExpressionReader:
     def _nullif(self, tree: exp.Nullif) -> Expression:
         only(tree)
         subject, other = self.read(tree.this), self.read(tree.expression)
-        if subject.type.kind is Kind.UNKNOWN:
-            subject = _known(tree, subject, TEXT)
+        kinds = {subject.type.kind, other.type.kind}
+        if subject.type.kind is Kind.UNKNOWN or (Kind.NUMERIC in kinds and kinds <= {*INTEGERS, Kind.NUMERIC}):
+            subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
         return Call("case", (_compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
 
     # --- values ---
@@ -324,7 +332,7 @@ class ExpressionReader:
             refuse(
                 tree,
                 f"arithmetic with {left.type.name} isn't kept exactly",
-                "use integer or numeric columns, or store the result in a generated column",
+                "use integer or numeric columns, or store the result in a column that a trigger fills",
             )
         return Call(name, (left, right), _result_type(name, left.type, right.type))
 
@@ -390,7 +398,7 @@ class ExpressionReader:
             reason = f"the cast of {operand.type.name} to {target.name} can have another result"
             if Kind.TIMESTAMPTZ in (operand.type.kind, target.kind):
                 refuse(tree, "it depends on the session's time zone", "write `at time zone 'UTC'`")
-            refuse(tree, reason, "store the result in a generated column")
+            refuse(tree, reason, "store the result in a column that a trigger fills")
         if target.kind is Kind.NUMERIC:
             scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
             converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
@@ -658,7 +666,7 @@ def _aggregate_type(tree: Tree, function: str, argument: SqlType, *, is_c: bool)
         refuse(
             tree,
             f"{function} of {argument.name} depends on the order of its rows",
-            "cast the column to numeric where the table has it, as a generated column",
+            "make the table's column numeric",
         )
     raise refused(tree, f"{function} isn't kept for {argument.name}", "aggregate another type, or cast it")
 
@@ -673,7 +681,7 @@ def _require_json(tree: Tree, part: SqlType, of: SqlType) -> None:
         refuse(
             tree,
             f"how {part.name} looks inside {of.name} isn't known here",
-            "cast it to text, or store it as jsonb in a generated column",
+            "cast it to text, or make the table's column jsonb",
         )
 
 
@@ -769,7 +777,10 @@ def _known(tree: Tree, expression: Expression, of: SqlType) -> Expression:
         case Kind.BOOL if text in ("true", "false"):
             return Literal(text == "true", of)
         case Kind.INT2 | Kind.INT4 | Kind.INT8 if _INTEGER.fullmatch(text):
-            return Call("to_integer", (Literal(int(text), INT8),), of)
+            limit = _INTEGER_LIMITS[of.kind]
+            if not -limit <= int(text) < limit:
+                refuse(tree, f"{text} is out of range for {of.name}", "write a wider type")
+            return Literal(int(text), of)
         case Kind.NUMERIC if _NUMERIC.fullmatch(text):
             exact = decimal_of(text)
             return Literal(text_of(exact), sql_type(Kind.NUMERIC, scale_of(exact)))

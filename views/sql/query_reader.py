@@ -227,6 +227,8 @@ class QueryReader:
         match tree:
             case exp.Table():
                 only(tree, "db", "alias")
+                if not isinstance(tree.this, exp.Identifier):
+                    refuse(tree, "a function in `from` isn't supported", "name a captured table, such as a calendar")
                 name = _identifier(tree.this)
                 relation = self._named(tree, name, known)
             case exp.Subquery():
@@ -515,8 +517,8 @@ class QueryReader:
             grouped, reasons = self._grouped_by_pairs(tree, inner, aggregates)
             self._join_correlated(inner.outer, grouped, keeps_left=True)
             values: dict[Ref, Expression] = {}
-            for made, column in aggregates.items():
-                if made.function == "count":
+            for aggregated, column in aggregates.items():
+                if aggregated.function == "count":
                     values[column] = Call("coalesce", (column, Literal(0, INT8)), INT8)
                 if column in reasons:
                     values[column] = Call("checked", (reasons[column], values.get(column, column)), column.type)

@@ -154,10 +154,8 @@ def with_condition(node: Node, condition: Expression) -> Node:
     """The node's rows for which the condition is true, filtered as early as that can be done."""
     ids = {ref.id for ref in refs(condition)}
     match node:
-        case Scan() if node.condition is None:
-            return replace(node, condition=condition)
         case Scan():
-            known = tuple(conjuncts(node.condition))
+            known = () if node.condition is None else tuple(conjuncts(node.condition))
             return node if condition in known else replace(node, condition=all_of((*known, condition)))
         case Filter() if not can_fail(condition):
             return replace(node, source=with_condition(node.source, condition))

@@ -1,6 +1,7 @@
 """Which tables a query names, before anything is known of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import sqlglot
 from sqlglot import exp
@@ -18,10 +19,37 @@ def query_tree(sql: str) -> Tree:
     except SqlglotError as error:
         first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
         raise Refused([Refusal("sql", f"it can't be parsed: {first}", "try it in psql")]) from None
+    if misread := _misread(sqlglot.tokenize(sql, read="postgres")):
+        raise Refused(misread)
     trees = [tree for tree in parsed if tree is not None and not isinstance(tree, exp.Semicolon)]
     if len(trees) != 1:
         raise Refused([Refusal("sql", f"it has {len(trees)} statements", "write one query")])
     return trees[0]
+
+
+_TYPES: Final = frozenset(
+    {
+        "bigint", "bool", "boolean", "char", "character", "date", "decimal", "float", "float4", "float8", "int", "int2",
+        "int4", "int8", "integer", "interval", "json", "jsonb", "numeric", "precision", "real", "smallint", "text",
+        "time", "timestamp", "timestamptz", "timetz", "uuid", "varchar", "zone", ")",
+    }
+)  # fmt: skip
+"""What stands before a literal that it is the type of, in its last word."""
+
+
+def _misread(tokens: Sequence[Any]) -> list[Refusal]:
+    """What the parser's tree has otherwise than PostgreSQL, or no longer tells apart."""
+    refusals: list[Refusal] = []
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        if before.text.lower() in _TYPES and token.token_type is sqlglot.TokenType.STRING and after.text == "::":
+            clause = f"{before.text} '{token.text}'::"
+            refusals.append(Refusal(clause, "a type stands before the literal and after it", "put the first of the two"
+                                    " casts in parentheses: `('...'::date)::text`"))  # fmt: skip
+        is_call = before.text.lower() == "date_trunc" and token.text == "("
+        if is_call and after.token_type is not sqlglot.TokenType.STRING:
+            reason, remedy = "its unit isn't a literal", "write the unit in quotes, such as 'day'"
+            refusals.append(Refusal(f"date_trunc({after.text}", reason, remedy))
+    return refusals
 
 
 def tables_read(sql: str) -> tuple[TableName, ...]:

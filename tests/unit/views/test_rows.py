@@ -13,7 +13,7 @@ from views.failures import EvaluationError, Refused
 from views.sql.keys import shortest_key
 from views.sql.reader import read_view
 from views.state.memory import MemoryState
-from views.values import BOOL, TEXT, Value
+from views.values import BOOL, TEXT, Kind, Value
 
 BLANK: dict[str, dict[str, JsonValue]] = {
     table.name.name: {column.name: None for column in table.columns} for table in TABLES.values()
@@ -153,7 +153,7 @@ def test_a_condition_that_fails_for_a_row_of_the_result_stops_the_view() -> None
     ):
         with pytest.raises(EvaluationError, match="division by zero") as failed:
             kept(sql, *A_AND_B)
-        assert "Change the row in the source" in failed.value.hint
+        assert "Change the row in the source" in str(failed.value.hint)
 
 
 # --- like ---
@@ -180,3 +180,53 @@ def test_like_of_a_long_text_ends() -> None:
 def like(text: str, pattern: str) -> Value:
     call = Call("like", (Literal(text, TEXT), Literal(pattern, TEXT)), BOOL)
     return compiled(call, ())(())
+
+
+# --- what the parser has otherwise, and types ---
+
+
+@pytest.mark.parametrize(
+    ("selected", "reason"),
+    [
+        ("date '2024-01-01'::timestamp", "a type stands before"),
+        ("numeric(8, 2) '1.55'::int", "a type stands before"),
+        ("timestamp with time zone '2024-01-01'::text", "a type stands before"),
+        ("date_trunc(hour, d)", "its unit isn't a literal"),
+        ('date_trunc("day", d)', "its unit isn't a literal"),
+        ("'2147483648'::int", "out of range"),
+        ("'-9223372036854775809'::bigint", "out of range"),
+    ],
+)
+def test_what_would_have_another_value_is_refused(selected: str, reason: str) -> None:
+    with pytest.raises(Refused, match="can't be kept") as refused:
+        read_view(f"select id, {selected} as v from a", TABLES, key=("id",))
+    assert reason in refused.value.refusals[0].reason
+
+
+@pytest.mark.parametrize(
+    ("selected", "kind", "value"),
+    [
+        ("nullif(g, 2.50)", Kind.NUMERIC, "3"),
+        ("nullif(g, b_id)", Kind.INT4, 3),
+        ("nullif('4', g)", Kind.INT4, 4),
+        ("'9223372036854775807'::bigint", Kind.INT8, 2**63 - 1),
+        ("'-9223372036854775808'::bigint", Kind.INT8, -(2**63)),
+        ("('2024-01-01'::date)::timestamp", Kind.TIMESTAMP, "2024-01-01T00:00:00"),
+        ("date_trunc('DAY', timestamp '2024-01-01 10:00:00')", Kind.TIMESTAMP, "2024-01-01T00:00:00"),
+    ],
+)
+def test_a_value_has_postgresqls_type(selected: str, kind: Kind, value: JsonValue) -> None:
+    sql = f"select id, {selected} as v from a"
+    outputs = dict(read_view(sql, TABLES, key=("id",)).outputs)
+    assert outputs["v"].type.kind is kind
+    assert kept(sql, row("a", id=1, g=3)) == [{"id": 1, "v": value}]
+
+
+def test_a_function_in_from_is_refused() -> None:
+    for sql in (
+        "select a.id from a join generate_series(1, 3) g(n) on g.n = a.id",
+        "select id from generate_series(1, 3) as id",
+    ):
+        with pytest.raises(Refused, match="can't be kept") as refused:
+            read_view(sql, TABLES, key=("id",))
+        assert "a function in `from`" in str(refused.value.refusals)
