@@ -1,6 +1,6 @@
 """What the demo reads out of a lag report. Pure."""
 
-from monitor.lag import IN_KAFKA, LagReport
+from monitor.lag import IN_KAFKA, LagReport, Stage
 
 
 def is_published(lag: LagReport) -> bool:
@@ -22,9 +22,12 @@ def slowest_sink(lag: LagReport) -> tuple[str, float] | None:
 
 
 def lag_sentence(lag: LagReport) -> str:
-    return ", ".join(
-        f"{stage.name} "
-        + ("nothing yet" if stage.bytes_behind is None else f"{stage.bytes_behind:,} bytes behind")
-        + ("" if stage.events_behind is None else f" ({stage.events_behind:,} events)")
-        for stage in lag.stages[1:]
-    )
+    """How many seconds capture and each sink are behind, the last of their stages; in few words."""
+    last = {"capture" if stage.sink is None else stage.sink.label: stage for stage in lag.stages[1:]}
+    return "behind: " + ", ".join(f"{who} {_seconds(stage)}" for who, stage in last.items())
+
+
+def _seconds(stage: Stage) -> str:
+    if stage.lsn is None:
+        return "nothing yet"
+    return "unknown" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f} s"
