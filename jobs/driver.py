@@ -36,6 +36,7 @@ from jobs.generations.record import (
     save_record,
     way_on,
 )
+from jobs.generations.starting import showing_start
 from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
 from jobs.generations.view_state import remove_kept
 from jobs.query.captured_tables import Captured
@@ -158,8 +159,19 @@ def run_sinks(
     source = Source(pipeline, kafka, tables, spark, append_only, captured)
     stop = stop or threading.Event()
     all_settings = [*sinks.values(), *(query.settings for query in stream_queries)]
-    with session(source, stop, all_settings, follows=not once, opened=opened) as spark_session:
-        group = _Group(source, sinks, spark_session, once=once, stop=stop, report=report, open_sink=open_sink)
+    # A session that is there already takes no time to start.
+    starting = {} if opened is not None else {name: partial(open_sink, name, each, 1) for name, each in sinks.items()}
+    with (
+        showing_start(starting) as signs,
+        session(source, stop, all_settings, follows=not once, opened=opened) as spark_session,
+    ):
+
+        def tell(one: Report) -> None:
+            if isinstance(one, SinkStarted | SinkWaiting | SinkFailed):
+                signs.end(one.sink)
+            report(one)
+
+        group = _Group(source, sinks, spark_session, once=once, stop=stop, report=tell, open_sink=open_sink)
         return group.run(stream_queries)
 
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Final, assert_never
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
@@ -79,14 +79,35 @@ class SinkWaiting:
     retry_in_s: float
 
 
+SLOW_ANSWER_S: Final = 2.0
+"""An answer to a sign of life takes milliseconds."""
+
+BUSY_SHARE: Final = 0.5
+"""Of the time that tasks wait for a processor: from here on a slow answer may be ours."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchGoesOn:
-    """A batch takes longer than its rows do: a server hangs without refusing anything, or is slow."""
+    """A batch takes longer than its rows do. ``answer_s`` is how long the sink's server took for its last answer to
+    the job's sign of life, or has taken so far; ``wait_share`` how much of the last seconds this process's machine had
+    tasks waiting for a processor, from 0 to 1, None where the kernel doesn't say.
+    """
 
     sink: str
     generation: int
     batch_id: int
     elapsed_s: float
+    answer_s: float = 0.0
+    wait_share: float | None = None
+
+    @property
+    def why(self) -> str:
+        """What is known of why, by what was measured alone."""
+        if self.answer_s >= SLOW_ANSWER_S and (self.wait_share or 0.0) < BUSY_SHARE:
+            return f"the sink's server hangs, or is slow: its last answer took {self.answer_s:.1f} s"
+        if self.wait_share is not None and self.wait_share >= BUSY_SHARE:
+            return f"this machine is busy: for {self.wait_share:.0%} of the last 10 s, work waited for a processor"
+        return "the sink's server answers, and the batch is at work"
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +311,7 @@ def _message(report: Report) -> tuple[int, LogMessage]:
                     "batch": report.batch_id,
                     "elapsed_s": round(report.elapsed_s),
                 },
-                "the sink's server hangs, or is slow",
+                report.why,
             )
         case SinkFailed():
             return logging.ERROR, LogMessage(

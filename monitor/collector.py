@@ -29,6 +29,7 @@ from cdc.postgres.slot import (
     find_capture,
     system_identifier,
 )
+from cdc.processor import machine_slowdown
 from cdc.protocol.control_records import CaptureState, Gap, ProgressRecord, SnapshotPhase
 from cdc.stream.slot_guard import wal_rate
 from jobs.consistency import KnownConsistency, known_consistency
@@ -68,8 +69,12 @@ _LIST_EVERY_S = 2.0
 _ANSWER_TIMEOUT_S = 4.0
 """How long a report waits for each server. One that hangs is so named in time, and the others are shown."""
 
-_JOBS_TIMEOUT_S = 8.0
-"""The same where a sink has said how far it is, and only its jobs are still looked at. Also what hangs then is named
+_SLOWDOWN_MAX = 3.0
+"""So many times as long on a machine that is busy: the answer may wait for this process. The page's looks stay fresh.
+"""
+
+_JOBS_S = 4.0
+"""So much longer where a sink has said how far it is, and only its jobs are still looked at. Also what hangs then is named
 within ten seconds, the time between two looks included."""
 
 _HEARTBEAT_S = 4.0
@@ -234,7 +239,7 @@ class LagCollector:
         while (answer := whole.wait(0.05)) is None:
             if self._asking != asking or self._asking == "others":
                 asking, since = self._asking, time.monotonic()
-            elif time.monotonic() - since > _ANSWER_TIMEOUT_S:
+            elif time.monotonic() - since > _answer_s():
                 break
         return answer
 
@@ -321,13 +326,13 @@ class LagCollector:
         A question of an earlier look that still waits isn't waited for again, and its answer is too old to be taken:
         Kafka is asked after the sinks.
         """
-        began = time.monotonic()
+        began, answer_s = time.monotonic(), _answer_s()
         while True:
             question = self._of_kafka = self._of_kafka or Question(
                 partial(self._look_at_kafka, answers, is_slot_lost=is_slot_lost)
             )
             try:
-                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+                answer = question.wait(max(0.0, min(began, question.asked_at) + answer_s - time.monotonic()))
             except Exception:
                 self._of_kafka = None
                 raise
@@ -375,10 +380,11 @@ class LagCollector:
         for name, answer in answers.items():
             if isinstance(answer, LockstepError):
                 continue
-            for generation, progress, _, blocked_by, *_, visible in answer:
+            for generation, progress, job, blocked_by, *_, visible in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
-                    signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn
+                    read = None if job is None or job.read is None else job.read.records
+                    signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn, read
                     if progress.skipped:
                         left_out.add(label)
                 if visible is not None:
@@ -400,6 +406,7 @@ class LagCollector:
                 for name, settings in self._settings.items()
                 if isinstance(settings, OpenSearchSettings)
             },
+            slowdown=machine_slowdown(),
         )
 
     def _heartbeat(self) -> None:
@@ -429,15 +436,15 @@ class LagCollector:
         for name in self._settings:
             if name not in self._questions:
                 self._questions[name] = Question(partial(self._ask, name, with_jobs=with_jobs))
-        began = time.monotonic()
+        began, answer_s = time.monotonic(), _answer_s()
         answers: dict[str, _Answer] = {}
         for name in self._settings:
             question = self._questions[name]
             # One that has been asked for long is known to hang: it isn't waited for again.
             try:
-                answer = question.wait(max(0.0, min(began, question.asked_at) + _ANSWER_TIMEOUT_S - time.monotonic()))
+                answer = question.wait(max(0.0, min(began, question.asked_at) + answer_s - time.monotonic()))
                 if answer is None and self._answered.get(name):
-                    answer = question.wait(max(0.0, began + _JOBS_TIMEOUT_S - time.monotonic()))
+                    answer = question.wait(max(0.0, began + answer_s + _JOBS_S - time.monotonic()))
             except Exception:
                 del self._questions[name]
                 raise
@@ -831,6 +838,11 @@ class LagCollector:
         ends = self._cluster.end_offsets(partitions_of([topic for topic in read if topic in counts], counts))
         self._ends |= ends
         return ends
+
+
+def _answer_s() -> float:
+    """How long a server has to answer, as busy as this machine is now."""
+    return _ANSWER_TIMEOUT_S * min(machine_slowdown(), _SLOWDOWN_MAX)
 
 
 def _records_behind(

@@ -46,13 +46,14 @@ from monitor.visible import Visible
 class StageState(StrEnum):
     """``CURRENT``: it has all of the stage before it. ``BEHIND``: it lacks something, and moves or has just begun to.
 
-    ``STALLED``: it lacks something and doesn't move. ``BUILDING``: its first rows are being copied or loaded.
-    ``PAUSED``: somebody has paused that. ``STOPPED``, ``SILENT`` and ``ABSENT``: nobody is at work on it, as in
-    ``jobs.generations.status.JobState``. ``UNKNOWN``: it couldn't be asked.
+    ``STALLED``: it lacks something and doesn't move. ``STARTING``: its process has begun, and prepares. ``BUILDING``:
+    its first rows are being copied or loaded. ``PAUSED``: somebody has paused that. ``STOPPED``, ``SILENT`` and
+    ``ABSENT``: nobody is at work on it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: it couldn't be asked.
     """
 
     CURRENT = "current"
     BEHIND = "behind"
+    STARTING = "starting"
     BUILDING = "building"
     PAUSED = "paused"
     ABSENT = "absent"
@@ -66,6 +67,8 @@ class StageState(StrEnum):
         """Whether it isn't over by itself, and nobody has wanted it so."""
         return self in (StageState.STOPPED, StageState.STALLED, StageState.SILENT, StageState.UNKNOWN)
 
+
+_AT_WORK: Final = (JobState.RUNNING, JobState.STARTING)
 
 _WORST_FIRST: Final = (
     StageState.STOPPED,
@@ -323,7 +326,7 @@ class LagReport:
         return {
             sink.label: job
             for sink, job in jobs
-            if job.state is JobState.STOPPED or (sink.is_live and job.state is not JobState.RUNNING)
+            if job.state is JobState.STOPPED or (sink.is_live and job.state not in _AT_WORK)
         }
 
     def to_json(self) -> dict[str, Any]:

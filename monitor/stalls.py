@@ -34,6 +34,12 @@ CAPTURE_SILENT_S: Final = 30.0
 """A capture that reads no slot and has asked the source nothing for so long hangs: at work it asks every ten seconds.
 """
 
+LONG_SILENT_S: Final = 60.0
+"""Whoever has given no sign of life for less may be waiting for a processor: nobody is told to end it."""
+
+_PACE_MAX_S: Final = 60.0
+"""What moves more rarely than that doesn't set a pace: it has hung meanwhile."""
+
 _CURRENT_S: Final = 2.0
 """Who has all that was committed longer ago than this is current: something is always on its way."""
 
@@ -47,12 +53,19 @@ _STARTING_S: Final = 30.0
 _FIRST_ROWS_S: Final = 600.0
 """So long the first rows of a generation may take. Of a view, nothing is applied before its state is built."""
 
+_STARTS: Final = "its driver has begun, and loads Spark and the sink's code"
 _START: Final = "`lockstep run` or `lockstep capture` starts it"
 _CAPTURE_AGAIN: Final = (
     "look into its log: where that has nothing new for minutes, end its process, and start `lockstep run` again;"
     " it goes on where it was"
 )
-_JOB_AGAIN: Final = "look into its log, end its process, and start `lockstep run` again: it goes on where it was"
+_JOB_AGAIN: Final = (
+    "look into the log of `lockstep apply`: where that has nothing new for minutes, end its process, and start"
+    " `lockstep run` again; it goes on where it was"
+)
+_LOOK_AGAIN: Final = (
+    "look again in a minute: a machine that is busy may keep it waiting; `lockstep doctor` looks at more"
+)
 _REFRESH: Final = (
     "see that refresh_interval of its indexes isn't off (`GET INDEX/_settings`): Lockstep sets it from"
     " refresh_interval_ms of the sink when its job starts"
@@ -68,7 +81,7 @@ class Look:
     the pipeline waits for its copy. ``left_out`` has the labels of generations that leave out a part of the log on
     purpose. ``blocked`` says by label who holds the lock that the job waits for. ``limits`` has by a sink's name how
     many events its settings let through in a second, ``refresh_s`` after how many seconds its store is to show what was
-    applied.
+    applied. ``slowdown``: so many times as long as on an idle machine everything takes here now.
     """
 
     at_s: float
@@ -82,6 +95,12 @@ class Look:
     limits: Mapping[str, int] = field(default_factory=dict)
     refresh_s: Mapping[str, float] = field(default_factory=dict)
     silent_kafka: str | None = None
+    slowdown: float = 1.0
+
+    @property
+    def stalled_s(self) -> float:
+        """After how long a stage hangs that doesn't move: on a busy machine everything takes longer."""
+        return STALLED_S * self.slowdown
 
 
 @dataclass(slots=True)
@@ -90,6 +109,7 @@ class _Seen:
 
     ``blocker`` has held a lock since then that the stage waited for. Who gives up and tries again waits only at times.
     ``has_ended``: its job was seen not to run, or to give no sign of life for long, and it hasn't moved since.
+    ``pace_s``: how long it took from one move to the next lately, while it lacked something.
     """
 
     sign: Hashable
@@ -99,6 +119,7 @@ class _Seen:
     life: Hashable | None = None
     life_s: float = 0.0
     has_ended: bool = False
+    pace_s: float = 0.0
 
 
 class Stalls:
@@ -160,6 +181,9 @@ class Stalls:
                 return _as(
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
                 )
+            if hung_since_ms is None and look.source.is_captured:
+                reason = f"capture has begun, and prepares to read slot {look.slot}"
+                return _as(stage, StageState.STARTING, reason=reason)
             if hung_since_ms is not None:
                 reason = (
                     f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
@@ -178,21 +202,23 @@ class Stalls:
         still_s = self._still(
             stage, look, lacks=bool(stage.bytes_behind) and not is_at_work, blocker=look.source.blocked_by
         )
-        if still_s < STALLED_S:
+        if still_s < look.stalled_s:
             return _moving(stage)
         blocker = self._seen[stage.name].blocker
         if blocker is not None:
             reason = f"capture waits for a lock at the source that is held by {blocker}"
             return _as(stage, StageState.STALLED, reason=reason, hint="end that transaction: capture goes on by itself")
         taken = f"WAL is written, and capture has taken nothing of it for {still_s:.0f} s"
-        if look.source.told_at is not None and silent_s < STALLED_S:
+        if look.source.told_at is not None and silent_s < look.stalled_s:
             waits = f", until {look.source.slot_waits_for} ends its transaction" if look.source.slot_waits_for else ""
             reason = f"{taken}, but gives signs of life: it reads a whole topic, or waits for a slot{waits}"
             if look.silent_kafka is not None:
                 reason = f"{taken}, but gives signs of life: it waits for Kafka"
             return _as(stage, StageState.BEHIND, reason=reason)
-        reason = f"{taken}, and given no sign of life: its process hangs"
-        return _as(stage, StageState.STALLED, reason=reason, hint=_CAPTURE_AGAIN)
+        reason = f"{taken}, and given no sign of life"
+        if silent_s < LONG_SILENT_S:
+            return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AGAIN)
+        return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
 
     def _hung_since_ms(self, stage: Stage) -> int | None:
         """Since when the stage hung at the last look, or had hung when it lost its connection; else None.
@@ -214,7 +240,7 @@ class Stalls:
         if stage.lsn is None or (is_held_up and not lacks):
             state = StageState.BUILDING if received.state is StageState.BUILDING else StageState.CURRENT
             return _as(stage, state if report.slot_active or stage.lsn is not None else received.state)
-        if still_s < STALLED_S:
+        if still_s < look.stalled_s:
             return _moving(stage)
         reason = f"capture has received more, and committed nothing to Kafka for {still_s:.0f} s"
         return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AT_SERVERS)
@@ -230,7 +256,7 @@ class Stalls:
         # It has nothing in hand, so it has all of the stage that hangs.
         silent_s = self._silent_s(stage, look, None if sink.job is None else sink.job.last_sign_ms)
         still_s = look.at_s - seen.moved_s
-        reason = _why_unread(still_s) if silent_s < STALLED_S else (judged.reason, judged.hint)
+        reason = _why_unread(still_s) if silent_s < look.stalled_s else (judged.reason, judged.hint)
         hanging = replace(
             _as(stage, StageState.STALLED, reason=reason[0], hint=reason[1]),
             since_ms=seen.moved_ms,
@@ -247,7 +273,7 @@ class Stalls:
         if not lacks:
             return _as(stage, StageState.CURRENT)
         refresh_s = look.refresh_s.get(sink.name, 0.0)
-        if still_s < STALLED_S + refresh_s:
+        if still_s < look.stalled_s + refresh_s:
             is_late = stage.seconds_behind is not None and stage.seconds_behind > _CURRENT_S + refresh_s
             return _as(stage, StageState.BEHIND if is_late else StageState.CURRENT)
         reason = f"what was applied is found by no query yet: the store hasn't shown anything new for {still_s:.0f} s"
@@ -271,7 +297,7 @@ class Stalls:
         )
         in_kafka = next((other.lsn for other in report.stages if other.name == IN_KAFKA), None)
         silent_s = self._silent_s(stage, look, None if job is None else job.last_sign_ms)
-        if sink.is_view and silent_s < STALLED_S and (building := _building(sink)) is not None:
+        if sink.is_view and silent_s < look.stalled_s and (building := _building(sink)) is not None:
             reason, since_ms = building
             self._still(stage, look, lacks=False)
             return replace(_as(stage, StageState.BUILDING, reason=reason), since_ms=since_ms)
@@ -280,18 +306,19 @@ class Stalls:
         has_rows_left = rows_left > 0 and sink.label not in look.left_out
         # A watermark alone may wait for a copy, or for rows from before that get a new column.
         lacks = has_rows_left or (
-            silent_s >= STALLED_S and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
+            silent_s >= look.stalled_s and None not in (stage.lsn, in_kafka) and (stage.lsn or 0) < (in_kafka or 0)
         )
         still_s = self._still(stage, look, lacks=lacks, blocker=look.blocked.get(sink.label))
         seen = self._seen[stage.name]
         blocker = seen.blocker
-        is_at_work = not (blocker or silent_s >= STALLED_S)
+        is_at_work = not (blocker or silent_s >= look.stalled_s)
         rows = min(rows_left, _ROWS_MAX)
-        patience_s = STALLED_S + (rows / _ROWS_PER_S + _STARTING_S * seen.has_ended if is_at_work else 0)
+        at_work_s = max(rows / _ROWS_PER_S, 2 * seen.pace_s) + _STARTING_S * seen.has_ended
+        patience_s = look.stalled_s + (at_work_s * look.slowdown if is_at_work else 0)
         if is_at_work and not sink.has_begun and lacks and still_s < _FIRST_ROWS_S:
             return _as(stage, StageState.BUILDING, reason="its first rows are being loaded")
         if still_s >= patience_s:
-            reason, hint = _why(still_s, silent_s, blocker)
+            reason, hint = _why(still_s, silent_s, blocker, is_silent=silent_s >= look.stalled_s)
             return _as(stage, StageState.STALLED, reason=reason, hint=hint)
         if held:
             table, aside = held[0]
@@ -320,6 +347,10 @@ class Stalls:
         seen = self._seen.get(stage.name)
         if seen is None:
             seen = self._seen[stage.name] = _Seen(sign, look.at_s, look.now_ms)
+        # What hung, waited for a lock or was started again says nothing of how long it takes.
+        if seen.sign != sign and lacks and seen.blocker is None and not seen.has_ended:
+            took_s = look.at_s - seen.moved_s
+            seen.pace_s = max(took_s if took_s <= _PACE_MAX_S else 0.0, seen.pace_s / 2)
         if seen.sign != sign or not lacks:
             seen.has_ended = seen.has_ended and seen.sign == sign
             seen.sign, seen.moved_s, seen.moved_ms, seen.blocker = sign, look.at_s, look.now_ms, None
@@ -339,7 +370,7 @@ class Stalls:
             seen.life, seen.life_s = life, look.at_s
         silent_s = look.at_s - seen.life_s
         # A job that is killed says no word, and may be started again before it counts as silent.
-        seen.has_ended |= silent_s >= STALLED_S
+        seen.has_ended |= silent_s >= look.stalled_s
         return silent_s
 
     def _since(self, stage: Stage, look: Look) -> Stage:
@@ -439,6 +470,8 @@ def _ended(stage: Stage, job: JobStatus) -> Stage:
         case JobState.STOPPED:
             hint = job.start if job.hint is None else f"{job.hint}; then {job.start_again}"
             return replace(stage, state=StageState.STOPPED, since_ms=job.since_ms, reason=job.reason, hint=hint)
+        case JobState.STARTING:
+            return replace(stage, state=StageState.STARTING, since_ms=job.since_ms, reason=_STARTS)
         case JobState.SILENT:
             reason, state = "its job ended without a word", StageState.SILENT
         case _:
@@ -446,14 +479,17 @@ def _ended(stage: Stage, job: JobStatus) -> Stage:
     return replace(stage, state=state, since_ms=job.since_ms, reason=reason, hint=job.start)
 
 
-def _why(still_s: float, silent_s: float, blocker: str | None) -> tuple[str, str]:
+def _why(still_s: float, silent_s: float, blocker: str | None, *, is_silent: bool) -> tuple[str, str]:
     if blocker is not None:
         return (
             f"its job waits for a lock in the store that is held by {blocker}",
             "end that transaction: the job goes on by itself",
         )
-    if silent_s >= STALLED_S:
-        return f"its job has given no sign of life for {silent_s:.0f} s: its process hangs, or was killed", _JOB_AGAIN
+    if is_silent:
+        reason = f"its job has given no sign of life for {silent_s:.0f} s"
+        if silent_s < LONG_SILENT_S:
+            return reason, _LOOK_AGAIN
+        return f"{reason}: its process hangs, or was killed", _JOB_AGAIN
     return (
         f"its job lives, and has applied nothing of what is in Kafka for {still_s:.0f} s: the store or a Python worker"
         " hangs",

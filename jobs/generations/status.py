@@ -31,6 +31,7 @@ from jobs.generations.lease import (
 )
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, record_name, way_on
+from jobs.generations.starting import STARTING_NAME
 from sinks.contract import CoordinationRecords
 
 _NEWER: Final = "newer_run"
@@ -38,18 +39,22 @@ _NEWER: Final = "newer_run"
 
 _APPLIES: Final = way_on(Phase.READY, "", 0)
 
+_OF_THE_SINK: Final = 0
+"""Generations are counted from 1: among their last signs of life this one has that of a driver which starts."""
+
 _FRESH_MS: Final = 15_000
 """A sign of life from about now is enough. The clocks of two machines may differ, so any other needs a second look."""
 
 
 class JobState(StrEnum):
-    """``RUNNING``: a job applies to the generation. ``STOPPED``: it ended by an error, or a newer one ended it that has
-    ended since, and somebody has to act.
+    """``RUNNING``: a job applies to the generation. ``STARTING``: one is on its way to. ``STOPPED``: it
+    ended by an error, or a newer one ended it that has ended since, and somebody has to act.
 
     ``SILENT``: it ended without a word. ``ABSENT``: none runs, since none was started or the last was told to stop.
     """
 
     RUNNING = "running"
+    STARTING = "starting"
     STOPPED = "stopped"
     SILENT = "silent"
     ABSENT = "absent"
@@ -116,6 +121,8 @@ class JobStatus:
             case JobState.SILENT:
                 last = f"its last sign of life was at {time_text(self.since_ms)}"
                 return f"{label}: its job ended without a word, {last}: {start}"
+            case JobState.STARTING:
+                return f"{label}: its job is starting since {time_text(self.since_ms)}"
             case JobState.ABSENT if self.since_ms is None:
                 return f"{label}: no job has begun to apply to it: {start}"
             case JobState.ABSENT:
@@ -145,7 +152,8 @@ def job_statuses(
     """
     still = {} if still is None else still
     names = (heartbeat_name, asides_name, record_name)
-    found = records.load_all([name(number) for number in generations for name in names])
+    found = records.load_all([*(name(number) for number in generations for name in names), STARTING_NAME])
+    starting = _starting(found.get(STARTING_NAME), still, now_ms=now_ms)
     beats = {number: last_beat_of(found.get(heartbeat_name(number))) for number in generations}
     alive = {number: beat for number, beat in beats.items() if beat is not None and beat.is_alive}
     fresh = {
@@ -162,7 +170,7 @@ def job_statuses(
                 read=None if beat is None else beat.read,
             )
             if number in running
-            else _ended(records, number, beat),
+            else _ended(records, number, beat, starting),
             asides=asides_of(found.get(asides_name(number))),
             start=_start(sink, number, found.get(record_name(number))),
         )
@@ -174,11 +182,27 @@ def _start(sink: str, generation: int, record: str | None) -> str:
     return _APPLIES if record is None else way_on(Record.from_json(record).phase, sink, generation)
 
 
-def _ended(records: CoordinationRecords, generation: int, beat: LastBeat | None) -> JobStatus:
+def _starting(text: str | None, still: MutableMapping[int, LastBeat], *, now_ms: int) -> JobStatus | None:
+    """That a driver is about to begin the sink's jobs. None where no record says so that is of now, or changes."""
+    if text is None:
+        return None
+    fields = orjson.loads(text)
+    seen, sign = still.get(_OF_THE_SINK), LastBeat(fields["at_ms"], is_alive=True)
+    still[_OF_THE_SINK] = sign
+    is_alive = abs(now_ms - fields["at_ms"]) < _FRESH_MS or (seen is not None and seen != sign)
+    return JobStatus(JobState.STARTING, fields["since_ms"], last_sign_ms=fields["at_ms"]) if is_alive else None
+
+
+def _ended(
+    records: CoordinationRecords, generation: int, beat: LastBeat | None, starting: JobStatus | None
+) -> JobStatus:
+    """An error counts more than that a job is started again: it may end by the same one."""
     stop = _load_stop(records, generation)
     # Of a newer job that gave no word, the last sign of life says more.
     if stop is not None and not (_NEWER in stop and beat is not None and beat.is_alive):
         return JobStatus(JobState.STOPPED, stop["since_ms"], stop["reason"], stop["hint"])
+    if starting is not None:
+        return starting
     if beat is None:
         return JobStatus(JobState.ABSENT)
     return JobStatus(JobState.SILENT if beat.is_alive else JobState.ABSENT, beat.at_ms)

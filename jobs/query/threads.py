@@ -40,6 +40,7 @@ from typing import Final
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.errors import DataLost, Fenced, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import Table, TableName
+from cdc.processor import processor_wait_share
 from jobs.generations.lease import GenerationLease
 from jobs.query.log_bell import Bell
 from jobs.query.schema_watch import SchemaWatch
@@ -113,6 +114,16 @@ class QueryState:
         """How many rows the running batch has at most."""
         self.heard_at = 0.0
         """When the task of a long batch has last been heard of, by the same clock."""
+
+        self.asked_at: float | None = None
+        """Since when a sign of life waits for the destination's answer, by the same clock. None while none does."""
+        self.answer_s = 0.0
+        """How long the last one has waited."""
+
+    def server_answer_s(self, now_s: float) -> float:
+        """How long the destination took for its last answer, or takes for the next one where that is longer."""
+        asked_at = self.asked_at
+        return max(self.answer_s, 0.0 if asked_at is None else now_s - asked_at)
 
     def is_overdue(self, now_s: float, *, told_at_s: float) -> bool:
         """Whether the running batch takes longer than its rows do, since its begin or since it was heard or told of."""
@@ -235,10 +246,13 @@ def keep_lease(state: QueryState, lease: GenerationLease) -> None:
     Ends the query when another job has taken over, or the destination was put back.
     """
     while not state.ended.wait(TICK_S):
+        state.asked_at = time.monotonic()
         try:
             beat(lease)
         except Exception as error:  # without it, batches could wait for ever for one who has asked them to
             state.fail(error)
+        finally:
+            state.answer_s, state.asked_at = time.monotonic() - state.asked_at, None
 
 
 def beat(lease: GenerationLease) -> None:
@@ -287,13 +301,22 @@ def fill_columns(state: QueryState, fill: Callable[[], None]) -> None:
 
 
 def report_long_batches(state: QueryState, plan: SinkPlan, report: Reporter) -> None:
-    """Report a batch that waits for its server without end."""
+    """Report a batch that takes much longer than its rows do, and what is known of why."""
     told_at = 0.0
     while not state.ended.wait(TICK_S):
         under_way, now = state.under_way, time.monotonic()
         if under_way is not None and state.is_overdue(now, told_at_s=told_at):
             told_at = now
-            report(BatchGoesOn(plan.name, plan.generation, under_way[0], elapsed_s=now - under_way[1]))
+            report(
+                BatchGoesOn(
+                    plan.name,
+                    plan.generation,
+                    under_way[0],
+                    elapsed_s=now - under_way[1],
+                    answer_s=state.server_answer_s(now),
+                    wait_share=processor_wait_share(),
+                )
+            )
 
 
 @dataclass(slots=True)

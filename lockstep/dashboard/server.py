@@ -665,6 +665,25 @@ class _Server(uvicorn.Server):
         self.should_exit = True
 
 
+class _EndOfStreams(logging.Filter):
+    """Drops the traceback of a request that was cut off at the server's end: nothing is wrong with it.
+
+    uvicorn gives requests a moment to end. A reader that takes nothing keeps its stream longer, and so does a machine
+    that is busy.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not _is_cancelled(error)
+
+
+def _is_cancelled(error: BaseException | None) -> bool:
+    """Whether it was raised for nothing but that somebody has cancelled the task."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_cancelled, error.exceptions))
+    return isinstance(error, asyncio.CancelledError)
+
+
 def access_of(config: Config, token: str | None) -> Access:
     """Raises ConfigurationError where others than this machine would be let in without a token."""
     settings = config.dashboard
@@ -689,6 +708,7 @@ def serve(config: Config, path: Path, *, say: Callable[[str], object], extra: Ex
     with contextlib.closing(_listening(settings)) as listening:
         served = bounded_http.settings(dashboard_app(config, path, access, streams, end, extra))
         server = _Server(served, streams)
+        logging.getLogger("uvicorn.error").addFilter(_EndOfStreams())
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         say(f"dashboard: http://{host}:{listening.getsockname()[1]}/")
         server.run(sockets=[listening])

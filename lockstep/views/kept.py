@@ -32,14 +32,15 @@ from views.view import identity, stored_position
 class ViewState(StrEnum):
     """``BUILDING``: its state is being built, and its sink gets nothing meanwhile. ``READY``: it is kept up to date.
 
-    ``WAITING``: a table that it reads isn't captured. ``STOPPED``, ``SILENT`` and ``ABSENT``: no job keeps it, as in
-    ``jobs.generations.status.JobState``. ``UNKNOWN``: its store couldn't be asked.
+    ``WAITING``: a table that it reads isn't captured. ``STOPPED``, ``STARTING``, ``SILENT`` and ``ABSENT``: no job
+    keeps it, as in ``jobs.generations.status.JobState``. ``UNKNOWN``: its store couldn't be asked.
     """
 
     BUILDING = "building"
     READY = "ready"
     WAITING = "waiting"
     STOPPED = "stopped"
+    STARTING = "starting"
     SILENT = "silent"
     ABSENT = "absent"
     UNKNOWN = "unknown"
@@ -184,6 +185,8 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
             state, hint = ViewState.STOPPED, start if hint is None else f"{hint}; then {of.job.start_again}"
         case JobState.SILENT:
             state, reason, hint = ViewState.SILENT, "its job ended without a word", start
+        case JobState.STARTING:
+            state, reason, hint = ViewState.STARTING, "its job is starting", None
         case JobState.ABSENT:
             state, reason, hint = ViewState.ABSENT, "no job keeps it", start
         case _:

@@ -326,8 +326,9 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
     # Before there is a slot nothing is held back, and nobody reads it while capture is at work on the first copy.
     # A paused copy beside the stream explains nothing: capture goes on.
     # Where Kafka is silent, nobody knows whether a capture that is there copies.
-    copying = (StageState.BUILDING, StageState.PAUSED, StageState.UNKNOWN)
-    is_copied = all(stage.state not in copying for stage in report.stages if stage.name == RECEIVED)
+    # One that has begun will read it.
+    expected = (StageState.STARTING, StageState.BUILDING, StageState.PAUSED, StageState.UNKNOWN)
+    is_copied = all(stage.state not in expected for stage in report.stages if stage.name == RECEIVED)
     is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:
         yield Condition(

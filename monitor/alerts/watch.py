@@ -167,7 +167,7 @@ class AlertWatch:
 
 
 def log_message(message: Message) -> None:
-    """One line in the log, of the severity that the message has."""
+    """One line in the log, of the severity that the message has. One that is over needs no advice."""
     condition = message.condition
     level = logging.WARNING if condition.severity is Severity.WARNING else logging.ERROR
     if message.kind in (Kind.CLEARED, Kind.TEST):
@@ -176,7 +176,12 @@ def log_message(message: Message) -> None:
         level,
         LogMessage(
             f"alert {message.kind.value}",
-            {"name": condition.name, "subject": condition.subject},
-            f"{condition.sentence}: {condition.step}",
+            {
+                "name": condition.name,
+                "subject": condition.subject,
+                "severity": condition.severity.name.lower(),
+                "id": "_".join(message.id.split()),
+            },
+            "it is over" if message.kind is Kind.CLEARED else f"{condition.sentence}: {condition.step}",
         ),
     )

@@ -2,10 +2,12 @@
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +81,25 @@ def test_a_capture_of_the_group_that_was_replaced_comes_back_when_the_other_one_
     pipeline.wait_applied(group)
     pipeline.assert_sinks_equal()
     assert pipeline.stop(group) == 0, log.read_text()
+
+
+def test_whoever_looks_sees_that_a_driver_starts(pipeline: Pipeline, tmp_path: Path) -> None:
+    """However long its Java takes: this one never does anything."""
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\nexec sleep 300\n")
+    java.chmod(0o755)
+    text = pipeline.path.read_text()
+    pipeline.path.write_text(text.replace("[spark]\n", f'[spark]\njava_home = "{java.parent.parent}"\n'))
+    driver = pipeline.start("lockstep", "apply", "--config", str(pipeline.path))
+
+    def applied() -> list[tuple[str, str | None]]:
+        command = [sys.executable, "-m", "lockstep", "lag", "--json", "--config", str(pipeline.path)]
+        stages = json.loads(subprocess.run(command, check=False, capture_output=True).stdout)["stages"]
+        return [(stage["state"], stage["hint"]) for stage in stages if "job" in stage]
+
+    wait_until(lambda: applied() == 3 * [("starting", None)], what="every sink shows that its driver starts")
+    driver.kill()
 
 
 def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeline: Pipeline) -> None:

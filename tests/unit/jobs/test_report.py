@@ -40,6 +40,7 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "watermark=16/B374D848"
     )
     assert messages[4].startswith("batch goes on sink=search generation=2 batch=8 elapsed_s=15")
+    assert "slow" not in messages[4], "its answers are quick"
     assert messages[7] == (
         "dead letters can't be read and stay as they are sink=search generation=1 topic=shop.__dead_letters records=2 "
         "first_offset=9 reason=it lacks tag: `lockstep rejections list search` shows them"
@@ -70,3 +71,16 @@ def test_every_report_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixtur
         "WARNING",
         "INFO",
     ]
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "wait_share", "words"),
+    [
+        (0.01, 0.0, "answers"),
+        (5.0, 0.0, "its last answer took 5.0 s"),
+        (5.0, None, "hangs"),
+        (5.0, 0.9, "busy: for 90%"),
+    ],
+)
+def test_a_server_is_blamed_for_its_own_answers_alone(answer_s: float, wait_share: float | None, words: str) -> None:
+    assert words in BatchGoesOn("search", 2, 8, 15.2, answer_s, wait_share).why

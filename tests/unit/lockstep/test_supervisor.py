@@ -214,7 +214,7 @@ def test_a_signal_leaves_no_child_behind(number: signal.Signals, started: Callab
     group.process.send_signal(number)
     assert group.process.wait(300) == 0, group.messages()
     assert group.living() == []
-    assert "stopping capture, apply and dashboard, up to 60 s; Ctrl-C again kills them" in group.messages()
+    assert "stopping capture, apply and dashboard, up to 30 s; Ctrl-C again kills them" in group.messages()
 
 
 @pytest.mark.parametrize("first", SIGNALS, ids=lambda number: number.name)

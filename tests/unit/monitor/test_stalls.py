@@ -13,7 +13,7 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.stalls import CAPTURE_SILENT_S, STALLED_S, Look, Stalls, unreachable
+from monitor.stalls import CAPTURE_SILENT_S, LONG_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from monitor.visible import Visible
 from tests.lag import NOW_MS, sink_facts, source_facts
 from views.counters import Counters
@@ -75,7 +75,9 @@ def test_a_sink_that_does_not_have_all_of_a_table_that_joined_is_being_built_and
 def test_of_a_capture_that_hangs_capture_is_named_and_no_sink() -> None:
     watching = Watching()
     watching.look(_source(), _sink())
-    lag = watching.watch(_source(wal_end=2000), _sink())
+    early = _worst(watching.watch(_source(wal_end=2000), _sink()))
+    assert "end its process" not in (early.hint or ""), "it may be waiting for a processor"
+    lag = watching.watch(_source(wal_end=2000), _sink(), seconds=LONG_SILENT_S)
     worst = _worst(lag)
     assert (worst.name, worst.state, worst.since_ms) == ("received", StageState.STALLED, NOW_MS + 1000)
     assert "its process hangs" in (worst.reason or "")
@@ -100,9 +102,10 @@ def test_a_capture_that_hung_and_lost_its_connection_needs_somebody_until_one_re
 
 def test_a_capture_that_hung_and_lost_its_reader_is_named_by_the_first_look() -> None:
     source = _source(wal_end=2000, slot_active=False, walsender=None, is_captured=True)
-    for silent_s, state in ((0.0, StageState.ABSENT), (None, StageState.ABSENT), (CAPTURE_SILENT_S, StageState.SILENT)):
+    starting = StageState.STARTING
+    for silent_s, state in ((0.0, starting), (None, starting), (CAPTURE_SILENT_S, StageState.SILENT)):
         lag = Watching().look(replace(source, captured_silent_s=silent_s), _sink())
-        assert _worst(lag).state is state
+        assert lag.stages[1].state is state
         assert lag.needs_somebody is (state is StageState.SILENT)
     gone = Watching().look(replace(source, is_captured=False), _sink())
     assert _worst(gone).state is StageState.ABSENT
@@ -329,6 +332,34 @@ def test_a_sink_without_a_job_is_in_the_state_of_its_job(job: JobStatus, state: 
         assert Watching().watch(_source(), _behind(job=job, is_live=False)).worst is None
 
 
+def test_on_a_busy_machine_nothing_hangs_before_it_had_its_turn() -> None:
+    silent = _behind(job=JobStatus(JobState.RUNNING, last_sign_ms=1))
+    assert Watching().watch(_source(), silent, seconds=4 * STALLED_S, slowdown=5.0).worst is None
+    assert _worst(Watching().watch(_source(), silent, seconds=6 * STALLED_S, slowdown=5.0)).state is StageState.STALLED
+
+
+def test_a_sink_that_moves_every_half_minute_gets_on() -> None:
+    """Its batches take so long. One that then stops is noticed after twice the time."""
+    watching, waits = Watching(), 30
+
+    def move(lsn: int, seconds: int) -> set[StageState]:
+        facts = _behind(watermark_lsn=lsn, job=JobStatus(JobState.RUNNING, last_sign_ms=None))
+        looks = [watching.look(_source(), facts) for _ in range(seconds)]
+        return {look.stages[-1].state for look in looks}
+
+    for lsn in (100, 101):
+        move(lsn, waits)
+    assert StageState.STALLED not in move(102, waits) | move(103, waits)
+    assert StageState.STALLED in move(104, 3 * waits)
+
+
+def test_a_job_that_is_on_its_way_needs_nobody() -> None:
+    lag = Watching().watch(_source(), _behind(job=JobStatus(JobState.STARTING, 5)), seconds=300)
+    applied = lag.stages[-1]
+    assert (applied.state, applied.since_ms, applied.hint) == (StageState.STARTING, 5, None)
+    assert (lag.worst, lag.idle, lag.needs_somebody) == (None, {}, False)
+
+
 def test_a_sink_that_waits_for_a_copy_or_leaves_out_a_part_is_no_stall() -> None:
     waiting = _sink(watermark_lsn=900)
     assert _states(Watching().watch(_source(), waiting, copying=True))[4] is StageState.BUILDING
@@ -491,9 +522,12 @@ def test_a_job_that_has_read_what_it_does_not_apply_hangs_where_it_applies() -> 
 def test_a_job_whose_process_hangs_does_so_where_it_was() -> None:
     job = JobStatus(JobState.RUNNING, last_sign_ms=1)
     for in_hand, stage in ((0, "read: cache"), (3, "applied: cache"), (None, "applied: cache")):
-        worst = _worst(Watching().watch(_source(), _behind(in_hand=in_hand, job=job)))
+        watching = Watching()
+        worst = _worst(watching.watch(_source(), _behind(in_hand=in_hand, job=job)))
         assert (worst.name, worst.state) == (stage, StageState.STALLED)
-        assert "its process hangs" in (worst.reason or "")
+        assert "end its process" not in (worst.hint or "")
+        late = _worst(watching.watch(_source(), _behind(in_hand=in_hand, job=job), seconds=LONG_SILENT_S))
+        assert "its process hangs" in (late.reason or "")
 
 
 def test_a_lock_in_the_store_is_no_matter_of_reading() -> None:

@@ -6,7 +6,7 @@ import * as format from "./format.js";
 
 const CLASSES = {
   good: ["current", "running", "ok", "ready", "equal", "streaming", "copied", "reserved", "right", "done"],
-  busy: ["behind", "building", "copying", "in stream"],
+  busy: ["starting", "behind", "building", "copying", "in stream"],
   rest: ["paused", "waiting", "waits", "queued", "extended"],
   warn: ["warning", "stalled", "absent", "older", "differs", "different", "incomplete", "overdue", "unreserved", "missing", "unanswered", "retrying"],
   bad: ["stopped", "silent", "error", "lost", "refused", "failed", "wrong", "rejected", "resurrected"],

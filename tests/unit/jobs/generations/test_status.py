@@ -1,6 +1,7 @@
 """Who only looks is told whether a job applies to a generation, since when not, and why."""
 
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,10 +9,11 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, save_record
+from jobs.generations.starting import STARTING_NAME, showing_start, starting_record
 from jobs.generations.status import (
     JobState,
     JobStatus,
@@ -22,8 +24,10 @@ from jobs.generations.status import (
     save_stop,
     save_takeover,
 )
+from sinks.contract import OpenedSink
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.builders import table
+from tests.databases import until
 from tests.generations import AskedRecords, Time
 
 MINUTE_MS = 60_000
@@ -53,7 +57,49 @@ def test_jobs_that_run_are_asked_about_at_once() -> None:
     records.requests.clear()
     statuses = job_statuses(records, [1], now_ms=MINUTE_MS)
     assert [status.state for status in statuses.values()] == [JobState.RUNNING]
-    assert records.requests == [["g1.heartbeat", "g1.asides", "record.1"]]
+    assert records.requests == [["g1.heartbeat", "g1.asides", "record.1", "starting"]]
+
+
+def test_a_driver_that_starts_is_seen_before_it_has_a_job() -> None:
+    """Whatever became of the last job, but for an error that may end this one too."""
+    records = MemoryRecords(MemoryStore())
+    records.save(STARTING_NAME, starting_record("a", 1, since_ms=MINUTE_MS - 9_000, at_ms=MINUTE_MS))
+    status = job_status(records, 1, now_ms=MINUTE_MS + 5_000)
+    assert (status.state, status.since_ms, status.needs_somebody) == (JobState.STARTING, MINUTE_MS - 9_000, False)
+    assert job_status(records, 1, now_ms=2 * MINUTE_MS).state is JobState.ABSENT, "it was killed"
+    save_stop(records, 1, LockstepError("no room"), now_ms=MINUTE_MS)
+    assert job_status(records, 1, now_ms=MINUTE_MS + 5_000).state is JobState.STOPPED
+
+
+def test_a_driver_with_another_clock_is_seen_by_whoever_looks_twice() -> None:
+    records, still = MemoryRecords(MemoryStore()), dict[int, LastBeat]()
+
+    def look(at_ms: int) -> JobState:
+        records.save(STARTING_NAME, starting_record("a", at_ms, since_ms=0, at_ms=at_ms))
+        return job_statuses(records, [1], now_ms=60 * MINUTE_MS, still=still)[1].state
+
+    assert [look(at_ms) for at_ms in (0, 2_000, 4_000, 4_000)] == [
+        JobState.ABSENT,
+        JobState.STARTING,
+        JobState.STARTING,
+        JobState.ABSENT,
+    ]
+
+
+def test_a_driver_shows_that_it_starts_until_its_job_is_at_work() -> None:
+    store, opened = MemoryStore(), threading.Event()
+
+    def open_sink() -> OpenedSink:
+        if not opened.is_set():
+            opened.set()
+            raise Unavailable("it doesn't answer yet")
+        return open_memory(store)
+
+    records = MemoryRecords(store)
+    with showing_start({"cache": open_sink}) as signs:
+        until(lambda: records.load(STARTING_NAME))
+        signs.end("cache")
+        until(lambda: records.load(STARTING_NAME) is None)
 
 
 def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:

@@ -27,6 +27,9 @@ function roomLeft(source) {
 function summary({ capture, sinks, stream_queries: queries }) {
   const known = [capture, ...sinks, ...queries].every((one) => ["good", "busy"].includes(severity(one.state)));
   if (known && sinks.length) return [stateOf("ok", "all well"), "Capture runs, and every sink gets further."];
+  if ([capture, ...sinks].some((one) => one.state === "starting")) {
+    return [stateOf("starting", "starting"), "A process has begun, and prepares."];
+  }
   if (capture.lsn === null) return [stateOf("unknown", "nothing runs"), sentence("Nothing was captured yet: `lockstep run` starts it.")];
   return [stateOf("unknown", "not everything runs"), "The table of stages says what is known."];
 }
