@@ -74,8 +74,8 @@ _SLOWDOWN_MAX = 3.0
 """
 
 _JOBS_S = 4.0
-"""So much longer where a sink has said how far it is, and only its jobs are still looked at. Also what hangs then is named
-within ten seconds, the time between two looks included."""
+"""So much longer where a sink has said how far it is, and only its jobs are still looked at. On a machine that isn't
+busy, what hangs then is named within ten seconds too, the time between two looks included."""
 
 _HEARTBEAT_S = 4.0
 """Where nothing newer was committed, the source gets a heartbeat: who then hangs is seen to."""

@@ -216,7 +216,7 @@ class Stalls:
                 reason = f"{taken}, but gives signs of life: it waits for Kafka"
             return _as(stage, StageState.BEHIND, reason=reason)
         reason = f"{taken}, and given no sign of life"
-        if silent_s < LONG_SILENT_S:
+        if (still_s if look.source.told_at is None else silent_s) < LONG_SILENT_S:
             return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AGAIN)
         return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
 
