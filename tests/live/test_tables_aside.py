@@ -558,7 +558,6 @@ def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
         assert job.stop() == 0
 
 
-@pytest.mark.soak
 def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
