@@ -133,7 +133,7 @@ def test_a_capture_that_does_not_run_is_a_problem(facts: SourceFacts, where: str
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
-        (source(walsender="WalSenderWriteData"), "its process hangs"),
+        (source(walsender="WalSenderWriteData"), "given no sign of life"),
         (source(walsender=""), "committed nothing to Kafka"),
     ],
 )
