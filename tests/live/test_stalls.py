@@ -150,7 +150,7 @@ def test_a_capture_that_hangs_is_named_also_on_an_idle_source(running: Running) 
     with held(running.capture):
         stage = running.until_worst(lambda stage: stage.state is StageState.STALLED)
         assert stage.name == "received"
-        assert "its process hangs" in (stage.reason or "")
+        assert "given no sign of life" in (stage.reason or "")
         assert stage.seconds_behind
     running.until_well()
 
