@@ -69,6 +69,13 @@ class PipelineSettings(Settings):
             )
         return name
 
+    @field_validator("data_directory")
+    @classmethod
+    def _is_local(cls, directory: Path) -> Path:
+        if ":/" in str(directory) or str(directory).startswith("~"):
+            raise ValueError("must be a directory of this machine, written out")
+        return directory
+
 
 class LogSettings(Settings):
     """How the messages of running processes look. ``lockstep.log.log_format`` says what wins over it."""

@@ -1,8 +1,12 @@
-"""One ``lockstep run`` of a pipeline at a time on this machine: a second one would take capture over from the first."""
+"""One ``lockstep run`` of a pipeline at a time on this machine: a second one would take capture over from the first.
+
+The lock is the kernel's, which also says which process holds it. So nothing is left behind that could name another one.
+"""
 
 import fcntl
 import os
 import signal
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +16,34 @@ from cdc.model.errors import ConfigurationError
 
 _LOOK_S: Final = 0.2
 
+_FLOCK: Final = struct.Struct("hhqqi")
+"""``struct flock`` of Linux: type, whence, start, length, pid."""
+
 
 @contextmanager
 def only_run(
     file: Path, *, take_over: bool, say: Callable[[str], None], wait: Callable[[float], bool]
 ) -> Iterator[bool]:
-    """Hold the lock file until the block ends, with our pid in it. False where we were told to stop before we had it.
+    """Hold the lock file until the block ends. False where we were told to stop before we had it.
 
     The kernel lets it go when the process ends, however it ends. ``take_over`` ends the run that holds it, and waits
     until it has ended. ``wait`` sleeps for so many seconds, and says whether we are told to stop.
 
-    Raises ConfigurationError where another run holds it.
+    Raises ConfigurationError where another run holds it, and where the file can't be written.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("a+b") as lock:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock = file.open("ab")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{file} can't be opened, which keeps a second run away: {error.strerror}",
+            hint="let pipeline.data_directory name a directory that this user may write to; where the file is another"
+            " user's, that user's run comes first",
+        ) from None
+    with lock:
         has_asked = False
         while not _is_taken(lock.fileno()):
-            pid = _holder(file)
+            pid = _holder(lock.fileno())
             if not take_over:
                 raise ConfigurationError(
                     f"another run of this pipeline is at work on this machine{_named(pid)}",
@@ -41,24 +56,32 @@ def only_run(
             if wait(_LOOK_S):
                 yield False
                 return
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n".encode())
-        lock.flush()
         yield True
 
 
 def _is_taken(descriptor: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
         return False
     return True
 
 
-def _holder(file: Path) -> int | None:
-    """The process that holds the lock; None for a moment, before it has written its number."""
-    text = file.read_text(encoding="ascii").strip()
-    return int(text) if text.isdecimal() else None
+def _holder(descriptor: int) -> int | None:
+    """The process that holds the lock; None where it has just let it go.
+
+    Raises ConfigurationError for one that isn't visible from here, as in another container.
+    """
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, *_, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked)[: _FLOCK.size])
+    if kind == fcntl.F_UNLCK:
+        return None
+    if pid <= 0:
+        raise ConfigurationError(
+            "another run of this pipeline is at work on this machine, in another container",
+            hint="stop that one, then start this one again",
+        )
+    return int(pid)
 
 
 def _named(pid: int | None) -> str:

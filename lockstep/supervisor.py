@@ -120,7 +120,11 @@ def _look_after(member: _Member) -> int | None:
         if member.standby:
             member.arguments, why = member.standby, "another one has taken its place, so it stands by until that ends"
         else:
-            member.is_taken_over, why = True, "another one has taken its place, so it isn't started again"
+            member.is_taken_over = True
+            why = (
+                "another one has taken its place, so it isn't started again: once that one has ended, nobody applies to"
+                " the sinks until `lockstep run` is started anew"
+            )
         logger.error(LogMessage("process ended", {"process": member.name}, why))
         return code
     if now - member.started > _STEADY_S:

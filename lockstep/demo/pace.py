@@ -5,7 +5,7 @@ from typing import Final
 FOLLOWS_S: Final = 3.0
 """Sinks that are no more than so many seconds behind follow."""
 
-_STEPS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0)
+_STEPS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, *(50.0 * 2.0**doubled for doubled in range(12)))
 _FIRST: Final = 10.0
 _SETTLES_S: Final = 8.0
 """For so long a rate is looked at before it is changed: sinks need seconds to show what it does to them."""

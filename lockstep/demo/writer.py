@@ -8,6 +8,7 @@ and SIGINT end it after the transactions at hand.
 """
 
 import argparse
+import contextlib
 import json
 import random
 import signal
@@ -393,7 +394,8 @@ class Writer:
         for thread in threads:
             thread.start()
         while not self._stop.wait(_REPORT_EVERY_S):
-            self._interval_s = CLIENTS / self._rate()
+            with contextlib.suppress(OSError):  # whoever says it has gone, or its directory has
+                self._interval_s = CLIENTS / self._rate()
             report(self.counts())
         for thread in threads:
             thread.join()

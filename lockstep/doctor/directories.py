@@ -24,6 +24,7 @@ def directory_findings(config: Config, *, may_write: Callable[[Path], bool] = _m
 def _named(config: Config) -> Iterator[tuple[str, str]]:
     """The settings that are in use, each with its path. Alerts are told wherever a pipeline runs."""
     capture, spark = config.capture, config.spark
+    yield "pipeline.data_directory", str(config.pipeline.data_directory)
     yield "capture.values_directory", capture.values_directory
     if capture.spool_transactions:
         yield "capture.spool_directory", capture.spool_directory
