@@ -198,6 +198,7 @@ class LagCollector:
         self._last: LagReport | None = None
         self._answered: dict[str, bool] = {}
         self._ends: dict[tuple[str, int], int] = {}
+        self._most_read: dict[str, int] = {}  # by sink and generation, as their jobs tell
         self._heartbeat_at = -math.inf
 
     @property
@@ -383,7 +384,9 @@ class LagCollector:
             for generation, progress, job, blocked_by, *_, visible in answer:
                 label = SinkFacts(name, generation.number, generation.is_live or len(answer) == 1, 0, 0, None, 0).label
                 if progress is not None:
-                    read = None if job is None or job.read is None else job.read.records
+                    # A job that begins again tells of less, or nothing: that is no move.
+                    told = 0 if job is None or job.read is None else job.read.records
+                    read = self._most_read[label] = max(told, self._most_read.get(label, 0))
                     signs[f"{APPLIED}{label}"] = sum(progress.next_offsets.values()), progress.watermark_lsn, read
                     if progress.skipped:
                         left_out.add(label)

@@ -313,8 +313,10 @@ class Stalls:
         blocker = seen.blocker
         is_at_work = not (blocker or silent_s >= look.stalled_s)
         rows = min(rows_left, _ROWS_MAX)
-        at_work_s = max(rows / _ROWS_PER_S, 2 * seen.pace_s) + _STARTING_S * seen.has_ended
-        patience_s = look.stalled_s + (at_work_s * look.slowdown if is_at_work else 0)
+        # A pace that was seen is this machine's already.
+        starting_s = _STARTING_S * seen.has_ended * look.slowdown
+        at_work_s = max(rows / _ROWS_PER_S * look.slowdown, 2 * seen.pace_s) + starting_s
+        patience_s = look.stalled_s + (at_work_s if is_at_work else 0)
         if is_at_work and not sink.has_begun and lacks and still_s < _FIRST_ROWS_S:
             return _as(stage, StageState.BUILDING, reason="its first rows are being loaded")
         if still_s >= patience_s:

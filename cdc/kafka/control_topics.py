@@ -374,12 +374,9 @@ class ProgressReader:
             )
         for message in _records(self._consumer, {self._topic: (start, end)}):
             record = _progress_record(message)
-            offset = message.offset() or 0
-            following = max(following, offset + 1)
+            following = max(following, (message.offset() or 0) + 1)
             if record is not None:
                 records.append(record)
-                if offset == end - 2:
-                    break  # Behind it is the marker of its transaction: it isn't committed before that is written.
         # Else the client goes on asking for what comes next, and the next read's request waits behind that one.
         self._consumer.unassign()
         return records, following
@@ -409,6 +406,7 @@ class LogBell:
         self._consumer: Consumer | None = None
         self._has_heard_error = False
         self._rung_at: deque[float] = deque(maxlen=_RINGS_A_SECOND)
+        self._rang_with: Message | None = None
 
     def rings(self, timeout_s: float) -> bool:
         """Wait for it. What is written need not be committed, and may be long gone. Raises as ``new_client``.
@@ -423,10 +421,12 @@ class LogBell:
             self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
             # It stays assigned: a new question would wait behind the one that the broker keeps.
             self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
+        if self._rang_with is not None:  # whoever was rung for is at work by now
+            self._pause(self._consumer, self._rang_with)
+            self._rang_with = None
         message = self._consumer.poll(timeout_s)
         if message is not None:
-            messages = [message, *self._consumer.consume(_RINGS_AT_ONCE, 0)]
-            self._pause(self._consumer, messages[-1])
+            self._rang_with = [message, *self._consumer.consume(_RINGS_AT_ONCE, 0)][-1]
         has_heard_error, self._has_heard_error = self._has_heard_error, False
         return has_heard_error or message is not None
 
@@ -449,4 +449,4 @@ class LogBell:
         """End the connection; the next question opens another one."""
         if self._consumer is not None:
             close_consumer(self._consumer)
-            self._consumer = None
+            self._consumer = self._rang_with = None

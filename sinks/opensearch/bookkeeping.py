@@ -109,15 +109,19 @@ class Bookkeeping:
         return self.replaced(document, held, source) is not None
 
     def replaced(self, document: str, held: Held | None, source: Any) -> Held | None:
-        """The same; returns what is held from then on, or None where it wasn't stored."""
+        """The same; returns what is held from then on, or None where it wasn't stored.
+
+        What was held in an index that is gone isn't held any more.
+        """
         self.check_format()
         parameters = {"require_alias": "true"}
+        changed: tuple[str, ...] = ("version_conflict_engine_exception",)
         if held is None:
             path = f"/{self.index}_W/_create/{document}"
         else:
             path = f"/{self.index}_W/_doc/{document}"
             parameters |= {"if_seq_no": str(held.seq_no), "if_primary_term": str(held.primary_term)}
-        changed = ("version_conflict_engine_exception",)
+            changed = (*changed, "index_not_found_exception")
         answer = self._client.call("PUT", path, source, parameters, passing_errors=changed)
         return None if answer is None else Held(source, answer["_seq_no"], answer["_primary_term"])
 

@@ -271,17 +271,19 @@ class Evictions:
         return cls(str(run_id), int(keys))
 
     def since(self, before: "Evictions") -> int:
-        """How many of them came after ``before``, at least."""
-        return self.keys - before.keys if self.run_id == before.run_id else self.keys
+        """How many of them came after ``before``, at least: a restart and ``CONFIG RESETSTAT`` begin to count anew."""
+        goes_on = self.run_id == before.run_id and self.keys >= before.keys
+        return self.keys - before.keys if goes_on else self.keys
 
     def __str__(self) -> str:
-        return f"{self.run_id}:{self.keys}"
+        """As text to be kept; "" where nothing is known."""
+        return f"{self.run_id}:{self.keys}" if self.run_id else ""
 
     @classmethod
     def parse(cls, text: str) -> "Evictions":
-        """What ``str`` of one made."""
+        """What ``str`` of one that is known made."""
         run_id, _, keys = text.rpartition(":")
-        return cls(run_id, int(keys or 0))
+        return cls(run_id, int(keys))
 
 
 def check_format(client: Client, name: str, keys: RedisKeys) -> None:

@@ -88,7 +88,9 @@ class RedisGenerations:
         lost = {name: f"key {self._keys.tables!r} doesn't name it any more" for name in known if name not in now}
         if self._connection.keeps_rows:
             for name in known.keys() & now.keys():
-                evicted = Evictions.parse(now[name]).since(Evictions.parse(known[name])) if known[name] else 0
+                if not (known[name] and now[name]):
+                    continue
+                evicted = Evictions.parse(now[name]).since(Evictions.parse(known[name]))
                 if evicted:
                     lost[name] = f"the server has evicted {evicted} keys, and doesn't say which: it must not evict"
         return lost

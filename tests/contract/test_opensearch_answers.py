@@ -9,7 +9,7 @@ import orjson
 import pytest
 from opensearchpy import OpenSearch
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import ConfigurationError, DataLost, LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
 from monitor.visible import Visible, VisibleRows
@@ -18,7 +18,7 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.opensearch.visibility import refreshes
-from tests.builders import batch, column, delete, table, upsert
+from tests.builders import batch, column, delete, progress, table, upsert
 from tests.contract.beside import generations_of
 
 pytestmark = pytest.mark.live
@@ -201,6 +201,16 @@ def test_an_alias_that_somebody_moved_is_left_alone(
         client.indices.delete(index=stranger)
     generations_of(second).switch()
     assert generations_of(sink).live() == 2
+
+
+def test_progress_that_was_removed_with_its_index_is_missed_by_who_has_stored_it(
+    client: OpenSearch, sink: OpenSearchSink
+) -> None:
+    generations = generations_of(sink)
+    generations.save_progress(progress(1))
+    client.indices.delete(index=f"{sink._indexes.prefix}.lockstep_bookkeeping")
+    with pytest.raises(DataLost):
+        generations.save_progress(progress(2))
 
 
 def test_an_index_with_the_aliases_name_is_left_alone(

@@ -26,7 +26,7 @@ from views.state.memory import after_prefix
 T = TypeVar("T")
 
 FILE_NAME: Final = "view.lmdb"
-FORMAT: Final = b"1"
+FORMAT: Final = b"2"
 
 _COPY_NAME: Final = f"{FILE_NAME}.compact"
 _LOCK: Final = "-lock"
