@@ -1,6 +1,7 @@
 """Runs the jobs of several sinks in one driver: one SparkSession, one query and one thread per sink and generation.
 
 It looks up a sink's generations again and again: one that ``rebuild`` has finished joins, one to be dropped leaves.
+One that is being built gets the job that its rebuild asks for (``jobs.generations.build_request``).
 """
 
 import logging
@@ -20,11 +21,13 @@ from pyspark.sql import SparkSession
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import table_topic
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.event import JsonValue
 from cdc.model.table import TableName
+from jobs.asked_build import AskedBuild
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
+from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
 from jobs.generations.lease import NewerJob, is_running
 from jobs.generations.record import (
     Generation,
@@ -37,10 +40,10 @@ from jobs.generations.record import (
     way_on,
 )
 from jobs.generations.starting import showing_start
-from jobs.generations.status import clear_stop, clear_takeover, has_error, save_stop, save_takeover
+from jobs.generations.status import has_error
 from jobs.generations.view_state import remove_kept
+from jobs.job_thread import JobThread
 from jobs.query.captured_tables import Captured
-from jobs.query.job import SinkJob
 from jobs.query.sink_plan import PARTITIONS_MAX, SinkPlan, why_no_long_batches
 from jobs.report import (
     DefinitionDiffers,
@@ -48,7 +51,6 @@ from jobs.report import (
     Reporter,
     SinkFailed,
     SinkStarted,
-    SinkStopped,
     SinkWaiting,
     log_report,
 )
@@ -192,7 +194,7 @@ def session(
     doesn't start, SparkEnded when its JVM ends within the block, and as ``chosen_sink_kernel``.
     """
     if opened is not None:
-        with _stopped_by_signals(stop):
+        with stopped_by_signals(stop):
             yield opened
         return
     _logger.info("rows are written to sinks by %s", chosen_sink_kernel())
@@ -207,7 +209,7 @@ def session(
     warm_up(started)
     try:
         # After the session: PySpark installs a handler of its own for SIGINT.
-        with _stopped_by_signals(stop):
+        with stopped_by_signals(stop):
             yield started
     except Exception as error:
         if isinstance(error, SparkEnded) or not has_jvm_ended(started, error):
@@ -257,84 +259,6 @@ def look_every_s(tables: int, *, is_settled: bool = False) -> float:
     return min(max(_LOOK_SETTLED_S if is_settled else _LOOK_S, tables / _TABLES_PER_S), _LOOK_MAX_S)
 
 
-class JobThread:
-    """A SinkJob in a thread of its own. ``failure`` is what it ended with, once it isn't alive any more.
-
-    ``newer`` is then the job that has ended it, if one has.
-    """
-
-    def __init__(self, plan: SinkPlan, spark: SparkSession, *, report: Reporter) -> None:
-        self.plan = plan
-        self.failure: LockstepError | None = None
-        self.newer: NewerJob | None = None
-        self._stop = threading.Event()
-        self._spark = spark
-        self._job = SinkJob(plan, spark, stop=self._stop, report=self._tell)
-        self._report = report
-        self._thread = threading.Thread(target=self._work, name=f"sink-{plan.name}-g{plan.generation}")
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def was_asked_to_stop(self) -> bool:
-        return self._stop.is_set()
-
-    def wait(self, seconds: float) -> None:
-        """Until it has ended, but no longer than this."""
-        self._thread.join(seconds)
-
-    def ask_to_stop(self) -> None:
-        self._stop.set()
-
-    def forget_takeover(self) -> None:
-        """It was told to stop after a newer one had ended it: nobody need start it again."""
-        self._note(clear_takeover)
-
-    def stop(self) -> None:
-        """End it after the running batch."""
-        self._stop.set()
-        self._thread.join()
-
-    def _tell(self, report: Report) -> None:
-        if isinstance(report, SinkStarted):
-            self._note(clear_stop)
-        self._report(report)
-
-    def _note(self, note: Callable[[CoordinationRecords, int], None]) -> None:
-        """Let who looks at the sink know. Where the destination takes nothing, the log alone says it."""
-        with suppress(LockstepError):
-            opened = self.plan.opened()
-            try:
-                note(opened.records, self.plan.generation)
-            finally:
-                opened.sink.close()
-
-    def _work(self) -> None:
-        try:
-            self._job.run()
-        except (Fenced, ConfigurationError) as error:
-            self.failure = error
-        except LockstepError as error:
-            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else error
-        except Exception as error:
-            # A bug of ours must not take the other sinks with it.
-            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else Failure.of(error).error()
-        if self.failure is None:
-            self._report(SinkStopped(self.plan.name, self.plan.generation))
-        else:
-            now_ms = time.time_ns() // 1_000_000
-            if not isinstance(self.failure, Fenced):
-                self._note(partial(save_stop, error=self.failure, now_ms=now_ms))
-            elif self.plan.go_live and not self.plan.once:  # else it is over with the command that it belongs to
-                self._note(partial(save_takeover, now_ms=now_ms))
-                self.newer = NewerJob()
-            if not isinstance(self.failure, SparkEnded):  # which is every sink's: the driver tells it once
-                self._report(SinkFailed(self.plan.name, self.plan.generation, self.failure))
-
-
 @dataclass(slots=True)
 class _Member:
     """A sink: its jobs by generation, those that have failed included."""
@@ -343,6 +267,12 @@ class _Member:
     settings: SinkSettings
     opened: OpenedSink
     jobs: dict[int, JobThread] = field(default_factory=dict)
+    building: list[Generation] = field(default_factory=list)
+    """Those that the last look has found to be built."""
+    builds: dict[int, AskedBuild] = field(default_factory=dict)
+    """Jobs that rebuilds have asked for, by generation."""
+    answered: set[str] = field(default_factory=set)
+    """Runs of the requests for these, and of those that were refused."""
     started: bool = False
     failure: LockstepError | None = None
     waiting: str = ""
@@ -403,8 +333,11 @@ class _Group:
                 self._stop.wait(_POLL_S)
         finally:
             jobs = [job for member in self._members for job in member.jobs.values()]
+            builds = [build for member in self._members for build in member.builds.values()]
             for job in jobs:
                 job.ask_to_stop()
+            for build in builds:
+                build.ask_to_stop()
             for stream in streams:
                 stream.ask_to_stop()
             for stream in streams:
@@ -415,6 +348,8 @@ class _Group:
                 job.stop()
                 if job.newer is not None and self._stop.is_set():
                     job.forget_takeover()
+            for build in builds:
+                build.stop()
             for member in self._members:
                 member.opened.sink.close()
         if has_jvm_ended(self._spark):
@@ -428,7 +363,7 @@ class _Group:
 
     def _is_over(self, member: _Member) -> bool:
         """Nothing of it runs, and nothing will that wouldn't at the next start."""
-        if any(job.is_alive for job in member.jobs.values()):
+        if any(job.is_alive for job in member.jobs.values()) or any(build.is_alive for build in member.builds.values()):
             return False
         if member.failure is not None:
             return True
@@ -458,11 +393,49 @@ class _Group:
                 job.ask_to_stop()
             if not job.is_alive and self._is_done_with(member, number, is_wanted=number in wanted_settings):
                 del member.jobs[number]
+        self._look_at_builds(member)
         for number, settings in wanted_settings.items():
-            if number not in member.jobs:
+            # A build that is ready now still has its job until its rebuild lets go of it.
+            if number not in member.jobs and number not in member.builds:
                 plan = self._source.plan(member.name, settings, number, once=self._once, open_sink=self._open)
                 member.jobs[number] = JobThread(plan, self._spark, report=self._report)
         member.started = True
+
+    def _look_at_builds(self, member: _Member) -> None:
+        """Begin the jobs that rebuilds ask for, and forget those that have ended."""
+        member.builds = {number: build for number, build in member.builds.items() if build.is_alive}
+        for generation in member.building:
+            number, record = generation.number, generation.record
+            if self._once or record is None or number in member.builds or number in member.jobs:
+                continue
+            with suppress(LockstepError):  # where its store doesn't answer, the next look tells
+                request = load_request(member.opened.records, number)
+                if request is None or request.run in member.answered:
+                    continue
+                member.answered.add(request.run)
+                try:
+                    settings = with_definition(member.settings, record.definition)
+                    check_owner(member.name, number, record, self._source.pipeline)
+                except LockstepError as error:
+                    answer = BuildAnswer(request.run, BuildState.REFUSED, failure=Failure.of(error))
+                    save_answer(member.opened.records, number, answer)
+                else:
+                    plan = self._plan_of(member.name, settings, number, request)
+                    member.builds[number] = AskedBuild(plan, self._spark, request, report=self._report)
+
+    def _plan_of(self, name: str, settings: SinkSettings, number: int, request: BuildRequest) -> SinkPlan:
+        plan = self._source.plan(
+            name,
+            settings,
+            number,
+            once=request.once,
+            go_live=False,
+            bulk=request.bulk,
+            trimmed=request.trimmed,
+            takes_up=request.takes_up,
+            open_sink=self._open,
+        )
+        return replace(plan, tables=list(request.tables))
 
     def _is_done_with(self, member: _Member, number: int, *, is_wanted: bool) -> bool:
         """Whether another job may come in the place of this one, which has ended."""
@@ -524,6 +497,7 @@ class _Group:
                 return {number: member.settings}
             generations = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
         member.generations = len(generations)
+        member.building = [generation for generation in generations if generation.phase is Phase.BUILDING]
         wanted_settings: dict[int, SinkSettings] = {}
         for generation in generations:
             if generation.phase is not Phase.READY and not self._was_left_live(member, generation):
@@ -574,6 +548,8 @@ class _Group:
         """Whether a rebuild has died after it had switched readers to what it built, and before it gave it away."""
         if generation.phase is not Phase.BUILDING or not generation.is_live:
             return False
+        if generation.number in member.builds:
+            return False
         return generation.number in member.jobs or not is_running(member.opened.records, generation.number)
 
 
@@ -583,7 +559,7 @@ def _is_over_for_now(stream: StreamThread) -> bool:
 
 
 @contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """SIGTERM, SIGINT and SIGHUP set ``stop`` instead of ending the process. Only the main thread may ask for signals.
 
     Where SIGHUP is ignored, as under nohup, it stays ignored.

@@ -7,17 +7,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-from pyspark.sql import SparkSession
-
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from jobs.driver import JobThread, Source
+from jobs.driver import Source
 from jobs.generations.switch import missing_records
 from jobs.offsets import Offsets
 from jobs.report import BatchGoesOn, Report, SinkFailed, SinkStarted, SinkWaiting, StatusReport
 from lockstep.config import Config
 from lockstep.generations import config_now, log_ends, require_captured
 from lockstep.rebuild.build_inputs import trimmed_partitions, trimmed_topics_error
+from lockstep.rebuild.driver_job import BuildJob, StartJob
 from lockstep.rebuild.inputs_watch import InputsWatch
 from lockstep.rebuild.outcome import BuildProgress, InputsChanged, Interrupted, Observer, Rebuilt
 from lockstep.verify.options import VerifyOptions
@@ -34,7 +33,7 @@ _CAPTURED_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RebuildContext:
-    """One ``lockstep rebuild``: of which sink, from what, and with what.
+    """One ``lockstep rebuild``: of which sink, from what, and with what. ``start_job`` starts its jobs.
 
     ``trimmed`` also reads topics that have lost their beginning.
     """
@@ -43,7 +42,7 @@ class RebuildContext:
     source: Source
     name: str
     settings: SinkSettings
-    spark: SparkSession
+    start_job: StartJob
     stop: threading.Event
     observer: Observer
     trimmed: bool
@@ -83,7 +82,7 @@ class Build:
         self._loaded = 0
         self._load_s = self._compare_s = 0.0
 
-    def start(self, *, once: bool = False, bulk: bool = False) -> JobThread:
+    def start(self, *, once: bool = False, bulk: bool = False) -> BuildJob:
         """A job that applies the log to the generation, also of tables that are captured since the build began.
 
         With ``once``: to the log's end as of now, and of the build's tables alone.
@@ -99,7 +98,7 @@ class Build:
             trimmed=context.trimmed,
             takes_up=not once,
         )
-        return JobThread(plan, context.spark, report=self._report)
+        return context.start_job(plan, report=self._report)
 
     def load(self) -> InputsChanged | None:
         """Apply what the log holds now, in the destination's fastest way: nobody reads the generation yet."""
@@ -129,7 +128,7 @@ class Build:
         self._report_progress(ends, finished=True)
         return None
 
-    def catch_up(self, job: JobThread) -> InputsChanged | None:
+    def catch_up(self, job: BuildJob) -> InputsChanged | None:
         """Apply what was published meanwhile, until only what came in the last moment is lacking.
 
         Of a table that has left capture the job reads nothing any more, so nothing of it is waited for.
@@ -152,7 +151,7 @@ class Build:
             if not lacking:
                 return None
 
-    def compare(self, job: JobThread) -> VerifyReport | InputsChanged:
+    def compare(self, job: BuildJob) -> VerifyReport | InputsChanged:
         """Compare the generation with the source, while the job keeps it up to date."""
         context = self._context
         context.observer.say("comparing with the source")
@@ -202,7 +201,7 @@ class Build:
         require_captured(config, context.name, context.settings)
         return config
 
-    def _wait_a_moment(self, job: JobThread) -> InputsChanged | None:
+    def _wait_a_moment(self, job: BuildJob) -> InputsChanged | None:
         job.wait(_LOOK_S)
         if self._context.stop.is_set():
             raise Interrupted

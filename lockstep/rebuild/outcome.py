@@ -56,3 +56,7 @@ class Observer:
 
 class Interrupted(Exception):
     """A stop was asked for. The build goes on the next time."""
+
+
+class NoDriver(Exception):
+    """No driver applies to the build, or goes on to. The build goes on in a Spark of its own."""

@@ -5,7 +5,8 @@ A lock in the source keeps a second rebuild of the sink out, and goes with the p
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -14,19 +15,26 @@ from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.postgres.connection import connect, connection_error
-from jobs.driver import Source, session
+from jobs.driver import Source, session, stopped_by_signals
+from jobs.generations.build_request import has_driver, withdraw
+from jobs.generations.record import Phase, list_generations
+from jobs.job_thread import JobThread
+from jobs.query.sink_plan import SinkPlan
+from jobs.report import Reporter
 from lockstep.apply import spark_settings
 from lockstep.captured_tables import captured_now
 from lockstep.config import Config
 from lockstep.generations import config_now, log_ends, require_captured, settings_of
 from lockstep.rebuild.beside import begin_beside, build_beside
-from lockstep.rebuild.generation_build import RebuildContext
+from lockstep.rebuild.driver_job import DriverJob
+from lockstep.rebuild.generation_build import RebuildContext, open_generation
 from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
-from lockstep.rebuild.outcome import Observer, Rebuilt
+from lockstep.rebuild.outcome import NoDriver, Observer, Rebuilt
 from sinks.registry import SinkSettings
 
 _LONG_LOG: Final = 1_000_000
-"""From so many offsets on, a compiler that takes its time is worth it; a shorter log is read before it is done."""
+"""From so many offsets on, a compiler that takes its time is worth it, and so is a Spark that has it: a shorter log is
+read before both are ready."""
 
 _LOCK_WAIT_S: Final = 5
 """The server learns only after a rebuild has ended, or was killed, that its connection is closed."""
@@ -46,7 +54,8 @@ def rebuild(
     """Build, catch up, compare, and switch when asked to.
 
     ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the
-    comparison tells whether that was harmless. ``opened`` is a session to run in; else one is started.
+    comparison tells whether that was harmless. ``opened`` is a session to run in. Else the driver that runs applies to
+    what is built beside, and a session is started where none runs, the log is long, or the build is in place.
 
     Tables that aren't captured any more are left out, also where this configuration names them.
 
@@ -65,13 +74,43 @@ def rebuild(
             config.source.append_only_names,
             partial(captured_now, config.as_pipeline()),
         )
-        begin = begin_in_place if in_place else begin_beside
-        number, record = begin(config, name, settings, observer.say)
-        with session(source, stop, [settings], bulk=_is_long(config, name, settings), opened=opened) as spark:
-            context = RebuildContext(config, source, name, settings, spark, stop, observer, trimmed)
-            if in_place:
-                return rebuild_in_place(context, number, record)
-            return build_beside(context, number, record, switch_over=switch_over)
+        context = RebuildContext(config, source, name, settings, DriverJob, stop, observer, trimmed)
+        if in_place:
+            number, record = begin_in_place(config, name, settings, observer.say)
+            with _spark_here(context, opened) as here:
+                return rebuild_in_place(here, number, record)
+        number, record = begin_beside(config, name, settings, observer.say)
+        if opened is None and _is_for_driver(context):
+            observer.say("the driver that runs applies the log to it: no other Spark is started")
+            with suppress(NoDriver), stopped_by_signals(stop):
+                return build_beside(context, number, record, switch_over=switch_over)
+            observer.say("no driver applies to it any more: starting Spark here")
+            number, record = begin_beside(config, name, settings, observer.say)
+        with open_generation(name, settings, number) as generation:
+            withdraw(generation.records, number)  # of a rebuild that was killed
+        with _spark_here(context, opened) as here:
+            return build_beside(here, number, record, switch_over=switch_over)
+
+
+@contextmanager
+def _spark_here(context: RebuildContext, opened: SparkSession | None) -> Iterator[RebuildContext]:
+    """The context of jobs in a Spark of this process, until the block ends. Raises as ``session``."""
+    bulk = _is_long(context)
+    with session(context.source, context.stop, [context.settings], bulk=bulk, opened=opened) as spark:
+
+        def start(plan: SinkPlan, *, report: Reporter) -> JobThread:
+            return JobThread(plan, spark, report=report)
+
+        yield replace(context, start_job=start)
+
+
+def _is_for_driver(context: RebuildContext) -> bool:
+    """Whether a driver is there that can apply to the build. For a long log, a Spark of its own is quicker."""
+    if _is_long(context):
+        return False
+    with open_generation(context.name, context.settings, 1) as opened:
+        ready = [each.number for each in list_generations(opened) if each.phase is Phase.READY]
+        return has_driver(opened.records, ready)
 
 
 def _of_captured(config: Config, name: str, settings: SinkSettings, say: Callable[[str], None]) -> Config:
@@ -89,10 +128,10 @@ def _of_captured(config: Config, name: str, settings: SinkSettings, say: Callabl
     return now
 
 
-def _is_long(config: Config, name: str, settings: SinkSettings) -> bool:
+def _is_long(context: RebuildContext) -> bool:
     """Whether there is much to read. Where nobody knows yet, it is said when that is to be read."""
     try:
-        ends = log_ends(config, config.sink_tables(settings))
+        ends = log_ends(context.config, context.tables)
     except Unavailable:
         return False
     return sum(ends.values()) >= _LONG_LOG

@@ -199,6 +199,7 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
         what="the build has begun",
         timeout_s=300,
     )
+    os.killpg(killed.pid, signal.SIGSTOP)  # it would soon be done
     assert "being rebuilt already" in str(pipeline.rebuild(pipeline.spark, sink, path=path).failed())
     os.killpg(killed.pid, signal.SIGKILL)
     killed.wait()
@@ -211,6 +212,47 @@ def test_a_killed_rebuild_goes_on_and_a_second_one_at_the_same_time_is_refused(p
     assert f"going on with generation {live + 1}" in goes_on.said
     assert _generations(config, sink)[-1] == (live + 1, False, "ready")
     drop(config, sink, live + 1, agreed=lambda _: True)
+
+
+def test_a_rebuild_runs_in_the_driver_that_runs_and_goes_on_in_the_next_one(pipeline: Followed) -> None:
+    """The driver is this process."""
+    sink = f"{pipeline.name}_cache"
+    path = _changed(pipeline, "cache", f'exclude = ["{pipeline.name}.account.tags"]')
+    config = load(path)
+    live, since = _live(config, sink), len(pipeline.job.reports)
+    with traffic(pipeline, seed=30, pause_s=0.1):
+        command = pipeline.start("lockstep", "rebuild", sink, "--switch", "--config", str(path))
+        generation = pipeline.job.wait_until(
+            lambda report: report["report"] == "SinkStarted" and report["sink"] == sink, since=since
+        )["generation"]
+        assert generation > live
+        pipeline.restart()
+        assert pipeline.wait_ended(command) == 0, command.told()
+    assert "no other Spark is started" in command.told()
+    assert "starting Spark here" not in command.told()
+    assert f"sink started sink={sink} generation={generation}" in command.told()
+    assert _generations(config, sink) == [(live, False, "ready"), (generation, True, "ready")]
+    _verified(config, sink)
+    assert switch_to(config, sink, number=None, back=True) == (generation, live)
+    drop(config, sink, generation, agreed=lambda _: True)
+
+
+@pytest.mark.soak
+def test_a_rebuild_whose_driver_is_killed_goes_on_in_a_spark_of_its_own(own_pipeline: Followed) -> None:
+    pipeline, sink = own_pipeline, f"{own_pipeline.name}_cache"
+    pipeline.job.stop()
+    driver = pipeline.start_apply()
+    pipeline.wait_applied(driver)
+    path = _changed(pipeline, "cache", f'exclude = ["{pipeline.name}.account.tags"]')
+    command = pipeline.start("lockstep", "rebuild", sink, "--switch", "--config", str(path))
+    wait_until(lambda: f"sink started sink={sink}" in command.told(), what="the build has begun")
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+    with traffic(pipeline, seed=31, pause_s=0.1):
+        assert pipeline.wait_ended(command, timeout_s=600) == 0, command.told()
+    assert "starting Spark here" in command.told()
+    assert _live(load(path), sink) == 2
+    _verified(load(path), sink)
 
 
 @contextmanager

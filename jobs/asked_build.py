@@ -1,0 +1,120 @@
+"""The driver's side of a build: the job that a rebuild asks for, for as long as that shows that it lives."""
+
+import threading
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import LockstepError, Unavailable
+from jobs.executor.result import Failure
+from jobs.generations.build_request import (
+    BEAT_S,
+    SILENCE_MAX_S,
+    BuildAnswer,
+    BuildRequest,
+    BuildState,
+    Silence,
+    load_request,
+    save_answer,
+    withdraw,
+)
+from jobs.job_thread import JobThread
+from jobs.query.sink_plan import SinkPlan
+from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, StatusReport
+from jobs.spark.session import SparkEnded
+from sinks.contract import OpenedSink
+
+
+class AskedBuild:
+    """The job of a request, and a thread that answers it. Ends when the job has, or nobody asks for it any more."""
+
+    def __init__(self, plan: SinkPlan, spark: SparkSession, request: BuildRequest, *, report: Reporter) -> None:
+        self._plan = plan
+        self._report = report
+        self._answer = BuildAnswer(request.run)
+        self._lock = threading.Lock()  # the job reports from threads of its own
+        self._stop = threading.Event()
+        self._job = JobThread(plan, spark, report=self._take_in)
+        self._thread = threading.Thread(target=self._work, name=f"build-{plan.name}-g{plan.generation}")
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        """The driver ends: another one may begin the job again."""
+        self._stop.set()
+        self._job.ask_to_stop()
+
+    def stop(self) -> None:
+        """The same, and wait for its end."""
+        self.ask_to_stop()
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            with closing((opened := self._plan.opened()).sink):
+                self._attend(opened)
+        finally:
+            self._job.stop()
+
+    def _attend(self, opened: OpenedSink) -> None:
+        """Answer until the job has ended, and end it once nobody asks for it any more."""
+        silence, is_gone, outages = Silence(), False, 0
+        while self._job.is_alive:
+            self._job.wait(BEAT_S)
+            try:
+                request = load_request(opened.records, self._plan.generation)
+                is_gone = is_gone or silence.seconds(request, outages) > SILENCE_MAX_S
+                if is_gone or request is None or request.run != self._answer.run:
+                    self._job.ask_to_stop()
+                self._tell(opened)
+            except LockstepError:  # a destination that doesn't answer now is asked again
+                outages += 1
+        if is_gone:
+            with suppress(LockstepError):
+                withdraw(opened.records, self._plan.generation, self._answer.run)
+        else:
+            self._tell_end(opened)
+
+    def _tell_end(self, opened: OpenedSink) -> None:
+        """Say how the job has ended. Waits for a destination that doesn't answer until the driver ends."""
+        failure = self._job.failure
+        if isinstance(failure, SparkEnded) or (failure is None and self._stop.is_set()):
+            end = replace(self._answer, state=BuildState.LEFT)
+        elif failure is None:
+            end = replace(self._answer, state=BuildState.DONE)
+        else:
+            end = replace(self._answer, state=BuildState.FAILED, failure=Failure.of(failure))
+        self._answer = end  # nobody else changes it any more
+        while True:
+            try:
+                self._tell(opened)
+            except Unavailable:
+                if not self._stop.wait(BEAT_S):
+                    continue
+            except LockstepError:
+                pass
+            return
+
+    def _tell(self, opened: OpenedSink) -> None:
+        with self._lock:
+            self._answer = answer = replace(self._answer, beats=self._answer.beats + 1)
+        save_answer(opened.records, self._plan.generation, answer)
+
+    def _take_in(self, report: Report) -> None:
+        with self._lock:
+            match report:
+                case SinkStarted():
+                    self._answer = replace(self._answer, checkpoint=report.checkpoint, waiting="")
+                case StatusReport():
+                    rows = self._answer.rows + report.rows
+                    self._answer = replace(self._answer, rows=rows, batch=asdict(report), waiting="")
+                case SinkWaiting():
+                    self._answer = replace(self._answer, waiting=report.reason)
+                case _:
+                    pass
+        if not isinstance(report, SinkFailed):  # whoever asked for the job raises it
+            self._report(report)
