@@ -23,7 +23,7 @@ from cdc.postgres.connection import connect
 from lockstep.config import Config, load
 from lockstep.console import EXIT_FAILED, say
 from lockstep.demo.children import Children
-from lockstep.demo.directory import CONFIGURATION, LOCK, check_directory
+from lockstep.demo.directory import CONFIGURATION, LOCK, check_directory, shown
 from lockstep.demo.interrupt import Interrupts
 from lockstep.demo.pace import FOLLOWS_S, TrafficPace
 from lockstep.demo.reset import empty
@@ -162,7 +162,11 @@ class _Demo:
         if self._pace.rate < self._pace.most:
             self._say(f"it goes up to {self._pace.most:g} while all sinks stay within {FOLLOWS_S:.0f} s")
         err.print(
-            links(_addresses(endpoints, config.dashboard.listen), directory=self._directory, config=self._config_file)
+            links(
+                _addresses(endpoints, config.dashboard.listen),
+                directory=shown(self._directory),
+                config=shown(self._config_file),
+            )
         )
         collector = self._closing.enter_context(LagCollector(config.as_pipeline(), config.sinks))
         traffic = Traffic(
@@ -189,7 +193,7 @@ class _Demo:
         for name in self._children.stop(grace_s=_PIPELINE_GRACE_S):
             self._say(f"{name} didn't end in time and was killed")
         if keep:
-            self._say(f"the servers stay up; stop them with: lockstep down --directory {self._stack.directory}")
+            self._say(f"the servers stay up; stop them with: lockstep down --directory {shown(self._stack.directory)}")
             return
         try:
             if self._stack.exists:
@@ -261,7 +265,7 @@ class _Demo:
                 self._rebuild.step(endpoints, traffic.elapsed_s)
                 chosen = traffic.new_examples()
                 if chosen:
-                    live.console.print(queries(chosen, directory=self._directory))
+                    live.console.print(queries(chosen, directory=shown(self._directory)))
                 live.update(screen(traffic.facts(self._seconds)), refresh=True)
                 time.sleep(_SCREEN_EVERY_S)
 
@@ -279,7 +283,7 @@ class _Demo:
         (err if self._as_json else out).print(comparison_table(comparisons))
         for name, count in lag.rejected.items():
             if count:
-                listed = f"lockstep rejections list --config {self._config_file}"
+                listed = f"lockstep rejections list --config {shown(self._config_file)}"
                 say(f"{name} rejected {count} events; their reasons: {listed}")
         if self._as_json:
             servers = {server.name: server.version for server in self._stack.status()}

@@ -35,3 +35,9 @@ def _head(file: Path) -> str:
 
 def _refused(why: str) -> ConfigurationError:
     return ConfigurationError(why, hint="name another place with --directory: one that is empty or doesn't exist yet")
+
+
+def shown(path: Path) -> Path:
+    """A path for people, who run commands where they have run the demo: from there, where it is below that."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

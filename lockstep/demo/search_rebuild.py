@@ -8,6 +8,7 @@ from typing import Final
 from cdc.model.errors import LockstepError
 from lockstep.config import load
 from lockstep.demo.children import Children
+from lockstep.demo.directory import shown
 from lockstep.demo.interrupt import Interrupts
 from lockstep.demo.settings import SEARCH, configuration
 from sinks.registry import open_sink
@@ -60,7 +61,8 @@ class SearchRebuild:
                 text = configuration(endpoints, listen=listen, mapping_has_changed=True)
                 self._config_file.write_text(text, encoding="utf-8")
                 command = ["rebuild", SEARCH, "--switch", "--config", str(self._config_file)]
-                self._say(f"{self._config_file} has another mapping for {SEARCH} now: lockstep {' '.join(command)}")
+                typed = [*command[:-1], str(shown(self._config_file))]
+                self._say(f"{SEARCH} is to have another mapping: lockstep {' '.join(typed)}")
                 with self._interrupts.deferred():
                     self._children.start(CHILD, "lockstep", command, may_end=True)
         elif self._children.has_ended(CHILD):

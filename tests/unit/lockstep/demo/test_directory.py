@@ -6,7 +6,7 @@ import pytest
 
 from cdc.model.errors import ConfigurationError
 from lockstep.cli.main import exit_code
-from lockstep.demo.directory import check_directory
+from lockstep.demo.directory import check_directory, shown
 from lockstep.demo.settings import configuration
 from stack.stack import Endpoints
 
@@ -83,3 +83,9 @@ def test_a_demo_takes_an_empty_directory_and_one_of_a_demo(files: dict[str, str]
 def test_a_demo_takes_a_directory_that_does_not_exist_and_the_check_makes_none(tmp_path: Path) -> None:
     check_directory(tmp_path / "absent")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_is_shown_from_where_commands_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(tmp_path / "demo" / "lockstep.toml") == Path("demo/lockstep.toml")
+    assert shown(Path("/elsewhere/lockstep.toml")) == Path("/elsewhere/lockstep.toml")
