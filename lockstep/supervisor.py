@@ -123,7 +123,7 @@ def _look_after(member: _Member) -> int | None:
             member.is_taken_over = True
             why = (
                 "another one has taken its place, so it isn't started again: once that one has ended, nobody applies to"
-                " the sinks until `lockstep run` is started anew"
+                " the sinks until `lockstep run` is started again"
             )
         logger.error(LogMessage("process ended", {"process": member.name}, why))
         return code
