@@ -96,7 +96,7 @@ def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(
     begin = next(number for number, line in enumerate(said) if "doesn't own the tables" in line)
     database.execute(*(line for line in said[begin + 1 : -1] if not line.startswith("and a superuser")))
     with database.pinned(user=role) as connection:
-        connection.execute("select from part")
+        connection.execute("select from public.part")
     # The role of the connection string is the one that capture connects as: it has all that it needs now.
     text = (tmp_path / "lockstep.toml").read_text().replace("127.0.0.1:9092", endpoints.kafka_bootstrap)
     (tmp_path / "lockstep.toml").write_text(text.replace("= 3  ", "= 1  ").replace("= 2  ", "= 1  "))
