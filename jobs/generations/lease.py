@@ -13,6 +13,8 @@ Both are coordination records of the destination, so there is one truth wherever
     Where the destination fences, its fence decides. One that is smaller than the job's own says that the destination
     was put back. If nobody else is there, the job begins again, and finds what is missing.
     Beside the claim it says whether that job is one of ``apply --once``: whom such a one has ended goes on afterwards.
+    ``is_over`` is the goodbye of the newest job. Entries that are left then belong to older jobs whose own goodbye was
+    lost to a write at the same moment.
 ``g<n>.pause_request``
     Asks all of them to let no batch begin until the record is gone. Each confirms it in its entry. None pauses longer
     than ``PAUSE_MAX_S``: whoever asked may have died.
@@ -324,7 +326,8 @@ class GenerationLease:
                 return
             record = _load(self._records, self._heartbeat_name)
             left = {run: beat for run, beat in record.beats.items() if run != self._run}
-            self._save(replace(record, beats=left))
+            is_newest = self._claim is not None and record.claim == self._claim
+            self._save(replace(record, beats=left), is_over=is_newest)
 
     def _go_on(self) -> None:
         self._expired, self._paused_for = self._paused_for or "", None
@@ -383,12 +386,13 @@ class GenerationLease:
         else:
             self._save(replace(record, claim=self._claim, once=self._once), self._read_so_far())
 
-    def _save(self, record: _Record, read: ReadSoFar | None = None) -> None:
+    def _save(self, record: _Record, read: ReadSoFar | None = None, *, is_over: bool = False) -> None:
         facts = {
             "jobs": {run: asdict(beat) for run, beat in record.beats.items()},
             "at_ms": self._now_ms(),
             "claim": None if record.claim is None else asdict(record.claim),
             "once": record.once,
+            "is_over": is_over,
             "read": None if read is None else read.to_json(),
         }
         self._records.save(self._heartbeat_name, orjson.dumps(facts).decode())
@@ -441,7 +445,8 @@ def last_beat_of(text: str | None) -> LastBeat | None:
     if text is None:
         return None
     fields = orjson.loads(text)
-    return LastBeat(fields.get("at_ms"), bool(fields.get("jobs")), ReadSoFar.from_json(fields.get("read")))
+    is_alive = bool(fields.get("jobs")) and not fields.get("is_over")
+    return LastBeat(fields.get("at_ms"), is_alive, ReadSoFar.from_json(fields.get("read")))
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:

@@ -89,5 +89,5 @@ def test_a_step_that_fails_says_why() -> None:
 def test_only_what_checks_and_tests_installs_the_packages_of_development() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     needs = dict(re.findall(r"^([a-z]+): (setup\S*|lint)$", makefile, re.MULTILINE))
-    assert {target for target, needed in needs.items() if needed == "setup"} == {"demo", "wheel"}
+    assert {target for target, needed in needs.items() if needed == "setup"} == {"demo", "wheel", "sbom"}
     assert {needs[target] for target in ("lint", "soak", "conformance", "bench")} == {"setup-dev"}

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat
+from jobs.generations.lease import HEARTBEAT_S, GenerationLease, LastBeat, heartbeat_name
 from jobs.generations.read_so_far import ReadSoFar
 from jobs.generations.record import Phase, Record, save_record
 from jobs.generations.starting import STARTING_NAME, showing_start, starting_record
@@ -109,6 +109,20 @@ def test_a_job_that_was_told_to_stop_is_absent_since_then() -> None:
     lease.end()
     status = job_status(records, 1, now_ms=2 * MINUTE_MS)
     assert (status.state, status.since_ms, status.needs_somebody) == (JobState.ABSENT, MINUTE_MS, False)
+
+
+def test_a_job_that_was_told_to_stop_is_absent_though_an_older_ones_goodbye_was_lost() -> None:
+    """The older one's came while the newer one wrote what it had read before."""
+    records = MemoryRecords(MemoryStore())
+    older, newer = _claimed(records), _claimed(records)
+    before = records.load(heartbeat_name(1))
+    older.end()
+    records.save(heartbeat_name(1), before)
+    newer.end()
+    status = job_status(records, 1, now_ms=MINUTE_MS)
+    assert (status.state, status.since_ms, status.needs_somebody) == (JobState.ABSENT, MINUTE_MS, False)
+    _claimed(records)
+    assert job_status(records, 1, now_ms=MINUTE_MS).state is JobState.RUNNING
 
 
 def test_a_job_that_was_killed_needs_somebody() -> None:
