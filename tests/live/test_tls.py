@@ -1,4 +1,4 @@
-"""TLS to every server: what is connected to, what isn't, and what is said then. docs/security.md has the table."""
+"""TLS to every server: what is connected to, what isn't, and what is said then."""
 
 import uuid
 from collections.abc import Iterator
