@@ -29,8 +29,6 @@ from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
 from monitor.alerts.settings import AlertSettings, RuleSettings, RuleTarget
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
-from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
 from sinks.warehouse.settings import WarehouseSettings
@@ -224,10 +222,10 @@ class Config(Settings):
         if not self.spark.is_local:
             places = [(f"sinks.{name}", sink) for name, sink in self.sinks.items()]
             places += [(f"stream_queries.{name}", query.sink) for name, query in self.stream_queries.items()]
-            files = [at for at, sink in places if isinstance(sink, WarehouseSettings) and sink.is_file]
+            files = [f"{at}.{sink.file_of_one_machine}" for at, sink in places if sink.file_of_one_machine]
             if files:
                 raise ValueError(
-                    f"{files[0]}.url names a file, which the machines of {self.spark.master!r} can't write to"
+                    f"{files[0]} names a file, which the machines of {self.spark.master!r} can't write to"
                     " together: set spark.master to local[2], or give the sink a PostgreSQL warehouse"
                 )
         return self
@@ -316,9 +314,7 @@ class Config(Settings):
     @property
     def sinks_with_searches(self) -> tuple[str, ...]:
         """The sinks whose standing searches are told of by ``lockstep run``."""
-        return tuple(
-            name for name, sink in self.sinks.items() if isinstance(sink, OpenSearchSettings) and sink.searches
-        )
+        return tuple(name for name, sink in self.sinks.items() if sink.runs_searches)
 
     @property
     def stores(self) -> dict[str, SinkSettings]:
@@ -440,7 +436,7 @@ def _problems_of_view(name: str, sink: SinkSettings, may_have: Callable[[TableNa
 
 def _history_of(sink: SinkSettings) -> set[str]:
     """The tables that a setting names of which all versions are kept."""
-    return set(map(str, sink.history_tables)) if isinstance(sink, WarehouseSettings) else set()
+    return set(map(str, sink.history_tables))
 
 
 def load(path: Path) -> Config:
@@ -741,9 +737,10 @@ def _below_data_directory(config: Config) -> Config:
 
 def _with_address_below(directory: Path, sink: SinkSettings) -> SinkSettings:
     """A sink with the files that are among the parameters of its address below the directory."""
-    if not isinstance(sink, WarehouseSettings | RedisSettings):
+    url = getattr(sink, "url", None)
+    if not isinstance(url, SecretStr):
         return sink
-    address, _, query = sink.url.get_secret_value().partition("?")
+    address, _, query = url.get_secret_value().partition("?")
     given = parse_qsl(query, keep_blank_values=True)
     below = [
         (name, file_below(directory, name, value) if name in (*FILES, *_REDIS_FILES) else value)

@@ -22,6 +22,7 @@ from cdc.postgres.slot import emit_functions
 from lockstep.config import NAME, PipelineSettings, load
 from lockstep.init_examples import NewSink, left_out_lines, secret_columns, with_real_names
 from migrations.source import messages_sql, publication_sql, rights_sql
+from sinks.registry import KINDS
 
 _NO_KEY = "no primary key: see source.options"
 
@@ -212,70 +213,7 @@ ${sinks}# One section per sink, of any name. Every sink may have these. A change
 # login = { user = "lockstep", password_file = "/run/secrets/sink" }    # or $$LOCKSTEP_SINK_<NAME>_PASSWORD
 # A login may have a command instead of the file: password_command = ["print-password", "sink"]
 
-# [sinks.search]
-# type = "opensearch"
-# urls = ["https://127.0.0.1:9200"]        # one or more nodes
-# prefix = "shop"                          # first part of every index; else the sink's name
-# names = { "public.orders" = "orders" }    # of a table in the indexes' names (rebuild)
-# ids = { "public.orders" = "order-{id}" } # documents' ids: every key column in it (rebuild)
-# routing = { "public.orders" = ["id"] }   # key columns that say on which shard (rebuild)
-# fields = { "public.orders.note" = { type = "keyword" } }    # instead of the column's own mapping (rebuild)
-# index_settings = { }                     # analysis and the like (rebuild)
-# shards = 1                               # (rebuild)
-# replicas = 1
-# refresh_interval_ms = 200                # how soon a write is found
-# deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
-# gc_deletes_s = 3600                      # how long a versioned delete is remembered
-# With Amazon's OpenSearch no login: sigv4 = { region = "eu-central-1", credentials_command = ["print-keys"] }
-# searches = false                         # true: who waits for standing searches is told by `lockstep run`
-# timeout_s = 60.0                         # of a request
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
-
-# [sinks.cache]
-# type = "redis"
-# url = "rediss://127.0.0.1:6379/0"        # redis:// without TLS
-# sentinels = []                           # host:26379 of each; url then has the primary's name, as redis://shop/0
-# prefix = "shop"                          # first part of every key; else the sink's name
-# names = { "public.items" = "items" }     # of a table in the keys (rebuild)
-# keys = { "public.orders" = "order:{id}" }    # of rows, after prefix and generation: every key column in it (rebuild)
-# values = "json"                          # one text; "fields": a field per column (rebuild)
-# sets = { "public.orders" = ["by_customer:{customer_id}"] }    # further sets of rows' keys (rebuild)
-# ttl_s = { "public.orders" = 3600 }       # rows expire, for a cache (rebuild)
-# mode = "materialise"                     # "invalidate": a change only removes the row (rebuild)
-# tombstone_ttl_s = 86400                  # how long a delete is remembered
-# max_value_bytes = 67108864               # a larger row is rejected
-# timeout_s = 30.0                         # of an answer
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
-
-# [sinks.warehouse]
-# type = "warehouse"
-# url = "postgresql+psycopg://lockstep@127.0.0.1:5432/warehouse"    # or a file: "duckdb:////var/lib/shop/dwh.duckdb"
-# schema = "shop"                          # where the views are; else the sink's name
-# names = { "public.orders" = "orders" }    # of a table there (rebuild)
-# history = ["public.orders"]              # every version of a row beside the newest; true: of all tables (rebuild)
-# indexes = { "public.orders" = [{ columns = ["note"] }] }    # of a table there, besides the key's
-# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
-# keep_history_days = 0                    # how far back a history goes; 0: as far as it has versions
-# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
-# schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
-# connect_timeout_s = 10
-# lock_timeout_s = 5.0                     # then the batch is tried again later
-# idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
-# tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
-
-# [sinks.lake]
-# type = "delta"
-# root = "s3://bucket/lake"                # or an absolute path
-# prefix = "shop"                          # first part of every directory; else the sink's name
-# login = { user = "access-key-id", password_file = "/run/secrets/lake" }    # else as deltalake finds it by itself
-# storage_options = { aws_region = "eu-central-1" }
-# partition_by = { "public.orders" = ["region"] }    # (rebuild)
-# synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
-# purge_deleted_after_days = 0             # after which a deleted row is removed for good; 0: never; needs synced_at
-# optimize_every_commits = 100             # small files of a table are put together so often
-# target_file_mb = 16                      # up to this size
-# retention_hours = 24                     # replaced files are kept so long, for queries that began before
-
+${kinds}
 # A view: the result of a query over captured tables, kept up to date change by change. It is one more sink.
 # `lockstep views check` says whether a query can be kept, by which key, and what it would cost.
 # [views.latest]
@@ -439,7 +377,8 @@ def config_text(
     excluded = "the sinks below leave them out" if sinks else f"exclude = [{listed}] in each sink"
     secrets = f"# These look like secrets: {excluded}, or mask them.\n" if hidden else ""
     # Before anything is filled in: a table of the user's may have the name of one in an example.
-    return Template(with_real_names(_FILE.template, shapes, keyless)).substitute(
+    template = _FILE.template.replace("${kinds}", "\n".join(kind.example for kind in KINDS.values()))
+    return Template(with_real_names(template, shapes, keyless)).substitute(
         name=toml_text(name),
         plain_name=name,
         dsn=toml_text(dsn),

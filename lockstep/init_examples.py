@@ -10,6 +10,8 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.table import Column, Table, TableName, quote_identifier
 from cdc.model.visible import toml_text
 from cdc.secret import address_holds_secret
+from sinks.kind import SinkKind
+from sinks.registry import KINDS
 
 _LOOKS_SECRET: Final = re.compile(
     r"pass(word|wd|phrase|code)|(^|_)(pwd|pin|cvv|cvc|ssn|iban|tin|salt|otp|mfa|totp)(_|$)|secret|token|credential"
@@ -22,18 +24,8 @@ _PLAIN: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _NUMBERS: Final = ("smallint", "integer", "bigint", "numeric", "real", "double precision")
 _TEXTS: Final = ("text", "character varying", "character")
 
-_KINDS: Final[Mapping[str, tuple[str, str]]] = {
-    "http": ("opensearch", "urls = [{address}]"),
-    "https": ("opensearch", "urls = [{address}]"),
-    "redis": ("redis", "url = {address}"),
-    "rediss": ("redis", "url = {address}"),
-    "unix": ("redis", "url = {address}"),
-    "postgresql": ("warehouse", "url = {address}"),
-    "postgresql+psycopg": ("warehouse", "url = {address}"),
-    "duckdb": ("warehouse", "url = {address}"),
-    **dict.fromkeys(("s3", "s3a", "gs", "az", "abfs", "abfss", "file", ""), ("delta", "root = {address}")),
-}
-"""Scheme of an address -> the type of sink, and its setting that has the address. A path has no scheme."""
+_KINDS: Final[Mapping[str, SinkKind]] = {scheme: kind for kind in KINDS.values() for scheme in kind.schemes}
+"""By the scheme of an address. A path has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +59,9 @@ class NewSink:
 
     def section(self, hidden: Sequence[str]) -> str:
         """Its section of the file. ``hidden`` are columns that it does without."""
-        kind, setting = _KINDS[urlsplit(self.address).scheme]
-        lines = [f"[sinks.{self.name}]", f'type = "{kind}"', setting.format(address=toml_text(self.address))]
+        kind = _KINDS[urlsplit(self.address).scheme]
+        address = kind.address_setting.format(address=toml_text(self.address))
+        lines = [f"[sinks.{self.name}]", f'type = "{kind.name}"', address]
         if hidden:
             lines.append(f"exclude = [{', '.join(map(toml_text, hidden))}]")
         return "\n".join(lines) + "\n"

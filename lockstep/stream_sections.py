@@ -11,7 +11,6 @@ from pydantic import model_validator
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.view_sections import kind_of_sink
 from sinks.registry import SinkSettings
-from sinks.warehouse.settings import WarehouseSettings
 
 _QUERY: Final = tuple(StreamQuerySettings.model_fields)
 """The settings of a query."""
@@ -47,7 +46,7 @@ class StreamQuerySection(StreamQuerySettings):
     def _is_in_postgresql(self) -> "StreamQuerySection":
         # A row is final once it is there, and a batch that is done again must find it as it was written. No test shows
         # that of the other stores, and Redis may forget rows and has no fence.
-        if not isinstance(self.sink, WarehouseSettings) or self.sink.is_file:
+        if not self.sink.takes_sql:
             raise ValueError("a stream query's result is in a warehouse in PostgreSQL: name such a sink")
         return self
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, Self
-from urllib.parse import urlsplit
 
 import psycopg
 
@@ -56,10 +55,7 @@ from monitor.stalls import Look, Stalls, unreachable
 from monitor.verification import Verification, load_verification
 from monitor.visible import Visible, VisibleRows
 from sinks.contract import OpenedSink, Progress
-from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
 from sinks.registry import SinkSettings, load_client, open_sink, with_definition
-from sinks.warehouse.settings import WarehouseSettings
 
 APPLICATION = "lockstep lag"
 
@@ -178,9 +174,7 @@ class LagCollector:
         self._known: dict[str, list[Generation]] = {}
         self._verified: dict[str, Verification | None] = {}
         self._searches = {
-            name: SearchesWatch.of_sink(name, settings)
-            for name, settings in sinks.items()
-            if isinstance(settings, OpenSearchSettings) and settings.view is None
+            name: SearchesWatch.of_sink(name, settings) for name, settings in sinks.items() if settings.has_searches
         }
         self._found_searches: dict[str, StandingSearches | None] = {}
         self._still: dict[str, dict[int, LastBeat]] = {}
@@ -405,9 +399,9 @@ class LagCollector:
             blocked,
             {name: settings.events_per_s for name, settings in self._settings.items()},
             {
-                name: settings.refresh_interval_ms / 1000
+                name: settings.visible_after_s
                 for name, settings in self._settings.items()
-                if isinstance(settings, OpenSearchSettings)
+                if settings.visible_after_s is not None
             },
             slowdown=machine_slowdown(),
         )
@@ -873,14 +867,7 @@ def _named(error: Unavailable, server: str) -> Unavailable:
 
 def _address(settings: SinkSettings) -> str:
     """Where a sink's server is, without a password."""
-    match settings:
-        case OpenSearchSettings():
-            return f" at {', '.join(settings.urls)}"
-        case RedisSettings() | WarehouseSettings():
-            host = urlsplit(settings.url.get_secret_value()).netloc.rpartition("@")[2]
-            return f" at {host}" if host else ""
-        case _:
-            return ""
+    return f" at {settings.address}" if settings.address else ""
 
 
 def _with_address(answer: _Answer, address: str) -> _Answer:

@@ -8,6 +8,7 @@ from typing import Final, Protocol, Self
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
+from sinks.registry import SinkSettings
 
 SILENT_S: Final = 60.0
 """Whoever tells of searches shows that every ten seconds. After so long without that nobody does."""
@@ -63,8 +64,9 @@ class SearchesWatch:
         """The last sign of life, by the clock of who gave it, and when it was first seen, by ours."""
 
     @classmethod
-    def of_sink(cls, name: str, settings: OpenSearchSettings) -> Self:
-        """Connects at the first look."""
+    def of_sink(cls, name: str, settings: SinkSettings) -> Self:
+        """Connects at the first look. The sink is one that ``has_searches``."""
+        assert isinstance(settings, OpenSearchSettings)
         indexes = OpenSearchIndexes(name, settings, 1)
         return cls(StoredSearches(indexes.bookkeeping), close=indexes.client.close)
 

@@ -109,6 +109,10 @@ class Tls(Settings):
     key_file: Path | None = None
     verify: StrictBool = True
 
+    def certificate_files(self) -> list[Path]:
+        """Those that expire: ours and the authority's."""
+        return [path for path in (self.certificate_file, self.ca_file) if path is not None]
+
     def is_used(self, *, encrypted: bool) -> bool:
         """Whether what is set here has an effect. On a connection without TLS it would have none, without a word."""
         return encrypted or self == Tls()

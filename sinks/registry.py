@@ -1,4 +1,4 @@
-"""A sink's settings -> the sink: the one file that knows them all. Importing it loads no client library.
+"""The kinds of sinks, and a sink's settings -> the sink. Importing it loads no client library.
 
 A sink's code is loaded with the first that is opened: every command reads settings, and few write rows.
 
@@ -10,7 +10,7 @@ back into what the configuration says today.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Annotated, Any, Final, assert_never, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, cast
 
 from pydantic import Field, ValidationError
 
@@ -18,22 +18,36 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.contract import OpenedSink
-from sinks.delta.settings import DeltaSettings
-from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
+from sinks.delta.kind import KIND as DELTA
+from sinks.kind import SinkKind
+from sinks.opensearch.kind import KIND as OPENSEARCH
+from sinks.redis.kind import KIND as REDIS
+from sinks.table_settings import TableSettings
 from sinks.view_settings import ViewSettings
-from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.kind import KIND as WAREHOUSE
 from sinks.wrappers.projection import Projection
 
-SinkSettings = Annotated[
-    OpenSearchSettings | RedisSettings | WarehouseSettings | DeltaSettings, Field(discriminator="type")
-]
-"""Settings of any sink; ``type`` says which."""
+KINDS: Final[Mapping[str, SinkKind]] = {kind.name: kind for kind in (OPENSEARCH, REDIS, WAREHOUSE, DELTA)}
+"""Every kind of sink, by the name that it has in the configuration."""
+
+if TYPE_CHECKING:
+    SinkSettings = TableSettings
+else:
+    SinkSettings = Annotated[
+        Union[tuple(kind.settings for kind in KINDS.values())],  # noqa: UP007  of as many as there are kinds
+        Field(discriminator="type"),
+    ]
+    """Settings of any sink; ``type`` says which."""
+
+
+def kind_of(settings: SinkSettings) -> SinkKind:
+    """The kind of a sink with these settings."""
+    return KINDS[settings.type]
 
 
 def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     """The destination of these settings, opened for one generation. It connects when it is first used."""
-    opened = _open(name, settings, generation)
+    opened = kind_of(settings).open(name, settings, generation)
     projection, renaming = settings.projection(), settings.renaming()
     keeps_names = settings.schema_changes == "keep"
     if not (projection or renaming or keeps_names):
@@ -45,37 +59,12 @@ def open_sink(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
     )
 
 
-def _open(name: str, settings: SinkSettings, generation: int) -> OpenedSink:
-    match settings:
-        case OpenSearchSettings():
-            from sinks.opensearch.sink import open_opensearch
-
-            return open_opensearch(name, settings, generation)
-        case RedisSettings():
-            from sinks.redis.sink import open_redis
-
-            return open_redis(name, settings, generation)
-        case WarehouseSettings():
-            from sinks.warehouse.sink import open_warehouse
-
-            return open_warehouse(name, settings, generation)
-        case DeltaSettings():
-            from sinks.delta.sink import open_delta
-
-            return open_delta(name, settings, generation)
-        case _:
-            assert_never(settings)
-
-
-_CLIENTS: Final = {"opensearch": "opensearchpy", "redis": "redis", "warehouse": "sqlalchemy", "delta": "deltalake"}
-
-
 def load_client(settings: SinkSettings) -> None:
     """Load the client library of a sink now: for who measures how long its server takes to answer.
 
     Else the first connection does. That takes tenths of a second, and many times as long on a busy machine.
     """
-    import_module(_CLIENTS[settings.type])
+    import_module(kind_of(settings).client)
 
 
 def projection_of(settings: SinkSettings) -> Projection:
@@ -102,43 +91,15 @@ def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[st
 
 
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
-    """Have the sink's server say whether it would take a new generation of these tables of the source, where it can.
-
-    Nothing is created. Returns why it can't say, "" where nothing is left to be known. Raises LockstepError with its
-    reason, Unavailable when it doesn't answer.
-    """
-    if isinstance(settings, OpenSearchSettings):
-        from sinks.opensearch.indexes import OpenSearchIndexes
-
-        projection, renaming = settings.projection(), settings.renaming()
-        indexes = OpenSearchIndexes(name, settings, 1)
-        try:
-            return indexes.check_new([renaming.table(projection.table(table)) for table in tables])
-        finally:
-            indexes.client.close()
-    return ""
-
-
-def why_late_writes_are_unseen(name: str, settings: SinkSettings) -> str:
-    """Why a job that takes a view over can't see a write of the job before that its server has begun; "" where it can.
-
-    Raises LockstepError with the server's reason, Unavailable when it doesn't answer.
-    """
-    if isinstance(settings, OpenSearchSettings) and settings.view is not None:
-        from sinks.opensearch.indexes import OpenSearchIndexes
-        from sinks.opensearch.writer_aliases import WriterAliases
-
-        indexes = OpenSearchIndexes(name, settings, 1)
-        try:
-            return WriterAliases(indexes).why_unseen()
-        finally:
-            indexes.client.close()
-    return ""
+    """``SinkKind.check_new`` of these tables of the source."""
+    projection, renaming = settings.projection(), settings.renaming()
+    seen = [renaming.table(projection.table(table)) for table in tables]
+    return kind_of(settings).check_new(name, settings, seen)
 
 
 def history_tables(settings: SinkSettings, tables: Iterable[TableName]) -> frozenset[TableName]:
     """Those of a sink's tables, which all have a key, of which it keeps all versions."""
-    if not isinstance(settings, WarehouseSettings) or not settings.keeps_history:
+    if not settings.keeps_history:
         return frozenset()
     return frozenset(tables) & settings.history_tables if settings.history_tables else frozenset(tables)
 

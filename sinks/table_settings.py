@@ -1,6 +1,6 @@
 """What every sink's settings say of the tables it gets, and of what it gets of them."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
@@ -133,6 +133,12 @@ class TableSettings(Settings):
     TAKES_APPEND_ONLY: ClassVar[bool] = False
     """Whether ``tables`` may name tables without a key (``cdc.model.append_only``)."""
 
+    TLS_ADDRESS: ClassVar[str] = ""
+    """What makes the connections of such a sink encrypted, for who is told that they aren't."""
+
+    type: str = ""
+    """The kind of sink."""
+
     tables: tuple[str, ...] = ()
     exclude: Excluded = ()
     rename: Annotated[Mapping[str, str], AfterValidator(_are_columns)] = {}
@@ -166,6 +172,58 @@ class TableSettings(Settings):
 
         They open nothing and start no thread when they are loaded, so a process may fork after that.
         """
+        return ()
+
+    @property
+    def address(self) -> str:
+        """Where its server is, without a password; "" where there is none to be named."""
+        return ""
+
+    @property
+    def file_of_one_machine(self) -> str:
+        """The setting that names a file which one machine alone can write to; "" where none does."""
+        return ""
+
+    @property
+    def takes_sql(self) -> bool:
+        """Whether its store is a PostgreSQL database."""
+        return False
+
+    @property
+    def visible_after_s(self) -> float | None:
+        """How long readers don't find at the most what was applied; None where they do at once."""
+        return None
+
+    @property
+    def has_searches(self) -> bool:
+        """Whether its documents can be watched by standing searches."""
+        return False
+
+    @property
+    def runs_searches(self) -> bool:
+        """Whether ``lockstep run`` reports matches of standing searches."""
+        return False
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether batches should bring all versions of rows, and not the newest of each key alone."""
+        return False
+
+    @property
+    def history_tables(self) -> frozenset[TableName]:
+        """The tables that a setting names of which all versions are kept."""
+        return frozenset()
+
+    def certificate_files(self) -> Iterable[Path]:
+        """Files with certificates, ours and the authority's."""
+        return ()
+
+    def tls_servers(self) -> Iterable[tuple[str, int]]:
+        """Host and port of each server that is reached by TLS from the first byte."""
+        return ()
+
+    def plain_addresses(self) -> Iterable[str]:
+        """Addresses of servers that are reached without TLS, whether on this machine or on another one."""
         return ()
 
     @field_validator("tables")

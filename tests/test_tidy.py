@@ -76,6 +76,34 @@ def imports_of(path: Path, known: Collection[str]) -> set[str]:
     return names_imported & set(known)
 
 
+KNOW_A_KIND: Mapping[str, str] = {
+    "lockstep.bundle": "leaves out the login of a kind",
+    "lockstep.config": "rules of alerts are for warehouses",
+    "lockstep.demo": "its pages read Redis and OpenSearch, as an application does",
+    "lockstep.erase.matches": "standing searches are OpenSearch's",
+    "lockstep.searches": "standing searches are OpenSearch's",
+    "monitor.searches": "standing searches are OpenSearch's",
+    "monitor.alerts": "rules of alerts are for warehouses",
+    "jobs.streams.sql_plans": "results of stream queries are in a warehouse",
+    "migrations.warehouse": "they are the warehouse's",
+}
+"""Modules and packages outside of ``sinks`` that may import a kind of sink, each with its reason."""
+
+
+def test_no_other_module_knows_a_kind_of_sink() -> None:
+    kinds = [f"sinks.{path.parent.name}." for path in (ROOT / "sinks").glob("*/kind.py")]
+    known = {dotted_name(path) for path in MODULES}
+    importing = {
+        name
+        for name, path in ((dotted_name(path), path) for path in MODULES)
+        if not name.startswith("sinks.") and any(each.startswith(tuple(kinds)) for each in imports_of(path, known))
+    }
+    at_home = {each for each in KNOW_A_KIND if any(f"{name}.".startswith(f"{each}.") for name in importing)}
+    assert kinds
+    assert sorted(name for name in importing if not any(f"{name}.".startswith(f"{each}.") for each in at_home)) == []
+    assert sorted(set(KNOW_A_KIND) - at_home) == []
+
+
 def third_party_imports(path: Path) -> set[str]:
     """The first part of each module that one imports, at its top or in a function."""
     found: set[str] = set()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -15,11 +15,7 @@ from jobs.streams.settings import row_webhook
 from lockstep.config import Config
 from monitor.alerts.channels import alert_webhook
 from sinks.access import same_host
-from sinks.delta.settings import DeltaSettings
-from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings
-from sinks.warehouse.settings import WarehouseSettings
+from sinks.registry import SinkSettings, kind_of
 
 _SSLMODE_DEFAULT: Final = "prefer"
 """libpq's own: it tries TLS, and goes on without where the server, or whoever answers in its place, has none."""
@@ -61,7 +57,8 @@ def _webhook(subject: str, webhook: Webhook, *, why: str) -> list[Finding]:
         address = webhook.address().get_secret_value()
     except LockstepError:
         return []  # its own check says what is wrong with it
-    return _plain(subject, [address], scheme="http", better="let the webhook's address begin with https", why=why)
+    plain = [address] if address.lower().startswith("http:") else []
+    return _plain(subject, plain, better="let the webhook's address begin with https", why=why)
 
 
 def _kafka(kafka: KafkaSettings) -> list[Finding]:
@@ -79,39 +76,26 @@ def _kafka(kafka: KafkaSettings) -> list[Finding]:
 
 def _sink(name: str, settings: SinkSettings, environment: Mapping[str, str]) -> list[Finding]:
     subject = f"sink {name}"
-    match settings:
-        case OpenSearchSettings():
-            return _plain(subject, settings.urls, scheme="http", better="let each address begin with https")
-        case RedisSettings():
-            url = settings.url.get_secret_value()
-            scheme = url.partition(":")[0]
-            urls = [f"{scheme}://{address}" for address in settings.sentinels] or [url]
-            return _plain(subject, urls, scheme="redis", better="let the address begin with rediss")
-        case DeltaSettings():
-            addresses = settings.storage_options.values()
-            return _plain(subject, addresses, scheme="http", better="let the endpoint begin with https")
-        case WarehouseSettings():
-            return _warehouse(subject, settings, environment)
+    try:
+        parts = kind_of(settings).libpq(settings)
+    except LockstepError:
+        return []  # its own check says what is wrong with its address
+    if parts:
+        return _libpq(subject, parts, environment)
+    return _plain(subject, settings.plain_addresses(), better=settings.TLS_ADDRESS)
 
 
-def _plain(subject: str, addresses: Iterable[str], *, scheme: str, better: str, why: str = _WHY) -> list[Finding]:
-    """A finding where one of the addresses is of another machine, and has no TLS."""
-    parts = [urlsplit(address) for address in addresses if address.lower().startswith(f"{scheme}://")]
+def _plain(subject: str, addresses: Iterable[str], *, better: str, why: str = _WHY) -> list[Finding]:
+    """A finding where one of these addresses, which have no TLS, is of another machine."""
+    parts = map(urlsplit, addresses)
     if all(_is_local(part.hostname or "") for part in parts):
         return []
     return [warning(subject, "the connection isn't encrypted", why, better)]
 
 
-def _warehouse(subject: str, settings: WarehouseSettings, environment: Mapping[str, str]) -> list[Finding]:
-    if settings.is_file or settings.tls is not None:
-        return []
-    try:
-        parts = urlsplit(settings.url.get_secret_value())
-    except ValueError:
-        return []  # its own check says what is wrong with it
-    given = parse_qs(parts.query)
-    hosts = [host for hosts in given.get("host", [parts.hostname or ""]) for host in hosts.split(",")]
-    mode = given.get("sslmode", [environment.get("PGSSLMODE", _SSLMODE_DEFAULT)])[0]
+def _libpq(subject: str, parts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
+    hosts = str(parts.get("host") or parts.get("hostaddr") or "").split(",")
+    mode = parts.get("sslmode") or environment.get("PGSSLMODE", _SSLMODE_DEFAULT)
     if mode in _ENCRYPTED_MODES or all(map(_is_local, hosts)):
         return []
     return [_optional(subject, mode, encrypted=None, where="the address, or set tls of this sink")]

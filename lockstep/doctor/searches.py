@@ -12,7 +12,6 @@ from cdc.postgres.preflight.finding import Finding, error, ok, warning
 from lockstep.config import Config
 from lockstep.searches.commands import ListedSearch, listed
 from lockstep.searches.topic import Match
-from sinks.opensearch.settings import OpenSearchSettings
 
 _SUBJECT = "searches"
 _NOBODY_TOLD = "nobody is told of any search"
@@ -28,7 +27,7 @@ def check_searches(config: Config, *, sinks: Collection[str]) -> list[Finding]:
     are_expected = bool(config.sinks_with_searches)
     for name in sinks:
         settings = config.sinks[name]
-        if not isinstance(settings, OpenSearchSettings) or settings.view is not None:
+        if not settings.has_searches:
             continue
         searches = list(listed(config, [name]))
         are_expected |= bool(searches)

@@ -20,10 +20,10 @@ from sinks.registry import (
     check_new_generation,
     definition,
     history_tables,
+    kind_of,
     open_sink,
     problems_at_work,
     setting_problems,
-    why_late_writes_are_unseen,
     with_definition,
 )
 from views.failures import Refused
@@ -56,7 +56,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
     built = next((each.record for each in generations if each.number == live), None)
     what = "answers; empty so far" if live is None else f"answers; generation {live} is live"
     findings = [Finding(Severity.OK, f"sink {name}", what)]
-    unseen = why_late_writes_are_unseen(name, settings)
+    unseen = kind_of(settings).why_late_writes_are_unseen(name, settings)
     if unseen:
         what = f"whether its server still has a write in hand of a job that was replaced can't be seen: {unseen}"
         findings.append(warning(f"view {name}", what, "it could bring a row back that is gone", _RIGHT_TO_SEE))

@@ -43,17 +43,12 @@ from lockstep.erase.views import ViewErasing
 from lockstep.verify.canonical import key_values
 from lockstep.verify.waiting import Waiting
 from sinks.contract import Leftover
+from sinks.registry import KINDS
 
 _LOOK_EVERY_S: Final = 0.3
 
 _OF_VIEWS: Final = RecordWords(with_what="of rows that a view's sink refused", of_many=True)
 _BY_OTHERS: Final = RecordWords(with_what="by another key of the table, maybe of this row", of_many=True)
-_OF_KINDS: Final = {
-    "opensearch": "OpenSearch: snapshots of its indexes; nodes that are away, once their copies were put elsewhere.",
-    "redis": "Redis: its files (RDB, AOF) have old values until they are written anew; replicas, backups.",
-    "warehouse": "the warehouse: dead rows until VACUUM, free blocks of a DuckDB file, WAL, backups.",
-    "delta": "Delta: versions that the object store keeps by itself.",
-}
 
 
 def erase(
@@ -318,7 +313,7 @@ class _Erasing:
             " rows and no other values. It is compacted by itself.",
         ]
         kinds = {settings.type for settings in self._config.sinks.values()}
-        sentences += [sentence for kind, sentence in _OF_KINDS.items() if kind in kinds]
+        sentences += [kind.backups_keep for name, kind in KINDS.items() if name in kinds]
         sentences.append(
             "sinks, views and stream queries that aren't in this configuration, and what readers have copied."
         )

@@ -21,12 +21,7 @@ from cdc.postgres.dsn import parse_dsn
 from cdc.postgres.slot import has_standby
 from monitor.alerts.certificates import file_expires_ms, server_expires_ms
 from monitor.alerts.conditions import Facts
-from sinks.access import Tls
-from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
-from sinks.registry import SinkSettings
-from sinks.warehouse.postgres.connection import libpq_parts
-from sinks.warehouse.settings import WarehouseSettings
+from sinks.registry import SinkSettings, kind_of
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -196,22 +191,11 @@ def _of_kafka(pipeline: Pipeline) -> Iterator[tuple[str, Expiry]]:
 
 def _of_sinks(sinks: Mapping[str, SinkSettings]) -> Iterator[tuple[str, Expiry]]:
     for name, settings in sinks.items():
-        tls = getattr(settings, "tls", None)
-        if isinstance(tls, Tls):
-            yield from _file(tls.certificate_file)
-            yield from _file(tls.ca_file)
-        urls: tuple[str, ...] = ()
-        if isinstance(settings, WarehouseSettings) and not settings.is_file:
-            with contextlib.suppress(ConfigurationError):  # its job says what is wrong with its address
-                yield from _of_postgres(name, libpq_parts(settings))
-        if isinstance(settings, OpenSearchSettings):
-            urls = settings.urls
-        elif isinstance(settings, RedisSettings):
-            url = settings.url.get_secret_value()
-            scheme = url.partition(":")[0]
-            urls = tuple(f"{scheme}://{host}:{port}" for host, port in settings.sentinel_addresses) or (url,)
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme in ("https", "rediss") and parts.hostname:
-                port = parts.port or (443 if parts.scheme == "https" else 6379)
-                yield f"{name} {parts.hostname}:{port}", partial(server_expires_ms, parts.hostname, port)
+        for path in settings.certificate_files():
+            yield from _file(path)
+        with contextlib.suppress(ConfigurationError):  # its job says what is wrong with its address
+            if parts := kind_of(settings).libpq(settings):
+                yield from _of_postgres(name, parts)
+        for host, port in settings.tls_servers():
+            if host:
+                yield f"{name} {host}:{port}", partial(server_expires_ms, host, port)

@@ -1,6 +1,6 @@
 """Settings of a Delta sink."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self
 from urllib.parse import unquote, urlsplit
@@ -70,6 +70,7 @@ class DeltaSettings(TableSettings):
     PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by", "purge_deleted_after_days"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
+    TLS_ADDRESS: ClassVar[str] = "let the endpoint begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "each Delta table has commits of its own, and none is of two"
     WHY_NO_SHARDS: ClassVar[str] = (
         "a Delta table has one writer, and a transaction that two shards write would be seen in half"
@@ -142,6 +143,9 @@ class DeltaSettings(TableSettings):
         return [
             "purge_deleted_after_days: nothing says since when a row is deleted; set synced_at = true, and rebuild it"
         ]
+
+    def plain_addresses(self) -> Iterable[str]:
+        return [address for address in self.storage_options.values() if address.lower().startswith("http:")]
 
     @property
     def likes_large_batches(self) -> bool:

@@ -1,7 +1,9 @@
 """How the OpenSearch sink is configured."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
@@ -66,6 +68,7 @@ class OpenSearchSettings(TableSettings):
     }
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "ids", "routing", "fields", "searches"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"searches"}
+    TLS_ADDRESS: ClassVar[str] = "let each address begin with https"
     NO_WHOLE_STEPS: ClassVar[str] = "OpenSearch has no transaction over several documents"
 
     type: Literal["opensearch"] = "opensearch"
@@ -90,6 +93,32 @@ class OpenSearchSettings(TableSettings):
     @property
     def libraries(self) -> tuple[str, ...]:
         return ("opensearchpy",)
+
+    @property
+    def address(self) -> str:
+        return ", ".join(self.urls)
+
+    @property
+    def visible_after_s(self) -> float:
+        return self.refresh_interval_ms / 1000
+
+    @property
+    def has_searches(self) -> bool:
+        return self.view is None
+
+    @property
+    def runs_searches(self) -> bool:
+        return self.searches
+
+    def certificate_files(self) -> Iterable[Path]:
+        return self.tls.certificate_files()
+
+    def tls_servers(self) -> Iterable[tuple[str, int]]:
+        parts = [urlsplit(url) for url in self.urls]
+        return [(part.hostname or "", part.port or _PORTS["https"]) for part in parts if part.scheme == "https"]
+
+    def plain_addresses(self) -> Iterable[str]:
+        return [url for url in self.urls if url.lower().startswith("http:")]
 
     @field_validator("urls")
     @classmethod

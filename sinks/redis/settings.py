@@ -1,7 +1,8 @@
 """Settings of a Redis sink."""
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
+from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -30,6 +31,7 @@ def _are_tables(by_table: Mapping[str, _Of]) -> Mapping[str, _Of]:
     return by_table
 
 
+_PORT: Final = 6379
 _SENTINEL_PORT: Final = 26379
 
 
@@ -61,6 +63,7 @@ class RedisSettings(TableSettings):
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}
+    TLS_ADDRESS: ClassVar[str] = "let the address begin with rediss"
     NO_WHOLE_STEPS: ClassVar[str] = (
         "rows are written to Redis one by one, and readers see each at once; a warehouse in PostgreSQL can be"
     )
@@ -84,6 +87,25 @@ class RedisSettings(TableSettings):
     @property
     def libraries(self) -> tuple[str, ...]:
         return ("redis",)
+
+    @property
+    def address(self) -> str:
+        return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[2]
+
+    def certificate_files(self) -> Iterable[Path]:
+        return self.tls.certificate_files()
+
+    def tls_servers(self) -> Iterable[tuple[str, int]]:
+        parts = urlsplit(self.url.get_secret_value())
+        if parts.scheme != "rediss":
+            return []
+        return self.sentinel_addresses or [(parts.hostname or "", parts.port or _PORT)]
+
+    def plain_addresses(self) -> Iterable[str]:
+        url = self.url.get_secret_value()
+        if urlsplit(url).scheme != "redis":
+            return []
+        return [f"redis://{address}" for address in self.sentinels] or [url]
 
     @field_validator("url")
     @classmethod
@@ -136,7 +158,7 @@ class RedisSettings(TableSettings):
         parts = urlsplit(self.url.get_secret_value())
         if self.sentinels:
             return f"{self.primary} of the Sentinels {', '.join(self.sentinels)}"
-        return unquote(parts.path) if parts.scheme == "unix" else same_server(parts, default_port=6379)
+        return unquote(parts.path) if parts.scheme == "unix" else same_server(parts, default_port=_PORT)
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         return self.layout.problems_with(tables)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StrictBool, model_validator
 
@@ -148,6 +148,21 @@ class WarehouseSettings(TableSettings):
     @property
     def likes_large_batches(self) -> bool:
         return self.is_file  # it is opened for each batch, and others take turns
+
+    @property
+    def address(self) -> str:
+        return urlsplit(self.url.get_secret_value()).netloc.rpartition("@")[2]
+
+    @property
+    def file_of_one_machine(self) -> str:
+        return "url" if self.is_file else ""
+
+    @property
+    def takes_sql(self) -> bool:
+        return not self.is_file
+
+    def certificate_files(self) -> Iterable[Path]:
+        return () if self.tls is None else self.tls.certificate_files()
 
     @property
     def is_file(self) -> bool:
@@ -298,10 +313,8 @@ class WarehouseSettings(TableSettings):
 
     @property
     def history_tables(self) -> frozenset[TableName]:
-        """The tables that ``history`` names."""
         return frozenset(map(TableName.parse, self._history))
 
     @property
     def keeps_history(self) -> bool:
-        """Whether batches should bring all versions of rows, and not the newest of each key alone."""
         return bool(self.history)

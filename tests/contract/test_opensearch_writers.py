@@ -13,9 +13,9 @@ from opensearchpy import OpenSearch
 
 from cdc.model.errors import Fenced, Unavailable
 from sinks.contract import OpenedSink
+from sinks.opensearch.questions import why_late_writes_are_unseen
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import open_opensearch
-from sinks.registry import why_late_writes_are_unseen
 from sinks.view_settings import ViewSettings
 from tests.builders import batch, tag
 from tests.contract.items import ITEMS, item, rows_of

@@ -225,7 +225,8 @@ def test_a_page_has_every_setting(name: str) -> None:
 
 def test_the_page_about_projections_has_what_every_sink_has() -> None:
     named = {setting for setting, _ in setting_rows(DOCS / "projections.md")}
-    assert sorted(set(TableSettings.model_fields) - named) == ["changes_max", "lender", "mask_salt", "topic", "view"]
+    others = ["changes_max", "lender", "mask_salt", "topic", "type", "view"]
+    assert sorted(set(TableSettings.model_fields) - named) == others
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

@@ -265,7 +265,12 @@ def _refuse_pooler(connection: Any, cursor: Any) -> None:
 
 
 def libpq_parts(settings: WarehouseSettings) -> dict[str, Any]:
-    """What libpq is given to connect, by libpq's names, the password among it. Raises ConfigurationError."""
+    """What libpq is given to connect, by libpq's names, the password among it; nothing for a DuckDB file.
+
+    Raises ConfigurationError.
+    """
+    if settings.is_file:
+        return {}
     url = _address(settings)
     _, given = url.get_dialect()().create_connect_args(url)
     return {**given, **_connect_arguments(settings)}

@@ -1,0 +1,28 @@
+"""What is asked of an OpenSearch cluster before a job begins. Nothing is created."""
+
+from collections.abc import Sequence
+
+from cdc.model.table import Table
+from sinks.opensearch.indexes import OpenSearchIndexes
+from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.writer_aliases import WriterAliases
+
+
+def check_new(name: str, settings: OpenSearchSettings, tables: Sequence[Table]) -> str:
+    """As ``SinkKind.check_new``."""
+    indexes = OpenSearchIndexes(name, settings, 1)
+    try:
+        return indexes.check_new(tables)
+    finally:
+        indexes.client.close()
+
+
+def why_late_writes_are_unseen(name: str, settings: OpenSearchSettings) -> str:
+    """As ``SinkKind.why_late_writes_are_unseen``."""
+    if settings.view is None:
+        return ""
+    indexes = OpenSearchIndexes(name, settings, 1)
+    try:
+        return WriterAliases(indexes).why_unseen()
+    finally:
+        indexes.client.close()
