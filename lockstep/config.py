@@ -364,18 +364,6 @@ class Config(Settings):
         captured = set(self.source.table_names)
         return tuple(name for name in map(TableName.parse, settings.tables) if name in captured)
 
-    def left_by_capture(self, settings: SinkSettings) -> tuple[TableName, ...]:
-        """The tables of a sink with these settings that capture was started without.
-
-        They are those that the sink names, where it does, also where only a pattern of the source matches them. Else
-        they are those that the source names.
-        """
-        source = self.source
-        if settings.tables:
-            return tuple(filter(source.may_have, self.uncaptured_tables(settings)))
-        captured = set(source.table_names)
-        return tuple(name for name in source.named if name not in source.append_only and name not in captured)
-
     def uncaptured_tables(self, settings: SinkSettings) -> tuple[TableName, ...]:
         """The tables that a sink with these settings names, and that aren't captured: they may join, or have left."""
         captured = set(self.source.table_names)

@@ -238,7 +238,7 @@ def switch_to(
         built_with = settings_of_generation(config, name, generation)
         wanted = sink_tables_now(config, built_with)
         live = opened.generations.live()
-        check_nothing_aside(opened.records, name, number, wanted, live=live, to="switched to")
+        check_nothing_aside(opened.records, name, number, wanted, live=live)
         # Nobody waits for what both lack.
         aside = load_asides(opened.records, number).keys()
         _check_nothing_lost(name, settings, number, None if built_with.view is not None else set(wanted) - aside)
@@ -250,13 +250,13 @@ def switch_to(
 
 
 def check_nothing_aside(
-    records: CoordinationRecords, name: str, number: int, tables: Collection[TableName], *, live: int | None, to: str
+    records: CoordinationRecords, name: str, number: int, tables: Collection[TableName], *, live: int | None
 ) -> None:
     """Raise LockstepError where a generation lacks changes of one of these ``tables``, which is set aside.
 
     ``tables`` are those that it is to have. What is asked of others, or was, is no matter.
 
-    ``to`` is what can't be done then. What was taken out of the ``live`` generation too is no matter.
+    What was taken out of the ``live`` generation too is no matter.
     """
     asides, orders = load_asides(records, number), load_orders(records, number)
     live_asides = {} if live is None or live == number else load_asides(records, live)
@@ -267,7 +267,7 @@ def check_nothing_aside(
             continue
         sentence = asides[table].sentence(name, str(table)) if table in asides else f"{table} is to be set aside"
         raise LockstepError(
-            f"generation {number} of sink {name!r} can't be {to}: {sentence}",
+            f"generation {number} of sink {name!r} can't be switched to: {sentence}",
             hint=f"`lockstep resume {name} {table}`, and try again once it has caught up",
         )
 

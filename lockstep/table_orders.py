@@ -25,8 +25,7 @@ def order_tables(config: Config, name: str, tables: Sequence[str], wish: Wish, *
     """Ask this of tables of a sink, for every generation that is in use, and wait until its job has obeyed or refused.
 
     Returns whether it could: a table that is to be applied again may be refused, or fail again. Raises
-    ConfigurationError for a table that the sink doesn't have and for a view, LockstepError while the generation that
-    readers see is being written again.
+    ConfigurationError for a table that the sink doesn't have and for a view.
     """
     if settings_of(config, name).view is not None:
         raise ConfigurationError(
@@ -59,12 +58,6 @@ def _parsed(text: str) -> TableName:
 
 def _in_use(config: Config, name: str) -> list[Generation]:
     generations = list_of(config, name)
-    for generation in generations:
-        if generation.is_live and generation.phase is Phase.REPLAYING:
-            raise LockstepError(
-                f"generation {generation.number} of sink {name!r} is being written again",
-                hint=f"`lockstep rebuild {name} --in-place` goes on with it; then try again",
-            )
     ready = [generation for generation in generations if generation.phase is Phase.READY]
     if not ready:
         raise LockstepError(f"sink {name!r} has no generation that is in use", hint="`lockstep apply` builds one")

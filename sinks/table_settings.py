@@ -112,12 +112,6 @@ class TableSettings(Settings):
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING
 
-    PLACING: ClassVar[frozenset[str]] = frozenset()
-    """Those of these that say where rows are, or in what form.
-
-    What was written with another value wouldn't be found again.
-    """
-
     OWN: ClassVar[frozenset[str]] = frozenset({"tables", *_NOT_OF_VIEWS})
     """Those that say where a sink's rows are and what it does with which table: no other one takes them over."""
 

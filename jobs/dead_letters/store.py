@@ -148,10 +148,6 @@ class DeadLetters:
         """Remove the dead letters of these rows: their events or newer ones were applied. Raises as ``publish``."""
         self._close([(row, None) for row in rows])
 
-    def close_all(self, topics: Iterable[str]) -> None:
-        """Remove this generation's dead letters of these topics. Raises as ``publish``."""
-        self.close(self.read(topics))
-
     def close_generation(self) -> None:
         """Remove all dead letters of this generation, which is about to be dropped. Raises as ``publish``."""
         self._remove([dead_letter.record_key for dead_letter in self._read_own()])

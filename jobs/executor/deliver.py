@@ -126,12 +126,10 @@ def apply_portion(
     decoded = decode(records, task)
     events = decoded.events
     # A job of the earlier shape, where the destination has no fence, may have stored the event without new columns.
-    overwrite_equal_tags = task.overwrite_equal_tags or decoded.has_translated
     whole = Batch(
         events,
         fence=task.fence,
-        overwrite_equal_tags=overwrite_equal_tags,
-        never_applied=task.overwrite_equal_tags,
+        overwrite_equal_tags=decoded.has_translated,
         versions=versions,
         identities=task.identities,
     )

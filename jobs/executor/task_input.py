@@ -119,8 +119,6 @@ class Task:
     """Of the tables that had other shapes before."""
     known_ends: Offsets = field(default_factory=dict)
     """Up to where the shapes of all events are known; nothing is known of what comes later."""
-    overwrite_equal_tags: bool = False
-    """Rows of the same tag are written again."""
     client: Client | None = field(default=None, repr=False)
     """How the task reads its records from the log by itself. None: Spark has read them. Holds the password."""
     open: OpenSink = open_sink

@@ -1,6 +1,6 @@
 """Which columns a generation's tables have had, and which values its rows still lack: the record ``g<n>.columns``."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,14 +46,6 @@ class Columns:
                 "filled": self.is_filled,
             }
         ).decode()
-
-    def only(self, tables: Collection[TableName]) -> "Columns":
-        """The same of a generation that has lost all other tables."""
-        return Columns(
-            {name: held_table for name, held_table in self.tables.items() if name in tables},
-            {name: values for name, values in self.lacking.items() if name in tables},
-            self.is_filled,
-        )
 
     @classmethod
     def from_json(cls, text: str) -> "Columns":

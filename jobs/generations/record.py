@@ -28,12 +28,11 @@ _PLANNED_AMONG: Final = 4
 class Phase(StrEnum):
     """What a generation is there for.
 
-    ``BUILDING``: ``rebuild`` builds it. ``REPLAYING``: ``rebuild --in-place`` does. ``READY``: ``apply`` keeps it up to
-    date. ``RETIRED``: about to be dropped, or gone.
+    ``BUILDING``: ``rebuild`` builds it. ``READY``: ``apply`` keeps it up to date. ``RETIRED``:
+    about to be dropped, or gone.
     """
 
     BUILDING = "building"
-    REPLAYING = "replaying"
     READY = "ready"
     RETIRED = "retired"
 
@@ -44,8 +43,6 @@ class Record:
 
     ``pipeline`` is whose log it holds, ``definition`` the settings that shape its rows. ``loaded``: it has what the log
     held when its build began. ``exposed``: readers may have seen it since, though it is still being built.
-    ``written_with`` are other definitions that rows may have still: a replay that was to write all of them again
-    hasn't ended, or has failed.
     """
 
     pipeline: str
@@ -54,7 +51,6 @@ class Record:
     loaded: bool = True
     created_at_ms: int = 0
     exposed: bool = False
-    written_with: Sequence[Mapping[str, JsonValue]] = ()
 
     def to_json(self) -> str:
         return orjson.dumps(
@@ -65,7 +61,6 @@ class Record:
                 "loaded": self.loaded,
                 "created_at_ms": self.created_at_ms,
                 "exposed": self.exposed,
-                "written_with": [dict(each) for each in self.written_with],
             }
         ).decode()
 
@@ -79,7 +74,6 @@ class Record:
             fields["loaded"],
             fields["created_at_ms"],
             fields["exposed"],
-            tuple(fields.get("written_with", ())),
         )
 
     def changed_settings(self, settings: SinkSettings) -> list[str]:
@@ -88,13 +82,7 @@ class Record:
         Raises LockstepError where what is recorded doesn't go with them.
         """
         today = definition(settings)
-        return sorted(
-            {
-                name
-                for each in (self.definition, *self.written_with)
-                for name in changed_settings(definition(with_definition(settings, each)), today)
-            }
-        )
+        return sorted(changed_settings(definition(with_definition(settings, self.definition)), today))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +169,6 @@ def way_on(phase: Phase, sink: str, generation: int) -> str:
             return "`lockstep run` or `lockstep apply` starts it"
         case Phase.BUILDING:
             return f"`lockstep rebuild {sink}` goes on with it"
-        case Phase.REPLAYING:
-            return f"`lockstep rebuild {sink} --in-place` goes on with it"
         case Phase.RETIRED:
             return f"`lockstep generations {sink} --drop {generation}` drops it for good"
 

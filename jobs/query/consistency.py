@@ -10,18 +10,13 @@ from jobs.query.start_position import StartPosition, load_start_position
 from sinks.contract import Batch, OpenedSink, Progress, TopicPartition
 
 
-def check_can_be_consistent(sink: str, stored: Progress | None, start: StartPosition) -> None:
-    """Raise LockstepError for a generation that isn't as of one commit, and doesn't become so by reading on. Pure.
-
-    ``start`` is its newest start position, as a job without ``consistent`` has it.
-    """
-    hint = f"build a generation beside it: lockstep rebuild {sink} --switch"
+def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
+    """Raise LockstepError for a generation that isn't as of one commit, and doesn't become so by reading on. Pure."""
     if stored is not None and stored.skipped:
         raise LockstepError(
-            f"sink {sink!r} can't be consistent: a part of the log was left out by --from-lsn or --from-time", hint=hint
+            f"sink {sink!r} can't be consistent: a part of the log was left out by --from-lsn or --from-time",
+            hint=f"build a generation beside it: lockstep rebuild {sink} --switch",
         )
-    if start.overwrite_equal_tags:
-        raise LockstepError(f"sink {sink!r} can't be consistent: it is being rebuilt in place", hint=hint)
 
 
 def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:

@@ -619,7 +619,6 @@ class SinkJob:
                 opened.records,
                 plan.generation,
                 offsets_of_topics(log.partitions, start, committed, stored),
-                overwrite_equal_tags=start.overwrite_equal_tags,
                 topics=frozenset(log.topics),
             )
             self._left_checkpoints.append(checkpoint)
@@ -631,7 +630,7 @@ class SinkJob:
         """From where a consistent generation is filled, None for where its progress says. Raises LockstepError."""
         plan = self._plan
         start = load_start_position(opened.records, plan.generation)
-        check_can_be_consistent(plan.name, stored, start)
+        check_can_be_consistent(plan.name, stored)
         known = kept_consistency(opened, plan.generation)
         return filled_from(stored, start, self._checkpoint(start).committed()) if known is None else known.reads_from
 
@@ -914,7 +913,6 @@ class SinkJob:
             computed={name: computed_columns.get(name, ()) for name in computed},
             versions=history_tables(plan.settings, [name for name, table in log.tables.items() if table.key]),
             compaction_lag_ms=log.compaction_lag_ms,
-            overwrite_equal_tags=start.overwrite_equal_tags,
             retry_s=plan.spark.retry_s,
             run=uuid.uuid4().hex,
             # Expressions are Spark's to evaluate, so it has to read the rows itself.

@@ -179,9 +179,8 @@ class SinkQuery:
         self._rejected_since = 0  # those that it has kept since the last report
         self._tasks_max = max(_TASKS_MAX, _TASKS_MAX_PER_CORE * spark.sparkContext.defaultParallelism)
         self._state = QueryState(plan.news)
-        # A column backfill goes on beside the batches: newer tags win. It would take those back that rewrite rows of
-        # the same tag, so it takes turns with them.
-        self._gate = BatchGate(at_once=1 if task.overwrite_equal_tags else 2)
+        # A column backfill goes on beside the batches: newer tags win.
+        self._gate = BatchGate(at_once=2)
         self._takes_slots = plan.goes_on
         # A view's task also tells how far a building is in a batch that ends by itself.
         view = plan.task.view

@@ -6,7 +6,7 @@ kept with the progress: the watermark stays before the gap until it has been rea
 
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -22,14 +22,12 @@ _RECORD: Final = "start_position"
 class StartPosition:
     """The ``number``-th start of a generation; ``offsets`` names every partition, None is the log's beginning.
 
-    ``overwrite_equal_tags`` says that events which the destination has in the same version are to be written again.
     ``run`` tells it from another one of that number: a destination that is put back has forgotten its newest starts,
     and their checkpoints are there still.
     """
 
     number: int = 0
     offsets: Offsets | None = None
-    overwrite_equal_tags: bool = False
     topics: frozenset[str] | None = None
     """Those that are read from here. Others in ``offsets`` are set aside, and go on from there one day. None: all."""
     run: str = ""
@@ -50,9 +48,8 @@ def load_start_position(records: CoordinationRecords, generation: int) -> StartP
     return StartPosition(
         fields["number"],
         None if offsets is None else {(topic, partition): offset for topic, partition, offset in offsets},
-        fields["overwrite_equal_tags"],
-        None if fields.get("topics") is None else frozenset(fields["topics"]),
-        fields.get("run", ""),
+        None if fields["topics"] is None else frozenset(fields["topics"]),
+        fields["run"],
     )
 
 
@@ -61,19 +58,13 @@ def begin_at_start_position(
     generation: int,
     offsets: Offsets | None,
     *,
-    overwrite_equal_tags: bool = False,
     topics: frozenset[str] | None = None,
 ) -> StartPosition:
     """The next job of the generation reads from these offsets, with a new checkpoint."""
     number = load_start_position(records, generation).number + 1
-    position = StartPosition(number, offsets, overwrite_equal_tags, topics, run=uuid.uuid4().hex[:8])
+    position = StartPosition(number, offsets, topics, run=uuid.uuid4().hex[:8])
     _save(records, generation, position)
     return position
-
-
-def leave_equal_tags(records: CoordinationRecords, generation: int) -> None:
-    """From now on, a row of the same tag is left as it is again."""
-    _save(records, generation, replace(load_start_position(records, generation), overwrite_equal_tags=False))
 
 
 def _save(records: CoordinationRecords, generation: int, position: StartPosition) -> None:
@@ -83,7 +74,6 @@ def _save(records: CoordinationRecords, generation: int, position: StartPosition
     fields = {
         "number": position.number,
         "offsets": offsets,
-        "overwrite_equal_tags": position.overwrite_equal_tags,
         "topics": None if position.topics is None else sorted(position.topics),
         "run": position.run,
     }

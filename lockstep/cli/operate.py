@@ -348,12 +348,6 @@ def rebuild(
     switch_over: Annotated[
         bool, typer.Option("--switch", help="Let readers see the new generation once it is equal to the source.")
     ] = False,
-    in_place: Annotated[
-        bool,
-        typer.Option(
-            "--in-place", help="Write the live generation again instead: less space, but readers see old and new rows."
-        ),
-    ] = False,
     trimmed: Annotated[
         bool,
         typer.Option("--trimmed", help="Also from topics whose beginning was deleted; see `lockstep snapshot table`."),
@@ -369,12 +363,8 @@ def rebuild(
     from lockstep.console import log_to_stderr
     from lockstep.rebuild.display import run_rebuild
 
-    if in_place and switch_over:
-        raise typer.BadParameter("--in-place and --switch exclude each other: in place, readers see it all the time")
     log_to_stderr(config)
-    raise typer.Exit(
-        run_rebuild(load(config), sink, switch_over=switch_over, in_place=in_place, trimmed=trimmed, as_json=as_json)
-    )
+    raise typer.Exit(run_rebuild(load(config), sink, switch_over=switch_over, trimmed=trimmed, as_json=as_json))
 
 
 def switch(

@@ -114,7 +114,7 @@ class Bars:
         return True
 
 
-def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool, trimmed: bool, as_json: bool) -> int:
+def run_rebuild(config: Config, name: str, *, switch_over: bool, trimmed: bool, as_json: bool) -> int:
     """Rebuild and show it; returns the exit code: 0 built and equal, 1 when it differs, 130 when it was interrupted.
 
     Raises as ``rebuild``, but for Interrupted.
@@ -132,15 +132,13 @@ def run_rebuild(config: Config, name: str, *, switch_over: bool, in_place: bool,
             config,
             name,
             switch_over=switch_over,
-            in_place=in_place,
             trimmed=trimmed,
             stop=stop,
             observer=observer,
         )
     except Interrupted:
-        again = f"lockstep rebuild {name}{' --in-place' if in_place else ''}{' --trimmed' if trimmed else ''}"
-        until = "; until then nobody applies to what readers see" if in_place else ""
-        say(f"stopped; `{again}` goes on where it was{until}")
+        again = f"lockstep rebuild {name}{' --trimmed' if trimmed else ''}"
+        say(f"stopped; `{again}` goes on where it was")
         return _INTERRUPTED
     finally:
         bars.finish()

@@ -28,7 +28,6 @@ from lockstep.generations import config_now, log_ends, require_captured, setting
 from lockstep.rebuild.beside import begin_beside, build_beside
 from lockstep.rebuild.driver_job import DriverJob
 from lockstep.rebuild.generation_build import RebuildContext, open_generation
-from lockstep.rebuild.in_place import begin_in_place, rebuild_in_place
 from lockstep.rebuild.outcome import NoDriver, Observer, Rebuilt
 from sinks.registry import SinkSettings
 
@@ -45,7 +44,6 @@ def rebuild(
     name: str,
     *,
     switch_over: bool,
-    in_place: bool = False,
     trimmed: bool = False,
     stop: threading.Event,
     observer: Observer,
@@ -53,15 +51,14 @@ def rebuild(
 ) -> Rebuilt:
     """Build, catch up, compare, and switch when asked to.
 
-    ``in_place`` writes the live generation again instead. ``trimmed`` reads topics that have lost their beginning; the
-    comparison tells whether that was harmless. ``opened`` is a session to run in. Else the driver that runs applies to
-    what is built beside, and a session is started where none runs, the log is long, or the build is in place.
+    ``trimmed`` reads topics that have lost their beginning; the comparison tells whether that was harmless. ``opened``
+    is a session to run in. Else the driver that runs applies to what is built, and a session is started where none
+    runs or the log is long.
 
     Tables that aren't captured any more are left out, also where this configuration names them.
 
-    Raises Interrupted when a stop is asked for. Raises ConfigurationError for a sink that isn't there, or for settings
-    that can't be changed in place. Raises LockstepError when another rebuild runs or this one fails, and for a sink
-    without any captured table.
+    Raises Interrupted when a stop is asked for, and ConfigurationError for a sink that isn't there. Raises
+    LockstepError when another rebuild runs or this one fails, and for a sink without any captured table.
     """
     settings = settings_of(config, name)
     with _only_rebuild(config, name):
@@ -75,10 +72,6 @@ def rebuild(
             partial(captured_now, config.as_pipeline()),
         )
         context = RebuildContext(config, source, name, settings, DriverJob, stop, observer, trimmed)
-        if in_place:
-            number, record = begin_in_place(config, name, settings, observer.say)
-            with _spark_here(context, opened) as here:
-                return rebuild_in_place(here, number, record)
         number, record = begin_beside(config, name, settings, observer.say)
         if opened is None and _is_for_driver(context):
             observer.say("the driver that runs applies the log to it: no other Spark is started")

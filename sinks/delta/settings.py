@@ -67,7 +67,6 @@ class DeltaSettings(TableSettings):
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"partition_by", "synced_at"}
-    PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "partition_by", "purge_deleted_after_days"}
     TAKES_APPEND_ONLY: ClassVar[bool] = True
     TLS_ADDRESS: ClassVar[str] = "let the endpoint begin with https"

@@ -56,7 +56,6 @@ class OpenSearchSettings(TableSettings):
     With ``searches`` those who are to be told of its standing searches are, by ``lockstep run``.
     """
 
-    PLACING: ClassVar[frozenset[str]] = frozenset({"names", "ids", "routing"})
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {
         "names",
         "ids",

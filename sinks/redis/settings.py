@@ -60,6 +60,8 @@ class RedisSettings(TableSettings):
     """
 
     PLACING: ClassVar[frozenset[str]] = frozenset({"names", "keys", "values", "sets", "ttl_s", "mode"})
+    """Those of ``SHAPING`` that say where rows are, or in what form."""
+
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | PLACING
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {"prefix", "names", "keys", "sets", "ttl_s", "mode"}
     NOT_OF_VIEWS: ClassVar[frozenset[str]] = TableSettings.NOT_OF_VIEWS | {"mode"}

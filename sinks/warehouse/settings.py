@@ -98,7 +98,6 @@ class WarehouseSettings(TableSettings):
     """
 
     SHAPING: ClassVar[frozenset[str]] = PROJECTING | {"names", "history", "synced_at"}
-    PLACING: ClassVar[frozenset[str]] = frozenset({"synced_at"})
     OWN: ClassVar[frozenset[str]] = TableSettings.OWN | {
         "schema",
         "names",

@@ -73,9 +73,7 @@ class ProjectingSink:
         if salt is not None and is_new:
             self._records.save(self._salt_record, salt.mark)
         elif salt is not None:
-            self._records.create(
-                self._salt_record, salt.mark
-            )  # a hash may be new to a generation that is rebuilt in place
+            self._records.create(self._salt_record, salt.mark)
         self._check_salt()
         self._remember(tables)
         hidden = {name: self._projection.row(name, values) for name, values in added.items()}

@@ -335,7 +335,7 @@ def test_a_rejection_that_somebody_has_closed_stays_closed_after_a_kill(
     topic = pipeline.log.topic(ORDERS)
     dead_letters = DeadLetters(pipeline.log.kafka.client(), pipeline.name, sink="cache", generation=1)
     assert dead_letters.read([topic])
-    dead_letters.close_all([topic])
+    dead_letters.close(dead_letters.read([topic]))
     assert pipeline.apply_once(spark).total("rejected") == 0
     assert not dead_letters.read([topic])
 

@@ -16,7 +16,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.control_topics import read_tables
-from cdc.model.event import Position, RowEvent
 from cdc.model.lsn import format_lsn, parse_lsn
 from cdc.postgres.connection import connect
 from cdc.postgres.slot import emit_heartbeat
@@ -29,7 +28,7 @@ from lockstep.generations import drop, list_of, settings_of_generation, switch_t
 from lockstep.verify.command import with_built_settings
 from lockstep.verify.verify import VerifyOptions, verify
 from monitor.collector import LagCollector
-from sinks.contract import Batch, Progress, Sink
+from sinks.contract import Progress, Sink
 from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -261,42 +260,6 @@ def _lock_of_a_rebuild(config: Config, sink: str) -> Iterator[psycopg.Connection
         lock = f"lockstep rebuild {config.pipeline.name} {sink}"
         connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (lock,))
         yield connection
-
-
-@pytest.mark.parametrize("kind", _change_runs("warehouse"))
-def test_a_live_generation_is_written_again_in_place(pipeline: Followed, kind: str) -> None:
-    """What a bug has written under the right tag, and rows that should not be there, are gone afterwards."""
-    sink = f"{pipeline.name}_{kind}"
-    config = pipeline.config
-    table = read_tables(pipeline.client, pipeline.name)[config.source.table_names[0]]
-    live = _live_sink(config, sink)
-    try:
-        pipeline.wait_applied(pipeline.job)
-        victim = next(live.rows(table, [{"id": 1}]))
-        wrong = {**victim.row, "owner": "what the bug made of it"}
-        position = Position("", 0, 0)
-        fence = live.claim()  # from here on the running job is refused by the warehouse, as by any other writer
-        live.apply(
-            Batch(
-                [
-                    RowEvent(table.name, {"id": 1}, victim.tag, wrong, position),
-                    RowEvent(table.name, {"id": -7}, "0" * 27 + "1", {**wrong, "id": -7}, position),
-                ],
-                fence=fence,
-                overwrite_equal_tags=True,
-            )
-        )
-        assert next(live.rows(table, [{"id": 1}])).row["owner"] == "what the bug made of it"
-        pipeline.restart()
-        with traffic(pipeline, seed=60 + KINDS.index(kind), pause_s=0.1):
-            replay = pipeline.rebuild(pipeline.spark, sink, in_place=True)
-            assert replay.finish().report.is_equal
-        assert "removing 1 rows" in replay.said
-        assert next(live.rows(table, [{"id": 1}])).row["owner"] != "what the bug made of it"
-        assert not list(live.rows(table, [{"id": -7}]))
-    finally:
-        live.close()
-    pipeline.wait_applied(pipeline.job)
 
 
 def _live_sink(config: Config, name: str) -> Sink:

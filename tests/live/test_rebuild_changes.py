@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
-import psycopg
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -85,7 +84,7 @@ class Captured(Pipeline):
         return last
 
 
-_FLAGS = {"--in-place": "in_place", "--trimmed": "trimmed"}
+_FLAGS = {"--trimmed": "trimmed"}
 
 
 @pytest.fixture
@@ -221,17 +220,6 @@ def test_a_topic_that_is_recreated_ends_the_build_that_reads_it(pipeline: Captur
     assert mended.finish().is_live
     assert _generations(pipeline, sink) == [(3, True, "ready")]
 
-    _delete_topic(pipeline, "account")
-    message = str(pipeline.build(sink, "--in-place").failed())
-    assert "was deleted or recreated" in message
-    assert _offered(message) == [["snapshot", "table", account], ["rebuild", sink]]
-    assert _generations(pipeline, sink) == [(3, True, "ready")]
-    pipeline.stop_capture()
-    pipeline.stream()
-    pipeline.wait_published(pipeline.capture)  # capture copies the table by itself
-    assert pipeline.build(sink).finish().report.is_equal
-    assert _generations(pipeline, sink) == [(3, True, "ready"), (4, False, "ready")]
-
 
 def _trim(pipeline: Pipeline) -> None:
     """Delete all that the topics hold now. Kafka refuses that for a topic that is compacted only."""
@@ -311,46 +299,3 @@ def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copi
     ]
     pipeline.carry_out(_offered(message))
     assert _generations(pipeline, warehouse) == [(2, True, "ready")]
-
-
-def _relations(pipeline: Pipeline, schema: str) -> list[str]:
-    with psycopg.connect(pipeline.endpoints.warehouse_dsn) as warehouse:
-        relations = warehouse.execute(
-            "select relname from pg_class where relnamespace = to_regnamespace(%s) and relkind in ('r', 'v')", (schema,)
-        )
-        return sorted(name for (name,) in relations)
-
-
-def test_a_table_that_left_the_settings_is_removed_by_a_replay_in_place_and_comes_back(pipeline: Captured) -> None:
-    sink, neighbour = f"{pipeline.name}_warehouse", f"{pipeline.name}_cache"
-    account, entry = f"{pipeline.name}__account", f"{pipeline.name}__entry"
-    assert pipeline.apply(pipeline.spark, sink, neighbour, once=True).finish() == 0
-    assert _relations(pipeline, sink) == _relations(pipeline, f"{sink}_g1") == [account, entry]
-
-    narrow = pipeline.directory / "narrow.toml"
-    section = f"[sinks.{sink}]"
-    narrow.write_text(pipeline.path.read_text().replace(section, f'{section}\ntables = ["{pipeline.name}.account"]'))
-    replay = pipeline.build(sink, "--in-place", path=narrow)
-    assert replay.finish().report.is_equal
-    assert f"removed tables that this sink doesn't have any more: {pipeline.name}.entry" in replay.said
-    assert _relations(pipeline, sink) == _relations(pipeline, f"{sink}_g1") == [account]
-    assert {topic for topic, _ in _progress(pipeline, sink).next_offsets} == {
-        topic for name, topic in pipeline.config.topics().items() if name.name == "account"
-    }
-    assert len(_progress(pipeline, neighbour).topic_ids) == 2
-
-    replay = pipeline.build(sink, "--in-place")
-    assert replay.finish().report.is_equal
-    assert "removed tables" not in replay.said
-    assert _relations(pipeline, sink) == _relations(pipeline, f"{sink}_g1") == [account, entry]
-    assert len(_progress(pipeline, sink).topic_ids) == 2
-
-
-def _progress(pipeline: Pipeline, sink: str) -> Progress:
-    opened = open_sink(sink, pipeline.config.sinks[sink], 1)
-    try:
-        progress = opened.generations.load_progress()
-    finally:
-        opened.sink.close()
-    assert progress is not None
-    return progress

@@ -737,7 +737,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
     opened = pipeline.opened()
     try:
         with pytest.raises(LockstepError, match="can't be switched to"):
-            check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None, to="switched to")
+            check_nothing_aside(opened.records, pipeline.sink, 1, pipeline.log.table_names, live=None)
     finally:
         opened.sink.close()
 
@@ -892,8 +892,6 @@ def test_truncate_and_shapes_while_paused_and_a_rebuild_in_between(
         by_name = {shape.name.name: shape for shape in shapes.values()}
         assert {stored.row["note"] for stored in opened.sink.scan(by_name["entry"])} == {"changed"}
         assert {stored.row["owner"] for stored in opened.sink.scan(by_name["account"])} == {"o"}
-        refused = pipeline.rebuild(spark, sink, in_place=True).failed()
-        assert f"can't be written again: {account} is paused" in refused.message
         built = pipeline.rebuild(spark, sink, switch_over=True).finish()
         assert (built.report.is_equal, built.is_live) == (True, True), "a rebuild has all tables"
         with pytest.raises(LockstepError, match=r"generation 1 of sink .* can't be switched to: .*account is paused"):

@@ -138,7 +138,6 @@ def test_a_job_that_was_killed_needs_somebody() -> None:
     [
         (Phase.READY, "`lockstep run` or `lockstep apply` starts it"),
         (Phase.BUILDING, "`lockstep rebuild cache` goes on with it"),
-        (Phase.REPLAYING, "`lockstep rebuild cache --in-place` goes on with it"),
         (Phase.RETIRED, "`lockstep generations cache --drop 1` drops it for good"),
     ],
 )

@@ -871,14 +871,13 @@ def test_a_sink_that_was_consistent_goes_on_where_it_is_and_not_where_it_was_pla
     assert job._start(opened, log, stored)[0] == start
 
 
-@pytest.mark.parametrize("overwrites", [False, True])
-def test_a_sink_that_was_consistent_is_read_from_where_somebody_has_ordered_since(overwrites: bool) -> None:
-    """By `apply --from-lsn`, or by a rebuild in place, before its first plain job."""
+def test_a_sink_that_was_consistent_is_read_from_where_somebody_has_ordered_since() -> None:
+    """By `apply --from-lsn`, before its first plain job."""
     a = ("p.public.a", 0)
     opened, job = open_memory(prepared_store(1)), _WithCheckpoints(None)
     log = LogFacts({}, [a], {a[0]: TopicFacts("id", 1, 1)}, {a[0]: table().name})
     save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.claim(), start=0))
-    ordered = begin_at_start_position(opened.records, 1, {a: 0}, overwrite_equal_tags=overwrites)
+    ordered = begin_at_start_position(opened.records, 1, {a: 0})
     start, _, committed = job._start(opened, log, Progress({a: 9}, 100, 7, 1_000, {}))
     assert (start, committed) == (ordered, None)
 

@@ -56,8 +56,8 @@ def test_a_start_position_comes_back_and_each_has_its_own_checkpoint() -> None:
     opened = open_memory(MemoryStore(), 2)
     assert load_start_position(opened.records, 2) == StartPosition()
     first = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 5})
-    second = begin_at_start_position(opened.records, 2, None, overwrite_equal_tags=True)
-    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, True, run=second.run)
+    second = begin_at_start_position(opened.records, 2, None)
+    assert load_start_position(opened.records, 2) == second == StartPosition(2, None, run=second.run)
     assert first.offsets == {(ORDERS, 0): 5}
     assert load_start_position(opened.records, 1) == StartPosition()
     locations = [
@@ -74,12 +74,6 @@ def test_a_start_position_after_the_destination_was_put_back_has_no_checkpoint_o
     opened.records.save("g2.start_position", None)
     again = begin_at_start_position(opened.records, 2, {(ORDERS, 0): 0})
     assert again.directory != lost.directory
-
-
-def test_a_start_position_of_an_earlier_version_keeps_its_checkpoint() -> None:
-    opened = open_memory(MemoryStore(), 2)
-    opened.records.save("g2.start_position", '{"number":3,"offsets":null,"overwrite_equal_tags":false}')
-    assert load_start_position(opened.records, 2).directory == "-3"
 
 
 def test_going_back_leaves_nothing_out() -> None:

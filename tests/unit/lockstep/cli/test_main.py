@@ -147,11 +147,6 @@ MISTAKES: dict[str, tuple[list[str], str, str]] = {
     ),
     "no LSN": (["apply", "search", "--from-lsn", "x"], "invalid value for '--from-lsn'", "lockstep apply"),
     "no sink to move": (["apply", "--from-lsn", "0/1"], "need the name of one sink", "lockstep apply"),
-    "options that exclude each other": (
-        ["rebuild", "search", "--in-place", "--switch"],
-        "--in-place and --switch exclude each other",
-        "lockstep rebuild",
-    ),
 }
 
 

@@ -53,7 +53,7 @@ class Called:
         return self.result
 
 
-NEITHER = {"switch_over": False, "in_place": False, "trimmed": False, "as_json": False}
+NEITHER = {"switch_over": False, "trimmed": False, "as_json": False}
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,7 @@ NEITHER = {"switch_over": False, "in_place": False, "trimmed": False, "as_json":
     [
         ([], NEITHER),
         (["--switch"], NEITHER | {"switch_over": True}),
-        (["--in-place"], NEITHER | {"in_place": True}),
         (["--trimmed", "--json"], NEITHER | {"trimmed": True, "as_json": True}),
-        (["--in-place", "--trimmed"], NEITHER | {"in_place": True, "trimmed": True}),
     ],
 )
 def test_a_rebuild_is_done_as_its_flags_say(
@@ -73,11 +71,6 @@ def test_a_rebuild_is_done_as_its_flags_say(
     monkeypatch.setattr("lockstep.rebuild.display.run_rebuild", rebuild)
     assert exit_code(["rebuild", "search", *flags, "--config", config]) == 3
     assert rebuild.calls == [(("search",), options)]
-
-
-def test_a_rebuild_in_place_has_nothing_to_switch_to(config: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["rebuild", "search", "--in-place", "--switch", "--config", config]) == 2
-    assert "--in-place and --switch exclude each other" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def config(tmp_path: Path) -> Config:
     "record",
     [
         Record("shop", {}, Phase.READY),
-        Record("shop", {}, Phase.REPLAYING),
         Record("shop", {}, Phase.BUILDING, exposed=True),
         Record("another", {}, Phase.BUILDING),
     ],

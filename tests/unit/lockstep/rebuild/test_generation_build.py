@@ -70,34 +70,12 @@ def test_a_named_table_that_capture_was_started_without_is_left_out_and_a_view_c
     assert (now.source.table_names, now.sink_tables(now.sinks["cache"])) == ((ORDERS,), (ORDERS,))
     assert without_those_that_left(naming, now).source.table_names == (ORDERS,)
     assert sink_tables_now(naming, naming.sinks["cache"]) == [ORDERS, LOG]
-    assert now.left_by_capture(now.sinks["cache"]) == now.left_by_capture(now.sinks["items"]) == (ITEMS,)
     require_captured(now, "cache", now.sinks["cache"])
     with pytest.raises(LockstepError, match=r"reads public\.items, which isn't captured") as refused:
         require_captured(now, "joined", now.sinks["joined"])
     assert "lockstep rebuild joined" in (refused.value.hint or "")
     with pytest.raises(LockstepError, match=r"no table that is captured: it names public\.items"):
         require_captured(now, "items", now.sinks["items"])
-
-
-def test_a_table_that_the_sink_names_keeps_its_rows_where_only_a_pattern_of_the_source_matches_it(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "lockstep.toml"
-    path.write_text(
-        '[pipeline]\nname = "shop"\n'
-        '[source]\ndsn = "dbname=shop user=lockstep"\ntables = ["public.orders", "public.*"]\n'
-        '[kafka]\nbootstrap_servers = "kafka:9092"\n'
-        '[sinks.all]\ntype = "redis"\nurl = "redis://cache"\n'
-        '[sinks.cache]\ntype = "redis"\nurl = "redis://cache"\nprefix = "c"\n'
-        'tables = ["public.orders", "public.items"]\n'
-    )
-    config = _capturing(read(path), LOG)
-    assert config.left_by_capture(config.sinks["cache"]) == (ITEMS,)
-    assert config.left_by_capture(config.sinks["all"]) == ()
-    assert _capturing(config, ITEMS).left_by_capture(config.sinks["cache"]) == ()
-    left = config.capturing(config.source.only([LOG]))
-    assert left.left_by_capture(left.sinks["cache"]) == (ORDERS, ITEMS)
-    assert left.left_by_capture(left.sinks["all"]) == (ORDERS,)
 
 
 def test_a_build_that_goes_on_reads_what_it_was_begun_with_and_no_table_that_joined_since(config: Config) -> None:

@@ -135,7 +135,7 @@ def test_whoever_writes_has_the_salt_that_the_generation_was_built_with() -> Non
 
 
 def test_a_hash_that_a_generation_gets_later_has_one_salt_too() -> None:
-    """As ``lockstep rebuild --in-place`` does it: the generation is there, and nothing of it was hashed."""
+    """The generation is there, and nothing of it was hashed."""
     store = MemoryStore()
     open_memory(store).sink.prepare([PEOPLE])
 
