@@ -18,7 +18,7 @@ from tests.browser.dashboard import Dashboard, captured_pipeline, do, seen
 from tests.databases import until
 from tests.pipeline import traffic
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 IMAGE_BYTES_MAX = 150_000
 SCREENSHOTS = os.environ.get("LOCKSTEP_SCREENSHOTS")

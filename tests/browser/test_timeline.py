@@ -253,6 +253,7 @@ def test_what_others_commit_comes_by_itself(browser: Browser, network: Timeline)
         assert tab.complaints == []
 
 
+@pytest.mark.soak
 def test_a_restart_of_the_server_is_survived(browser: Browser, network: Timeline) -> None:
     user = 4
     with opened(browser, network.address) as tab:
@@ -270,6 +271,7 @@ def test_a_restart_of_the_server_is_survived(browser: Browser, network: Timeline
         expect_equal(page, network, user)
 
 
+@pytest.mark.soak
 def test_a_page_that_is_opened_before_the_server_has_looked_waits(
     browser: Browser, network: Timeline, tmp_path: Path
 ) -> None:
@@ -289,6 +291,7 @@ def test_a_page_that_is_opened_before_the_server_has_looked_waits(
         network.serve()
 
 
+@pytest.mark.soak
 def test_the_keyboard_alone_is_enough(browser: Browser, network: Timeline) -> None:
     user = 5
     with opened(browser, network.address) as tab:
@@ -314,6 +317,7 @@ def test_the_keyboard_alone_is_enough(browser: Browser, network: Timeline) -> No
     [(WIDE, "light"), (WIDE, "dark"), (PHONE, "light"), (PHONE, "dark")],
     ids=["light", "dark", "phone", "dark phone"],
 )
+@pytest.mark.soak
 def test_it_is_accessible_and_fits(browser: Browser, network: Timeline, size: tuple[int, int], colours: str) -> None:
     with opened(browser, network.address, size=size, colours=colours) as tab:
         expect_equal(tab.page, network, timeline.VISITOR)
@@ -323,6 +327,7 @@ def test_it_is_accessible_and_fits(browser: Browser, network: Timeline, size: tu
         assert (serious, scrolled <= window, tab.complaints) == ([], True, [])
 
 
+@pytest.mark.soak
 def test_only_the_page_itself_gets_something_written(network: Timeline) -> None:
     body = {"user": 6, "body": "from elsewhere"}
     assert ask(network, "tweet", body) == 401
@@ -330,6 +335,7 @@ def test_only_the_page_itself_gets_something_written(network: Timeline) -> None:
     assert network.rows("select id from tweets where body = 'from elsewhere'") == []
 
 
+@pytest.mark.soak
 def test_the_screenshot_is_small(browser: Browser, network: Timeline, tmp_path: Path) -> None:
     user = 7
     friend = network.rows("select followee_id from follows where follower_id = 7 and followee_id <> 7")[0]

@@ -182,6 +182,7 @@ def test_capture_survives_a_restart_of_postgresql(pipeline: Pipeline, stack: Any
 
 
 @pytest.mark.alone
+@pytest.mark.soak
 def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_before(
     pipeline: Pipeline, stack: Any
 ) -> None:

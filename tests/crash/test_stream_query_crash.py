@@ -103,6 +103,7 @@ def _shuffled(seed: random.Random, round_: int) -> list[dict[str, Any]]:
     return [event for _, event in sorted(events, key=lambda one: one[0])]
 
 
+@pytest.mark.soak
 def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all_events_finds(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -140,6 +140,7 @@ def test_kill_9_where_each_event_of_an_append_only_table_counts_once(
     assert kills >= BUILDING_POINTS // 2
 
 
+@pytest.mark.soak
 def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
     view_pipelines: Callable[..., ViewPipeline], view_tasks: ViewTasks
 ) -> None:
@@ -183,6 +184,7 @@ def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_ro
         shutil.rmtree(pipeline.directory / "state")
 
 
+@pytest.mark.soak
 def test_a_state_from_before_what_the_sink_has_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
@@ -241,6 +243,7 @@ def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipe
 
 
 @pytest.mark.parametrize("is_put_back", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_output(
     pipeline: ViewPipeline, view_tasks: ViewTasks, is_put_back: bool
 ) -> None:
@@ -309,6 +312,7 @@ def test_a_task_that_wakes_up_after_another_one_has_gone_on_changes_nothing(
         assert pipeline.rows(settings) == pipeline.states[lsn], point
 
 
+@pytest.mark.soak
 def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
@@ -337,6 +341,7 @@ def test_a_state_that_another_run_has_left_behind_unseen_is_built_anew(
 
 
 @pytest.mark.parametrize("kind", ["redis", pytest.param("opensearch", marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path, kind: str
 ) -> None:
@@ -371,6 +376,7 @@ def test_a_row_that_an_older_job_was_about_to_write_stays_gone(
 @pytest.mark.parametrize(
     "is_built", [pytest.param(True, id="step"), pytest.param(False, id="building", marks=pytest.mark.soak)]
 )
+@pytest.mark.soak
 def test_kill_9_loses_no_row_that_the_sink_refuses(
     pipeline: ViewPipeline, view_tasks: ViewTasks, *, is_built: bool
 ) -> None:
@@ -438,6 +444,7 @@ def test_a_result_takes_so_much_of_refused_rows_and_the_next_one_the_others(
     assert (after.rejected, after.resolved, after.has_more) == ([], [], False)
 
 
+@pytest.mark.soak
 def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPipeline) -> None:
     settings = pipeline.settings("redis", max_value_bytes=200)
     task = pipeline.task(settings)

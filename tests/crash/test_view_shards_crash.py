@@ -23,7 +23,7 @@ from tests.spark_here import Job
 from tests.spark_session import worker_with
 from tests.view_jobs import TWEETS, USERS, WRITERS, ViewPipeline, traffic
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy, pytest.mark.soak]
 
 FOUR: Final = WRITERS.model_copy(update={"tasks": 4})
 SHARDS: Final = [f"shard-{number}-of-4" for number in range(1, 5)]
@@ -59,7 +59,6 @@ def all_users(pipeline: ViewPipeline, number: int) -> int:
     )
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("kind", ["redis", "opensearch"])
 def test_kill_9_of_the_job_anywhere_and_states_that_are_lost(
     view_pipelines: Callable[..., ViewPipeline], kind: str
@@ -128,7 +127,7 @@ def test_a_shard_that_hangs_keeps_nothing_but_its_own_rows_and_the_watermark(
 
 @pytest.mark.parametrize(
     "elsewhere",
-    [pytest.param(False, id="one directory", marks=pytest.mark.soak), pytest.param(True, id="two machines")],
+    [pytest.param(False, id="one directory"), pytest.param(True, id="two machines")],
 )
 def test_of_two_jobs_at_once_the_newer_goes_on_with_all_shards(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, *, elsewhere: bool

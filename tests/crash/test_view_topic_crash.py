@@ -71,6 +71,7 @@ def test_kill_9_at_every_point_of_a_building_and_the_state_is_lost(
     assert kills >= BUILDING_POINTS // 2 - 3
 
 
+@pytest.mark.soak
 def test_a_row_that_is_gone_when_a_state_is_built_again_gets_a_tombstone(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -131,6 +132,7 @@ def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
 
 
 @pytest.mark.parametrize("records", [pytest.param(0, marks=pytest.mark.soak), 500])
+@pytest.mark.soak
 def test_a_topic_that_was_made_anew_gets_all_of_the_result(
     pipeline: ViewPipeline, view_tasks: ViewTasks, records: int
 ) -> None:
@@ -153,6 +155,7 @@ def test_a_topic_that_was_made_anew_gets_all_of_the_result(
         close_view_topic(task.view.result_topic)
 
 
+@pytest.mark.soak
 def test_a_step_that_a_topic_made_anew_would_lack_the_beginning_of_is_not_committed(pipeline: ViewPipeline) -> None:
     where, tag = pipeline.topic(), Tag(0, 1, 0)
     with closing(ViewTopic(pipeline.log.kafka.client(), where)) as topic:
@@ -169,6 +172,7 @@ def test_a_step_that_a_topic_made_anew_would_lack_the_beginning_of_is_not_commit
         assert (known is not None, topic.last) == (True, None)
 
 
+@pytest.mark.soak
 def test_a_view_that_moves_between_workers_goes_on_with_its_state(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:

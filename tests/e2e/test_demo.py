@@ -191,6 +191,7 @@ def expect_shown(screen: str) -> None:
         pytest.param(r"in Kafka.*\d\.\d", id="stream", marks=pytest.mark.soak),
     ],
 )
+@pytest.mark.soak
 def test_two_signals_leave_no_process_running(directory, terminal, message):
     demo = start(directory, terminal=terminal)
     wait_for_message(directory, demo, message)

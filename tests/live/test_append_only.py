@@ -169,6 +169,7 @@ def _trim(pipeline: Pipeline) -> None:
         future.result(300)
 
 
+@pytest.mark.soak
 def test_a_rebuild_of_a_topic_that_lost_its_beginning_stops_and_a_copy_is_the_way_out(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:

@@ -165,6 +165,7 @@ def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -
     assert raised.value.problems[-1].startswith("where of public.things: not an expression")
 
 
+@pytest.mark.soak
 def test_comparisons_use_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
     expressions = {T.name: Expressions({"c": Computed(sql="name")}, None)}
     with opened_row_computer(spark_settings(tmp_path), expressions, {T.name: T}) as computer:

@@ -18,7 +18,7 @@ from tests.pipeline import Pipeline
 from tests.polling import Poller
 from tests.spark_here import Job
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 ALL = Decimal(1000)
 """What both tables have in sum, at each commit."""

@@ -223,6 +223,7 @@ def test_readers_see_whole_transactions_of_tasks_that_are_killed_in_the_middle_o
     assert kills == 4
 
 
+@pytest.mark.soak
 def test_a_paused_table_stays_as_of_its_pause_and_is_whole_with_the_others_when_it_comes_back(
     pipelines: Callable[..., Pipeline], spark: SparkSession
 ) -> None:
@@ -258,6 +259,7 @@ def _mixed(checking: State, savings: State) -> State:
     return frozenset({row for row in checking if row[0] == "c"} | {row for row in savings if row[0] == "s"})
 
 
+@pytest.mark.soak
 def test_a_sink_that_was_plain_becomes_consistent_though_nothing_new_comes(
     pipelines: Callable[..., Pipeline], spark: SparkSession
 ) -> None:

@@ -180,6 +180,7 @@ def captured(capture: StartCapture, database: Database) -> Captured:
     return made
 
 
+@pytest.mark.soak
 def test_a_dry_run_says_what_is_where_and_changes_nothing(captured: Captured) -> None:
     topic = captured.topic("public.t")
     before = log_of(captured.client, topic)
@@ -191,6 +192,7 @@ def test_a_dry_run_says_what_is_where_and_changes_nothing(captured: Captured) ->
     assert f"{captured.name}.__erasures" not in TopicAdmin(captured.client).all_partition_counts()
 
 
+@pytest.mark.soak
 def test_only_the_tombstone_is_left_and_neither_key_nor_values_are_told(captured: Captured) -> None:
     topic = captured.topic("public.t")
     code, report, told = erased(captured.path, "public.t", KEY)
@@ -208,6 +210,7 @@ def test_only_the_tombstone_is_left_and_neither_key_nor_values_are_told(captured
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.soak
 def test_after_its_time_the_tombstone_goes_too(captured: Captured) -> None:
     topic = captured.topic("public.t")
     configure(captured.client, [topic], {"delete.retention.ms": "1"})
@@ -216,6 +219,7 @@ def test_after_its_time_the_tombstone_goes_too(captured: Captured) -> None:
     assert [key for key, _ in log_of(captured.client, topic) if key != b"\0"] == [b'{"id":"b"}']
 
 
+@pytest.mark.soak
 def test_a_killed_one_is_gone_on_with_and_nothing_stays_changed(captured: Captured, tmp_path: Path) -> None:
     topic = captured.topic("public.t")
     cluster = TopicAdmin(captured.client)
@@ -268,6 +272,7 @@ def test_a_sink_that_does_not_answer_proves_nothing_and_all_else_is_erased(captu
     assert left_of(report)[f"topic {letters.name}"] == ["1 record with the row"]
 
 
+@pytest.mark.soak
 def test_it_refuses_where_an_event_may_still_come_and_where_there_is_no_key(captured: Captured) -> None:
     code, _, told = erased(captured.path, "public.log", "1")
     assert code == 2
@@ -284,6 +289,7 @@ def test_it_refuses_where_an_event_may_still_come_and_where_there_is_no_key(capt
     assert "start `lockstep capture`" in told, "the key was read from standard input"
 
 
+@pytest.mark.soak
 def test_a_key_is_taken_as_the_source_writes_it(capture: StartCapture, database: Database) -> None:
     database.execute(
         "create table u (id uuid primary key, note text)",
@@ -322,6 +328,7 @@ _RESULT = table(
 _AT = Position("result", 0, 0)
 
 
+@pytest.mark.soak
 def test_what_a_stream_query_has_of_a_row_goes_from_its_result_and_its_topics(
     captured: Captured, warehouse_database: Database, endpoints: Endpoints
 ) -> None:

@@ -210,6 +210,7 @@ def test_a_server_that_is_down_is_waited_for_and_the_others_go_on(running: Runni
     running.assert_nothing_is_lost()
 
 
+@pytest.mark.soak
 def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
     with running.traffic():
         for server in SERVERS:
@@ -243,6 +244,7 @@ def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running
     running.assert_nothing_is_lost()
 
 
+@pytest.mark.soak
 def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
     since, killed = running.now, 0
     with running.traffic():
@@ -264,6 +266,7 @@ def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
     running.assert_nothing_is_lost()
 
 
+@pytest.mark.soak
 def test_a_full_store_stops_its_sink_alone_and_a_restart_goes_on(running: Running) -> None:
     with running.traffic(), ExitStack() as mending:
         healthy = list(SERVERS)
@@ -351,6 +354,7 @@ def own_running(stack: Services, tmp_path: Path, spark: SparkSession) -> Iterato
     made.close()
 
 
+@pytest.mark.soak
 def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(own_running: Running) -> None:
     running = own_running
     pipeline, cache, search = running.pipeline, running.name("valkey"), running.name("opensearch")
@@ -382,6 +386,7 @@ RECREATED, WIDER, KEPT = (
 )
 
 
+@pytest.mark.soak
 def test_what_is_wrong_with_one_sink_stops_that_one_and_says_the_way_out(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -43,14 +43,12 @@ from tests.builders import column, table
 from tests.databases import Database, until, url_of
 from tests.events import Change, Delete, Log, Put, kafka_settings
 from tests.job_process import JobProcess, spark_settings
-from tests.services import Services
 from tests.spark_here import Job
 from tests.spark_session import python_workers
 from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-TRIGGERS = ("micro-batch", "continuous")
 TOO_LONG = "x" * 20_000  # for the cache's max_value_bytes
 ORDERS = table(column("id", "int8"), column("note"), column("amount", "numeric"))
 Rows = dict[JsonValue, Mapping[str, JsonValue]]
@@ -170,7 +168,7 @@ def test_the_log_is_applied_to_every_sink(pipeline: Pipeline, spark: SparkSessio
     assert pipeline.progress().watermark_lsn == lsn
 
 
-@pytest.mark.parametrize("trigger", TRIGGERS)
+@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_running_job_follows_the_log_and_stops_when_asked(
     pipeline: Pipeline, spark: SparkSession, trigger: str
 ) -> None:
@@ -270,6 +268,7 @@ def test_an_idle_job_rests_and_goes_on_when_something_comes(pipeline: Pipeline, 
     assert committed() == pipeline.progress().next_offsets
 
 
+@pytest.mark.soak
 def test_a_job_that_has_applied_all_starts_no_query_before_something_comes(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -287,6 +286,7 @@ def test_a_job_that_has_applied_all_starts_no_query_before_something_comes(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_job_that_is_to_read_again_does_so_though_nothing_comes(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1), put(2))
     assert pipeline.apply_once(spark).poll() == 0
@@ -298,6 +298,7 @@ def test_a_job_that_is_to_read_again_does_so_though_nothing_comes(pipeline: Pipe
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1))
     with pipeline.job(spark, trigger="micro-batch") as job:
@@ -307,6 +308,7 @@ def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_batches_that_reject_or_close_are_committed_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
     """Read again after a kill, they would open rejections that somebody has closed since."""
     committed = Checkpoint(spark, pipeline.checkpoint()).committed
@@ -340,6 +342,7 @@ def test_a_rejection_that_somebody_has_closed_stays_closed_after_a_kill(
     assert not dead_letters.read([topic])
 
 
+@pytest.mark.soak
 def test_batches_over_topics_that_lose_records_are_short(pipeline: Pipeline, spark: SparkSession) -> None:
     """Spark commits a batch's range when it ends: after a kill, that has to be there to be read again."""
     day_ms = 24 * 60 * 60 * 1000
@@ -371,7 +374,8 @@ def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     assert pipeline.rows() == pipeline.expected
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.soak
 def test_no_watermark_is_raised_by_what_a_recreated_topic_has_got(
     trigger: str, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +416,7 @@ def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeli
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_a_job_that_was_killed_while_it_wrote_its_first_offsets_goes_on(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -458,6 +463,7 @@ def test_a_rejected_event_is_kept_and_its_neighbours_are_applied(pipeline: Pipel
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
 
 
+@pytest.mark.soak
 def test_a_long_batch_has_all_that_comes_while_it_runs(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1, "before"))
     with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
@@ -474,6 +480,7 @@ def test_a_long_batch_has_all_that_comes_while_it_runs(pipeline: Pipeline, spark
     assert job.total("rows") >= 9
 
 
+@pytest.mark.soak
 def test_a_long_batch_ends_by_itself_and_the_next_goes_on_from_there(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark, trigger="continuous", continuous_s=0.5) as job:
@@ -493,6 +500,7 @@ def test_a_long_batch_ends_by_itself_and_the_next_goes_on_from_there(pipeline: P
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_what_a_long_batch_has_read_before_a_new_shape_is_not_read_again(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -513,6 +521,7 @@ def test_what_a_long_batch_has_read_before_a_new_shape_is_not_read_again(
     assert len(pipeline.rows()) == 100
 
 
+@pytest.mark.soak
 def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
@@ -534,6 +543,7 @@ def test_a_rejection_in_the_middle_of_a_long_batch_is_kept(pipeline: Pipeline, s
     assert not read_compacted(pipeline.log.kafka.client(), control_topic(pipeline.name, DEAD_LETTERS))
 
 
+@pytest.mark.soak
 def test_a_sink_for_which_no_task_is_left_says_so_once(pipeline: Pipeline, spark: SparkSession) -> None:
     taken = 0
     while SLOTS.take(spark.sparkContext.defaultParallelism):
@@ -552,6 +562,7 @@ def test_a_sink_for_which_no_task_is_left_says_so_once(pipeline: Pipeline, spark
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_a_backlog_ends_a_long_batch(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark, trigger="continuous", continuous_s=600, small_batch_rows=50) as job:
@@ -652,6 +663,7 @@ def test_the_older_of_two_jobs_ends_and_the_newer_one_goes_on(
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_apply_once_beside_a_job_leaves_the_sink_with_that_job(pipeline: Pipeline, spark: SparkSession) -> None:
     lsn = pipeline.write(put(1))
     with pipeline.process() as job:
@@ -667,6 +679,7 @@ def test_apply_once_beside_a_job_leaves_the_sink_with_that_job(pipeline: Pipelin
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_a_checkpoint_that_another_job_has_written_to_does_not_end_the_newest_one(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -685,6 +698,7 @@ def test_a_checkpoint_that_another_job_has_written_to_does_not_end_the_newest_on
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     with pipeline.job(spark, trigger="continuous", continuous_s=600) as job:
@@ -699,31 +713,6 @@ def test_a_long_batch_pauses_when_it_is_asked_to(pipeline: Pipeline, spark: Spar
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         assert pipeline.rows() == pipeline.expected
         assert job.stop() == 0
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
-def test_a_sink_that_is_down_is_waited_for(
-    pipeline: Pipeline, stack: Services, spark: SparkSession, trigger: str
-) -> None:
-    pipeline.write(put(1, "before"))
-    sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
-    with pipeline.job(spark, sinks=sinks, retry_s=1, trigger=trigger) as job:
-        job.wait_for("StatusReport", sink="cache")
-        job.wait_for("StatusReport", sink=pipeline.warehouse_name)
-        stack.stop("valkey")
-        try:
-            lsn = pipeline.write(put(2, "meanwhile"))
-            job.wait_for("SinkWaiting", sink="cache")
-            # The other sink doesn't notice.
-            job.wait_until(
-                lambda seen: seen.get("sink") == pipeline.warehouse_name and seen.get("watermark_lsn") == lsn
-            )
-        finally:
-            stack.start("valkey")
-        job.wait_until(lambda seen: seen.get("sink") == "cache" and seen.get("watermark_lsn") == lsn)
-        assert job.stop() == 0
-    assert pipeline.rows() == pipeline.expected
 
 
 def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
@@ -742,6 +731,7 @@ def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
 
 
+@pytest.mark.soak
 def test_why_a_job_has_stopped_outlives_it_until_one_is_at_work_again(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.write(put(1))
     assert pipeline.apply_once(spark).poll() == 0
@@ -758,6 +748,7 @@ def test_why_a_job_has_stopped_outlives_it_until_one_is_at_work_again(pipeline: 
     assert pipeline.job_status().since_ms == stopped.since_ms
 
 
+@pytest.mark.soak
 def test_a_slip_of_the_pen_at_the_first_start_is_mended_in_the_file_alone(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -803,6 +794,7 @@ def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark
         sink.close()
 
 
+@pytest.mark.soak
 def test_the_next_query_waits_for_one_that_takes_too_long_to_stop(
     endpoints: Endpoints, pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -833,7 +825,8 @@ def test_the_next_query_waits_for_one_that_takes_too_long_to_stop(
     assert {key: row["note"] for key, row in stored.items()} == {1: "before", 2: "held up", 3: "after"}
 
 
-@pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.parametrize("trigger", ["micro-batch", "continuous"])
+@pytest.mark.soak
 def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
     pipeline: Pipeline, spark: SparkSession, trigger: str
 ) -> None:
@@ -896,6 +889,7 @@ def _names_of_threads() -> Iterator[str]:
             yield (thread / "comm").read_text().strip()
 
 
+@pytest.mark.soak
 def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> None:
     pipeline.write(put(1, "before"))
     with pipeline.process() as job:

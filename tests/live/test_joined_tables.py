@@ -227,6 +227,7 @@ def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, t
     kill(process)
 
 
+@pytest.mark.soak
 def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
     start_shop: StartShop, spark: SparkSession
 ) -> None:
@@ -274,6 +275,7 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("tables", [("public.*",), pytest.param(("public.t",), marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_older_one(
     tables: Sequence[str], start_shop: StartShop, spark: SparkSession
 ) -> None:

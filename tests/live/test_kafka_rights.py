@@ -209,6 +209,7 @@ def test_a_right_that_is_taken_away_stops_a_capture_that_runs(
 
 
 @pytest.mark.busy
+@pytest.mark.soak
 def test_a_sink_goes_on_without_the_table_whose_topic_it_may_not_read(
     pipeline: Pipeline, broker: GuardedKafka, spark: SparkSession
 ) -> None:

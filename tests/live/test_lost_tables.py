@@ -39,9 +39,7 @@ Lose = Callable[[str], None]
 @pytest.fixture(
     params=[
         "index",
-        "dropped",
-        "emptied",
-        *(pytest.param(how, marks=pytest.mark.soak) for how in ("cascaded", "history")),
+        *(pytest.param(how, marks=pytest.mark.soak) for how in ("dropped", "emptied", "cascaded", "history")),
     ]
 )
 def lossy(request: pytest.FixtureRequest, endpoints: Endpoints, tmp_path: Path) -> Iterator[tuple[Pipeline, Lose]]:
@@ -161,6 +159,7 @@ def test_what_an_earlier_version_has_lost_is_told_where_it_is_gone(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_sink_that_has_lost_all_of_its_tables_stops_and_says_so(
     lossy: tuple[Pipeline, Lose], spark: SparkSession
 ) -> None:
@@ -191,6 +190,7 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
 
 
 @pytest.mark.usefixtures("looks_often")
+@pytest.mark.soak
 def test_a_table_that_is_written_anew_as_a_whole_goes_on(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
@@ -326,6 +326,7 @@ def test_a_redis_that_was_emptied_is_told(
 
 
 @pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_cluster_that_has_lost_a_sinks_bookkeeping_is_told(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
 ) -> None:

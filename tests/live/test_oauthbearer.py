@@ -117,6 +117,7 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
 
 
 @pytest.mark.busy
+@pytest.mark.soak
 def test_a_pipeline_goes_on_while_tokens_end(
     brokers: Brokers, endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

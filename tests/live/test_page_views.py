@@ -16,7 +16,7 @@ from stack.stack import Endpoints
 from tests.databases import Database, url_of
 from tests.pipeline import Pipeline
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/examples/page-views.md").read_text()
 VIEWS = ("per_ip", "per_url", "lately")
@@ -117,7 +117,6 @@ def test_the_page_is_true_and_late_events_correct_their_buckets(pipeline: Pipeli
         assert job.stop() == 0
 
 
-@pytest.mark.soak
 def test_the_rule_of_the_page_tells_of_the_week_before_until_late_events_make_up_for_it(
     week: Pipeline, spark: SparkSession
 ) -> None:

@@ -109,6 +109,7 @@ def test_what_did_not_follow_comes_once_it_can_not_any_more(
     assert (streams.figures().results, streams.figures().late) == (2, 2)
 
 
+@pytest.mark.soak
 def test_a_batch_that_is_done_again_and_a_new_build_have_the_same_matches(
     endpoints: Endpoints, spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:

@@ -128,6 +128,7 @@ def test_an_idle_source_keeps_nobody_waiting_and_tasks_hold_no_threads(running: 
     assert threading.active_count() <= before + 3
 
 
+@pytest.mark.soak
 def test_a_wait_that_ends_in_time_and_one_that_can_not(running: Running, client: Client) -> None:
     with running.pipeline.sql() as connection:
         token = commit_token(connection)
@@ -141,6 +142,7 @@ def test_a_wait_that_ends_in_time_and_one_that_can_not(running: Running, client:
             waits.wait(1, ["nobody"], timeout_s=1)
 
 
+@pytest.mark.soak
 def test_a_token_is_only_given_after_the_commit(running: Running, endpoints: Endpoints) -> None:
     url = sqlalchemy.make_url("postgresql+psycopg://").update_query_dict({})
     engine = sqlalchemy.create_engine(url, creator=lambda: psycopg.connect(endpoints.source_dsn))

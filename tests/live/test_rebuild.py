@@ -392,6 +392,7 @@ def _progress(pipeline: Pipeline, sink: str) -> Progress:
         opened.sink.close()
 
 
+@pytest.mark.soak
 def test_after_a_column_was_renamed_and_one_added_a_rebuild_is_the_way_out(own_pipeline: Followed) -> None:
     """Rows from before keep their values under the new names."""
     pipeline = own_pipeline

@@ -116,6 +116,7 @@ def _offered(text: str) -> list[list[str]]:
     return [command.split() for command in re.findall(r"lockstep ((?:snapshot|generations|rebuild) [^,\n]+)", hint)]
 
 
+@pytest.mark.soak
 def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_again(pipeline: Captured) -> None:
     sink = f"{pipeline.name}_warehouse"
     with traffic(pipeline, seed=1, pause_s=0.2):

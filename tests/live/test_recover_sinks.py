@@ -26,7 +26,7 @@ from tests.readers import Read, cache_reader, reading, search_reader, warehouse_
 from tests.services import temporary_directory
 from tests.spark_here import Job
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 _SETUP = (
     "create table t (id int primary key, v text, n int)",
@@ -211,7 +211,6 @@ def test_a_column_that_has_a_lost_ones_number_is_another_one_in_each_sink(
     assert shown == {None, "new default", "new value"}
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("when", ["before the recovery", "after it"])
 def test_every_store_follows_a_source_that_was_put_back_while_its_job_runs(
     recovered: Recovered, endpoints: Endpoints, spark: SparkSession, when: str

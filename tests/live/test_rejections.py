@@ -312,6 +312,7 @@ def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running
     assert running.row(kind, bad.good) == bad.good.row
 
 
+@pytest.mark.soak
 def test_a_row_that_is_refused_again_in_a_newer_version_stays_open_in_that_one(running: Running) -> None:
     bad = poison("cache")
     running.apply(bad.bad)
@@ -353,6 +354,7 @@ def set_leniency(running: Running, index: str, *, lenient: bool) -> None:
         assert answer.status == 200
 
 
+@pytest.mark.soak
 def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: Command) -> None:
     bad = [poison("search") for _ in range(3)]
     running.apply(*(example.bad for example in bad))
@@ -370,6 +372,7 @@ def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: 
         set_leniency(running, index, lenient=False)
 
 
+@pytest.mark.soak
 def test_two_retries_at_once_do_it_once(running: Running) -> None:
     bad = [poison("cache") for _ in range(20)]
     running.apply(*(example.bad for example in bad))
@@ -412,6 +415,7 @@ def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command:
     assert_job_goes_on(running, kind)
 
 
+@pytest.mark.soak
 def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command: Command) -> None:
     bad = poison("warehouse")
     running.apply(bad.bad)
@@ -427,6 +431,7 @@ def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command:
     assert_job_goes_on(running, "warehouse")
 
 
+@pytest.mark.soak
 def test_an_event_from_before_a_column_came_has_its_default_when_it_is_retried(
     running: Running, command: Command
 ) -> None:
@@ -467,6 +472,7 @@ def test_what_is_discarded_is_closed_and_not_applied(running: Running, command: 
     assert_job_goes_on(running, "warehouse")
 
 
+@pytest.mark.soak
 def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(running: Running) -> None:
     put = order("1")
     key = key_bytes(ORDERS, put.row).decode()
@@ -511,6 +517,7 @@ def test_a_table_is_set_aside_before_more_are_open_than_allowed(
         running.log.close()
 
 
+@pytest.mark.soak
 def test_a_few_rows_that_are_too_large_for_a_sink_do_not_stop_it(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -546,6 +553,7 @@ def keep(
     dead_letters.keep(events, void, rejected_at_ms=1, max_open=max_open)
 
 
+@pytest.mark.soak
 def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -> None:
     events = [idle.rejected(order("1")) for _ in range(4)]
     job = idle.dead_letters("cache")
@@ -563,6 +571,7 @@ def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -
     assert idle.open("cache").keys() == {event.key.decode() for event in events[2:]}
 
 
+@pytest.mark.soak
 def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> None:
     put = order("1")
     older, newer = idle.rejected(put, lsn=80), idle.rejected(put, lsn=88)
@@ -593,6 +602,7 @@ def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) 
     assert [dead_letter.generation for dead_letter in idle.open("cache").values()] == [2]
 
 
+@pytest.mark.soak
 def test_other_records_of_the_topic_are_reported_and_disturb_nobody(
     idle: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -623,6 +633,7 @@ def test_other_records_of_the_topic_are_reported_and_disturb_nobody(
     assert [dead_letter.record_key for dead_letter in topic.read()[1]] == [b"who knows"]
 
 
+@pytest.mark.soak
 def test_a_pipeline_without_the_topic_has_no_rejections(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -645,6 +656,7 @@ def retried(running: Running, kind: str, selection: Selection = EVERYTHING) -> t
     return [refused.reason for refused in result.refused], said
 
 
+@pytest.mark.soak
 def test_rejections_of_generations_that_arent_live_are_left_alone(running: Running) -> None:
     event = running.rejected(order("1"))
     key = event.key.decode()
@@ -660,6 +672,7 @@ def test_rejections_of_generations_that_arent_live_are_left_alone(running: Runni
     assert key not in running.open("cache")
 
 
+@pytest.mark.soak
 def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running) -> None:
     dead_letters = DeadLetters(idle.log.kafka.client(), idle.name, sink="former", generation=1)
     dead_letters.publish([idle.rejected(order("1"))], rejected_at_ms=1)
@@ -669,12 +682,14 @@ def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running)
     assert RejectionBook(idle.config).read(None) == ([], [])
 
 
+@pytest.mark.soak
 def test_a_sink_that_nobody_has_applied_to_yet_is_reported_so(idle: Running) -> None:
     idle.dead_letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
     with pytest.raises(LockstepError, match="no live generation"):
         retried(idle, "cache")
 
 
+@pytest.mark.soak
 def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Running) -> None:
     elsewhere = table(name=TableName("public", "former"))
     events = [
@@ -692,6 +707,7 @@ def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Runn
     dead_letters.close([(event.position.topic, event.key) for event in events])
 
 
+@pytest.mark.soak
 def test_rejections_of_a_topic_that_was_recreated_stay(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

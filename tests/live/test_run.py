@@ -69,6 +69,7 @@ def test_kill_9_of_the_group_ends_its_members(pipeline: Pipeline) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in members), what="all of them end")
 
 
+@pytest.mark.soak
 def test_a_capture_of_the_group_that_was_replaced_comes_back_when_the_other_one_ends(pipeline: Pipeline) -> None:
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
     log = group.log  # type: ignore[attr-defined]
@@ -83,6 +84,7 @@ def test_a_capture_of_the_group_that_was_replaced_comes_back_when_the_other_one_
     assert pipeline.stop(group) == 0, log.read_text()
 
 
+@pytest.mark.soak
 def test_whoever_looks_sees_that_a_driver_starts(pipeline: Pipeline, tmp_path: Path) -> None:
     """However long its Java takes: this one never does anything."""
     java = tmp_path / "java" / "bin" / "java"
@@ -102,6 +104,7 @@ def test_whoever_looks_sees_that_a_driver_starts(pipeline: Pipeline, tmp_path: P
     driver.kill()
 
 
+@pytest.mark.soak
 def test_somebody_tells_of_alerts_where_the_port_of_the_web_page_is_taken(pipeline: Pipeline) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         text = pipeline.path.read_text()

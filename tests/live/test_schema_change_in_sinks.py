@@ -213,6 +213,7 @@ def test_a_default_reaches_the_rows_of_running_sinks_without_one_being_written(
 
 
 @pytest.mark.parametrize("kind", ["cache", pytest.param("search", marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_rows_go_on_to_be_applied_while_others_get_a_default(
     database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -363,6 +364,7 @@ def test_every_sink_stops_when_a_column_is_another_one(
         assert followed.read(kind, 1)["a"] == "a1"  # type: ignore[index]
 
 
+@pytest.mark.soak
 def test_a_column_that_took_the_name_of_one_that_was_dropped_comes_with_a_copy(
     database: Database, follow: Follow
 ) -> None:

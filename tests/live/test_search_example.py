@@ -12,10 +12,9 @@ from stack.stack import Endpoints
 from tests.example_pages import EXAMPLES, ExamplePage
 from tests.searches import SINK, SearchedSink, settle
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 
-@pytest.mark.soak
 def test_a_profile_search_is_told_of_what_the_page_says(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def new(sink: SearchedSink) -> list[tuple[str, str, str]]:
     return events(told)
 
 
+@pytest.mark.soak
 def test_documents_that_are_there_begin_to_match_a_search_that_is_added(sink: SearchedSink) -> None:
     sink.execute("insert into profile values (1, 'Bern', 'Rust and SQL', 30), (2, 'Basel', 'Go', 20)")
     sink.wait()
@@ -93,6 +94,7 @@ def test_every_kind_of_change_is_told_once(sink: SearchedSink) -> None:
     follower.close()
 
 
+@pytest.mark.soak
 def test_what_was_told_has_the_tag_of_the_change_and_the_key_and_no_other_value(sink: SearchedSink) -> None:
     follower = sink.follower()
     sink.add("bern", IN_BERN)
@@ -113,6 +115,7 @@ def test_what_was_told_has_the_tag_of_the_change_and_the_key_and_no_other_value(
     assert [begins["tag"], ceases["tag"]] == tags
 
 
+@pytest.mark.soak
 def test_a_search_that_is_removed_matches_nothing_and_its_name_can_have_another_query(sink: SearchedSink) -> None:
     follower = sink.follower()
     sink.execute("insert into profile values (1, 'Bern', 'Rust', 30), (2, 'Thun', 'Rust', 30)")
@@ -146,6 +149,7 @@ def test_a_query_that_the_index_cannot_take_is_refused_with_the_reason(
     assert list(listed(sink.config, [SINK])) == []
 
 
+@pytest.mark.soak
 def test_what_happened_while_nobody_watched_is_told_afterwards(sink: SearchedSink) -> None:
     follower = sink.follower()
     sink.add("bern", IN_BERN)
@@ -184,6 +188,7 @@ def test_what_was_not_committed_is_told_by_whoever_goes_on(sink: SearchedSink, m
     other.close()
 
 
+@pytest.mark.soak
 def test_an_older_follower_tells_nothing_once_another_one_has_begun(sink: SearchedSink) -> None:
     older = sink.follower()
     sink.add("bern", IN_BERN)
@@ -204,6 +209,7 @@ def test_an_older_follower_tells_nothing_once_another_one_has_begun(sink: Search
     newer.close()
 
 
+@pytest.mark.soak
 def test_what_changed_beside_the_log_is_told_when_all_is_compared(sink: SearchedSink) -> None:
     seconds = [0.0]
     follower = sink.follower(monotonic=lambda: seconds[0])
@@ -234,6 +240,7 @@ class Stop:
         return self.asked.wait(seconds)
 
 
+@pytest.mark.soak
 def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
     sink: SearchedSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +263,7 @@ def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
         watching.result()
 
 
+@pytest.mark.soak
 def test_a_row_that_is_erased_leaves_what_was_told_of_it(sink: SearchedSink) -> None:
     """Its records stay as long as any does, and it is known until when. No other test tells of these rows."""
     sink.execute("insert into profile values (70, 'Bern', 'SQL', 30), (80, 'Bern', 'SQL', 30)")

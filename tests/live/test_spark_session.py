@@ -39,6 +39,7 @@ def test_another_file_system_for_this_machine_is_refused_with_the_setting(spark:
     write_no_checksums(spark)
 
 
+@pytest.mark.soak
 def test_a_query_that_does_not_stop_in_time_goes_on_and_stops_later(spark: SparkSession) -> None:
     session = spark.newSession()
     begun, may_end, has_ended = threading.Event(), threading.Event(), threading.Event()

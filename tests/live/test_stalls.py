@@ -155,6 +155,7 @@ def test_a_capture_that_hangs_is_named_also_on_an_idle_source(running: Running) 
     running.until_well()
 
 
+@pytest.mark.soak
 def test_a_capture_that_hangs_and_lost_its_reader_is_named_by_one_lag(
     running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> N
     running.until_well()
 
 
+@pytest.mark.soak
 def test_a_table_that_is_locked_in_the_warehouse_is_named_with_who_locks_it(
     running: Running, endpoints: Endpoints
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_table_that_is_locked_in_the_warehouse_is_named_with_who_locks_it(
     running.until_well()
 
 
+@pytest.mark.soak
 def test_rows_that_opensearch_has_and_no_search_finds_are_named(running: Running) -> None:
     name = f"{running.pipeline.name}_search"
     with running.refresh_off():
@@ -227,7 +230,9 @@ def test_rows_that_opensearch_has_and_no_search_finds_are_named(running: Running
     running.until_well()
 
 
-@pytest.mark.parametrize(("server", "sink"), [("valkey", "cache"), ("opensearch", "search")])
+@pytest.mark.parametrize(
+    ("server", "sink"), [("valkey", "cache"), pytest.param("opensearch", "search", marks=pytest.mark.soak)]
+)
 def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: str, sink: str) -> None:
     with frozen(running.stack, server):
         stage = running.until_worst(lambda stage: stage.name == f"applied: {running.pipeline.name}_{sink}")
@@ -236,6 +241,7 @@ def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: 
     running.until_well()
 
 
+@pytest.mark.soak
 def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoints: Endpoints) -> None:
     with frozen(running.stack, "kafka"):
         stage = running.until_worst(lambda stage: stage.name == "in Kafka")
@@ -265,6 +271,7 @@ def test_a_source_that_hangs_is_named_with_its_address(running: Running) -> None
     running.until_well()
 
 
+@pytest.mark.soak
 def test_a_large_transaction_is_no_stall(running: Running) -> None:
     with running.pipeline.sql() as connection, connection.transaction():
         connection.execute(

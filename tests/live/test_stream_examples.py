@@ -17,7 +17,7 @@ from tests.databases import Database, url_of
 from tests.docs.generated import DOCS
 from tests.streams import Streams
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -26,9 +26,7 @@ def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "page", ["search-clicks", *(pytest.param(page, marks=pytest.mark.soak) for page in ("abandoned-carts", "sessions"))]
-)
+@pytest.mark.parametrize("page", ["search-clicks", "abandoned-carts", "sessions"])
 def test_a_stream_query_of_the_docs_has_the_result_that_its_page_says(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path, page: str
 ) -> None:

@@ -127,6 +127,7 @@ def test_what_spark_drops_as_late_is_on_the_side_topic_with_its_lateness(
     assert streams.aside("malformed") == []
 
 
+@pytest.mark.soak
 def test_a_record_that_is_no_event_is_on_the_side_topic_with_the_reason(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -160,6 +161,7 @@ def test_a_record_that_is_no_event_is_on_the_side_topic_with_the_reason(
     assert streams.aside("late") == []
 
 
+@pytest.mark.soak
 def test_sessions_end_after_their_gap_and_come_once(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -179,6 +181,7 @@ def test_sessions_end_after_their_gap_and_come_once(
     assert told == [(7, 2, "13:35"), (7, 3, "12:00")]
 
 
+@pytest.mark.soak
 def test_the_clock_of_a_device_is_corrected_and_all_three_times_are_kept(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -195,6 +198,7 @@ def test_the_clock_of_a_device_is_corrected_and_all_three_times_are_kept(
     assert offset_ms == -1439 * 60_000
 
 
+@pytest.mark.soak
 def test_a_second_row_of_a_key_is_set_aside_and_the_first_stays(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -215,6 +219,7 @@ def test_a_second_row_of_a_key_is_set_aside_and_the_first_stays(
     assert (streams.figures().results, streams.figures().refused) == (1, 3)
 
 
+@pytest.mark.soak
 def test_of_events_with_one_id_the_earliest_of_the_batch_is_taken(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -232,6 +237,7 @@ def test_of_events_with_one_id_the_earliest_of_the_batch_is_taken(
     assert warehouse.rows("id, user_id") == [("s1", 11), ("s2", 20)]
 
 
+@pytest.mark.soak
 def test_a_partition_that_joins_before_or_after_a_batch_is_read(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -275,6 +281,7 @@ def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
     assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 
+@pytest.mark.soak
 def test_a_result_that_somebody_has_emptied_stops_the_query_until_it_is_built_again(
     endpoints: Endpoints,
     spark: SparkSession,
@@ -337,6 +344,7 @@ def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     assert (streams.figures().late, streams.figures().malformed) == (2, 1)
 
 
+@pytest.mark.soak
 def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -360,6 +368,7 @@ def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_a_job_that_apply_once_has_ended_goes_on_after_it(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -382,6 +391,7 @@ def test_a_job_that_apply_once_has_ended_goes_on_after_it(
 
 
 @pytest.mark.parametrize("which", ["side topic", pytest.param("topic of the result", marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, which: str
 ) -> None:
@@ -403,6 +413,7 @@ def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
     assert len(streams.on_topic()) == 1
 
 
+@pytest.mark.soak
 def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -420,6 +431,7 @@ def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
     assert warehouse.rows("id") == [("s1",)]
 
 
+@pytest.mark.soak
 def test_another_query_needs_another_build(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -435,6 +447,7 @@ def test_another_query_needs_another_build(
     assert warehouse.rows("id, user_id") == [("s1", 2)]
 
 
+@pytest.mark.soak
 def test_of_a_build_that_is_replaced_nothing_is_left_but_what_the_side_topic_says_of_it(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: s
         ("set spark.sql.ansi.enabled = false", "sql: it is a statement and no query"),
     ],
 )
+@pytest.mark.soak
 def test_a_query_that_can_not_be_kept_is_refused_with_the_reason(spark: SparkSession, sql: str, problem: str) -> None:
     query = StreamQuerySettings(sql=sql, key=("id",))
     problems, _ = examined(spark.newSession(), "q", query, STREAMS)
@@ -128,6 +129,7 @@ def pattern_problems(spark: SparkSession, **changes: Any) -> list[str]:
         {"steps": [{**SEARCH, "where": "n > 1 and id like 'a%'"}, {**PAYMENT, "without": True}]},
     ],
 )
+@pytest.mark.soak
 def test_a_pattern_is_taken_with_expressions_over_its_events(spark: SparkSession, changes: dict[str, Any]) -> None:
     assert pattern_problems(spark, **changes) == []
 
@@ -161,6 +163,7 @@ def test_a_pattern_is_taken_with_expressions_over_its_events(spark: SparkSession
         ),
     ],
 )
+@pytest.mark.soak
 def test_a_pattern_that_can_not_be_kept_is_refused_with_the_reason(
     spark: SparkSession, changes: dict[str, Any], problem: str
 ) -> None:

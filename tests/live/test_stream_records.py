@@ -34,6 +34,7 @@ def records(spark: SparkSession, *values: dict[str, Any]) -> DataFrame:
     return spark.createDataFrame(rows, kinds)
 
 
+@pytest.mark.soak
 def test_times_that_no_clock_has_are_malformed_and_stop_nothing(spark: SparkSession) -> None:
     taps = records(
         spark,

@@ -113,6 +113,7 @@ def test_matches_wait_for_a_receiver_that_is_down_and_none_is_lost_whatever_is_d
     assert TopicAdmin(streams.client).partition_counts(names) == {names[1]: 1}
 
 
+@pytest.mark.soak
 def test_rows_that_a_topic_has_lost_are_told_of_and_those_that_it_has_are_posted(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -139,6 +140,7 @@ def test_rows_that_a_topic_has_lost_are_told_of_and_those_that_it_has_are_posted
     assert ["topic is gone" in text or "ends before" in text for text in told] == [True, True], told
 
 
+@pytest.mark.soak
 def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_nowhere(
     endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -174,6 +176,7 @@ def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_now
     assert [record["batch"] for record in streams.aside("refused")] == [0]
 
 
+@pytest.mark.soak
 def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp_path: Path) -> None:
     """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
     query = StreamQuerySettings(key=("id",), sql="x", topic=True)
@@ -195,6 +198,7 @@ def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp
     assert len(streams.on_topic()) == 501
 
 
+@pytest.mark.soak
 def test_a_topic_that_takes_smaller_records_is_altered(endpoints: Endpoints, tmp_path: Path) -> None:
     streams = Streams(
         endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, StreamQuerySettings(key=("id",), sql="x"),

@@ -238,6 +238,7 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
     assert pipeline.progress().left_at_ms == {}
 
 
+@pytest.mark.soak
 def test_a_table_more_or_less_is_taken_up_by_a_sink_that_names_none(pipeline: Pipeline, spark: SparkSession) -> None:
     with pipeline.job(spark, ORDERS) as job:
         first = pipeline.both(1, "first")
@@ -328,6 +329,7 @@ def test_what_may_have_lost_its_deletes_is_not_resumed_and_its_neighbours_go_on(
 
 
 @pytest.mark.parametrize("has_failed", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
     has_failed: bool, pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -357,6 +359,7 @@ def test_a_topic_that_was_recreated_while_its_table_was_aside_is_not_read_on(
 
 
 @pytest.mark.parametrize("by_itself", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_table_that_is_tried_again_and_whose_topic_is_gone_holds_up_no_neighbour(
     by_itself: bool, pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -412,6 +415,7 @@ def _refuse_items(warehouse: psycopg.Connection, pipeline: Pipeline) -> str:
     return str(schema)
 
 
+@pytest.mark.soak
 def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their_deletes(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
@@ -437,6 +441,7 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_table_that_a_trigger_refuses_in_a_batch_is_set_aside_and_comes_back_whole(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
@@ -558,6 +563,7 @@ def test_kill_9_while_a_table_is_tried_again_loses_and_resurrects_nothing(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -608,6 +614,7 @@ def test_a_table_that_is_tried_again_alone_and_in_vain_ends_no_job(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_job_that_applies_all_there_is_tries_a_table_again_and_has_got_all(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
 ) -> None:
@@ -629,6 +636,7 @@ def test_a_job_that_applies_all_there_is_tries_a_table_again_and_has_got_all(
     assert not pipeline.status().has_failed_tables
 
 
+@pytest.mark.soak
 def test_an_index_that_was_read_only_comes_back_by_itself(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -657,6 +665,7 @@ def test_an_index_that_was_read_only_comes_back_by_itself(
         pipeline.log.close()
 
 
+@pytest.mark.soak
 def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,6 +693,7 @@ def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
 
 
 @pytest.mark.parametrize("wish", [Wish.PAUSE, pytest.param(Wish.OUT, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_without_its_rows(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, wish: Wish
 ) -> None:
@@ -756,6 +766,7 @@ def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: 
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -814,6 +825,7 @@ def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_comparison_says_which_tables_are_aside_and_compares_the_others(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

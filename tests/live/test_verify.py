@@ -40,6 +40,7 @@ from tests.pipeline import Pipeline, traffic
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 KINDS = ("search", "cache", "warehouse")
+BY_SOAK = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS[1:])]
 ROWS, ENTRIES = 40, 2000
 
 MISSING, OLD, TYPE, RESURRECTED, NULLED, MOVED, DOUBLED, JSON, MICROSECOND, OLD_TAG, NEWEST_TAG, REJECTED = range(1, 13)
@@ -287,7 +288,7 @@ class Broken:
         return [difference for difference in self.account.differences if difference.key == orjson.dumps({"id": row})]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=BY_SOAK)
 def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
     kind: str = request.param
     topic = next(topic for name, topic in running.config.topics().items() if name.name == "account")
@@ -328,6 +329,7 @@ def test_a_right_sink_is_equal(running: Running, kind: str, against: str) -> Non
 
 
 @pytest.mark.parametrize("against", ["source", "topic"])
+@pytest.mark.soak
 def test_a_large_table_is_compared_range_by_range(running: Running, against: str) -> None:
     """With so little memory that the table counts as large, and the keys that may differ come in portions."""
     options = running.options("cache", against=against, tables=(f"{running.schema}.entry",), keys_max=ENTRIES // 4)
@@ -342,7 +344,7 @@ def test_a_large_table_is_compared_range_by_range(running: Running, against: str
     assert entry.ranges > ENTRIES * 0.9
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS[1:])])
+@pytest.mark.parametrize("kind", BY_SOAK)
 def test_a_right_sink_is_equal_while_everything_is_being_written(running: Running, kind: str) -> None:
     with traffic(running.pipeline, seed=10 + KINDS.index(kind), pause_s=0.05) as writer:
         for against in ("source", "topic"):
@@ -640,6 +642,7 @@ def test_what_comes_after_the_mark_is_not_read_with_it(running: Running, monkeyp
     assert side.versions_between() == {key: {last.fingerprint}}
 
 
+@pytest.mark.soak
 def test_a_server_that_goes_away_while_it_is_read_is_read_again(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:

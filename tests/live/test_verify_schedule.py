@@ -91,6 +91,7 @@ def _is_locked(path: Path) -> bool:
     return f":{path.stat().st_ino} " in Path("/proc/locks").read_text()
 
 
+@pytest.mark.soak
 def test_no_two_of_a_sink_run_at_once_and_kill_9_of_one_keeps_nobody(pipeline: Pipeline) -> None:
     sink = f"{pipeline.name}_search"
     directory = pipeline.config.alerts.directory

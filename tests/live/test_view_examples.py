@@ -26,7 +26,7 @@ from tests.databases import Database, url_of
 from tests.example_pages import ExamplePage, RandomTraffic, pages
 from tests.spark_here import Job
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 PAGES = pages()
 REDIS_DATABASE = 11
@@ -106,7 +106,7 @@ def examples(endpoints: Endpoints, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize(
     "page",
-    [page if page.name == "timeline" else pytest.param(page, marks=pytest.mark.soak) for page in PAGES],
+    PAGES,
     ids=lambda page: page.name,
 )
 def test_a_view_of_the_docs_shows_what_its_page_says_and_is_equal_to_its_query(

@@ -150,6 +150,7 @@ def test_a_view_gets_another_query_beside_the_old_one_and_a_row_that_is_erased_l
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_view_is_built_from_a_table_whose_key_got_another_type(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

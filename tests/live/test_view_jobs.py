@@ -32,8 +32,6 @@ from views.view import View, stored_position
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
-KINDS = ("redis", "warehouse")
-
 
 @pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
 def test_a_view_is_built_and_kept_by_one_job_after_the_other(
@@ -49,6 +47,7 @@ def test_a_view_is_built_and_kept_by_one_job_after_the_other(
         assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+@pytest.mark.soak
 def test_who_applies_once_says_that_no_progress_record_came(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
@@ -98,7 +97,7 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
 def test_a_running_job_keeps_a_view(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
 ) -> None:
@@ -115,6 +114,7 @@ def test_a_running_job_keeps_a_view(
     assert not [seen for seen in job.reports if seen["report"] in ("SinkFailed", "SinkWaiting")]
 
 
+@pytest.mark.soak
 def test_too_many_refused_rows_stop_the_view_and_none_of_them_is_lost(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
@@ -162,6 +162,7 @@ def test_large_refused_rows_are_kept_by_one_batch_that_takes_several_results(
     assert len(dead_letters.read([topic])) == count
 
 
+@pytest.mark.soak
 def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
     view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -263,6 +264,7 @@ class Driver:
         self._listener.close()
 
 
+@pytest.mark.soak
 def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:

@@ -43,6 +43,7 @@ def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_m
     assert pipeline.rows(wide) == pipeline.states[lsn] != pipeline.states[before]
 
 
+@pytest.mark.soak
 def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+@pytest.mark.soak
 def test_a_state_of_another_version_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     settings = pipeline.settings("redis")
     traffic(pipeline, 20)

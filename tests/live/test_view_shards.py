@@ -92,6 +92,7 @@ def held(state: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.soak
 def test_a_rejection_of_one_shard_is_kept_and_closed_while_another_one_can_not_go_on(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:

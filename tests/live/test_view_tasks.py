@@ -26,7 +26,7 @@ from tests.databases import until
 from tests.pipeline import Pipeline
 from tests.spark_here import Job
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 ACCOUNTS: Final = 12
 STORES: Final = ("cache", "search")

@@ -72,6 +72,7 @@ def test_a_table_that_nobody_sees_so_far_joins_before_its_first_transaction_is_p
         captured.stop()
 
 
+@pytest.mark.soak
 def test_names_that_were_swapped_by_a_transaction_that_nobody_sees_are_told_apart(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_rows_that_were_rewritten_by_a_transaction_that_nobody_sees_complete_no_
         captured.stop()
 
 
+@pytest.mark.soak
 def test_an_event_trigger_has_the_catalogue_looked_at_once_it_shows_what_was_altered(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
