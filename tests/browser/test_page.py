@@ -89,6 +89,7 @@ def test_what_is_not_well_has_its_reason_and_its_next_step(browser: Browser, api
         expect(shown.page.locator(".headline")).to_contain_text("cache: stopped")
 
 
+@pytest.mark.soak
 def test_two_problems_of_one_sink_are_both_shown_whatever_came_before(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         for state, problems in ((example.twice, 2), (example.stopped, 1), (example.twice, 2), (example.state, 0)):
@@ -96,12 +97,14 @@ def test_two_problems_of_one_sink_are_both_shown_whatever_came_before(browser: B
             expect(shown.page.locator(".problem")).to_have_count(problems)
 
 
+@pytest.mark.soak
 def test_a_lost_slot_is_the_headline(browser: Browser, api: FakeApi) -> None:
     api.show(example.slot_lost)
     with opened(browser, api.address) as shown:
         expect(shown.page.locator(".headline > div").nth(1)).to_contain_text("lost")
 
 
+@pytest.mark.soak
 def test_the_badge_of_rejections_counts_those_of_sinks_and_of_webhooks(browser: Browser, api: FakeApi) -> None:
     for state, count in ((example.stopped, "3"), (example.query_stopped, "4")):
         api.show(state)
@@ -109,6 +112,7 @@ def test_the_badge_of_rejections_counts_those_of_sinks_and_of_webhooks(browser: 
             expect(shown.page.locator('nav a[href="#/rejections"] .badge')).to_have_text(count)
 
 
+@pytest.mark.soak
 def test_figures_move_without_losing_the_focus_or_what_is_typed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/tables") as shown:
         page = shown.page
@@ -120,6 +124,7 @@ def test_figures_move_without_losing_the_focus_or_what_is_typed(browser: Browser
         expect(page.get_by_label("Name contains")).to_have_value("stock")
 
 
+@pytest.mark.soak
 def test_a_lost_connection_is_told_with_since_when_and_found_again(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         page = shown.page
@@ -135,6 +140,7 @@ def test_a_lost_connection_is_told_with_since_when_and_found_again(browser: Brow
         expect(page.locator(".problem")).to_contain_text("search")
 
 
+@pytest.mark.soak
 def test_figures_that_get_no_newer_are_said_to_be_old(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         expect(shown.page.locator("#connection")).to_have_text("live")
@@ -145,6 +151,7 @@ def test_figures_that_get_no_newer_are_said_to_be_old(browser: Browser, api: Fak
 
 
 @pytest.mark.parametrize("address", ["#/key/%", "#/constructor", "#/__proto__/x", "#/sink", "#/sink/", "#/nothing"])
+@pytest.mark.soak
 def test_an_address_that_somebody_has_mistyped_shows_a_screen(browser: Browser, api: FakeApi, address: str) -> None:
     with opened(browser, f"{api.address}#/tail") as shown:
         page = shown.page
@@ -153,6 +160,7 @@ def test_an_address_that_somebody_has_mistyped_shows_a_screen(browser: Browser, 
         assert shown.complaints == []
 
 
+@pytest.mark.soak
 def test_the_same_key_is_looked_for_again(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/key") as shown:
         page = shown.page
@@ -165,6 +173,7 @@ def test_the_same_key_is_looked_for_again(browser: Browser, api: FakeApi) -> Non
             expect(page.locator(".verdict")).to_be_visible()
 
 
+@pytest.mark.soak
 def test_what_could_not_be_shown_is_asked_for_again_once_the_server_is_back(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         page = shown.page
@@ -178,6 +187,7 @@ def test_what_could_not_be_shown_is_asked_for_again_once_the_server_is_back(brow
         expect(page.locator(".verdict")).to_be_visible(timeout=60_000)
 
 
+@pytest.mark.soak
 def test_a_question_is_gone_with_the_screen_that_asked_it(browser: Browser, api: FakeApi) -> None:
     """Somebody goes back by the browser's own button."""
     with opened(browser, f"{api.address}#/tables") as shown:
@@ -191,6 +201,7 @@ def test_a_question_is_gone_with_the_screen_that_asked_it(browser: Browser, api:
         assert api.actions == []
 
 
+@pytest.mark.soak
 def test_an_action_is_done_only_after_it_was_confirmed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/sink/search") as shown:
         page = shown.page
@@ -204,6 +215,7 @@ def test_an_action_is_done_only_after_it_was_confirmed(browser: Browser, api: Fa
         assert api.actions == [("rebuild", {"sink": "search"})]
 
 
+@pytest.mark.soak
 def test_a_missing_token_is_asked_for(browser: Browser, api: FakeApi) -> None:
     api.token = "right"
     with opened(browser, f"{api.address}#/verify") as shown:
@@ -218,6 +230,7 @@ def test_a_missing_token_is_asked_for(browser: Browser, api: FakeApi) -> None:
         assert api.actions == [("verify", {"sink": "search"})]
 
 
+@pytest.mark.soak
 def test_a_refusal_that_no_token_helps_against_asks_for_none(browser: Browser, api: FakeApi) -> None:
     api.refusal = "This is for whoever has loaded the page since the server started: load it again."
     with opened(browser, f"{api.address}#/verify") as shown:
@@ -228,6 +241,7 @@ def test_a_refusal_that_no_token_helps_against_asks_for_none(browser: Browser, a
         expect(dialog.get_by_label("Token")).to_have_count(0)
 
 
+@pytest.mark.soak
 def test_two_thousand_tables_are_found_by_their_names(browser: Browser, api: FakeApi) -> None:
     api.documents["tables"] = example.tables(2000)
     with opened(browser, f"{api.address}#/tables") as shown:
@@ -238,6 +252,7 @@ def test_two_thousand_tables_are_found_by_their_names(browser: Browser, api: Fak
         expect(page.locator("tbody tr")).to_have_count(1)
 
 
+@pytest.mark.soak
 def test_the_keyboard_reaches_every_screen_and_skips_the_menu(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         page = shown.page
@@ -258,6 +273,7 @@ def test_the_keyboard_reaches_every_screen_and_skips_the_menu(browser: Browser, 
         expect(page.locator("main")).to_be_focused()
 
 
+@pytest.mark.soak
 def test_the_menu_of_a_phone_opens_and_closes(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address, size=PHONE) as shown:
         page = shown.page
@@ -271,6 +287,7 @@ def test_the_menu_of_a_phone_opens_and_closes(browser: Browser, api: FakeApi) ->
         expect(page.locator("#screens")).to_be_hidden()
 
 
+@pytest.mark.soak
 def test_the_colours_that_were_chosen_stay(browser: Browser, api: FakeApi) -> None:
     with opened(browser, api.address) as shown:
         page = shown.page
@@ -279,6 +296,7 @@ def test_the_colours_that_were_chosen_stay(browser: Browser, api: FakeApi) -> No
         expect(page.locator(":root")).to_have_attribute("data-theme", "dark")
 
 
+@pytest.mark.soak
 def test_the_last_hour_is_drawn(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/sink/search") as shown:
         chart = shown.page.get_by_role("img", name="Seconds behind over the last hour: at most")
@@ -294,6 +312,7 @@ def test_events_are_followed_live(browser: Browser, api: FakeApi) -> None:
         page.get_by_role("button", name="Stop").click()
 
 
+@pytest.mark.soak
 def test_what_ends_the_events_is_said_in_the_server_s_words(browser: Browser, api: FakeApi) -> None:
     api.tail_trouble = "Kafka doesn't answer. `lockstep doctor` says why"
     with opened(browser, f"{api.address}#/tail") as shown:

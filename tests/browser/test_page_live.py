@@ -60,6 +60,7 @@ def test_what_the_page_shows_is_what_the_api_says(browser: Browser, dashboard: D
         assert shown.complaints == []
 
 
+@pytest.mark.soak
 def test_a_copy_that_is_asked_for_on_the_page_is_made(browser: Browser, dashboard: Dashboard) -> None:
     table = f"{dashboard.pipeline.name}.account"
 
@@ -76,6 +77,7 @@ def test_a_copy_that_is_asked_for_on_the_page_is_made(browser: Browser, dashboar
         assert shown.complaints == []
 
 
+@pytest.mark.soak
 def test_a_restart_of_the_server_is_survived(browser: Browser, dashboard: Dashboard) -> None:
     with opened(browser, f"{dashboard.address}#/tables") as shown:
         page = shown.page

@@ -33,14 +33,10 @@ def warehouse(endpoints: Any) -> Iterator[psycopg.Connection[Any]]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Every kind of sink runs all tests, at each change other layouts those that depend on the layout.
-
-    Views run those that depend on who writes.
-    """
+    """Every kind of sink runs all tests, and views those that depend on who writes."""
     if "destination" in metafunc.fixturenames:
-        every_layout = metafunc.definition.get_closest_marker("layouts") is not None
         views = metafunc.definition.get_closest_marker("writers") is not None
-        metafunc.parametrize("destination", ["memory", *real(every_layout=every_layout, views=views)], indirect=True)
+        metafunc.parametrize("destination", ["memory", *real(views=views)], indirect=True)
 
 
 @pytest.fixture

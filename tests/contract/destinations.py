@@ -500,18 +500,18 @@ VIEWS = ("redis-view", "opensearch-view")
 """As the results of views are kept on servers that fence nothing else, for tests of who writes."""
 
 
-def real(*, every_layout: bool, views: bool = False) -> list[Any]:
-    """The kinds beside the one in memory, as parameters. Layouts are for ``make soak`` unless all are asked for."""
+def real(*, views: bool = False) -> list[Any]:
+    """The kinds beside the one in memory, as parameters. Other layouts are for ``make soak``."""
 
     def marks(kind: str) -> list[pytest.MarkDecorator]:
-        return [pytest.mark.live, *([pytest.mark.soak] if kind in LAYOUTS and not every_layout else [])]
+        return [pytest.mark.live, *([pytest.mark.soak] if kind in LAYOUTS else [])]
 
     return [pytest.param(kind, marks=marks(kind)) for kind in KINDS if views or kind not in VIEWS]
 
 
 def with_servers() -> list[Any]:
     """Those of them that are a server's."""
-    return [param for param in real(every_layout=False) if param.values[0] not in ("duckdb", "delta")]
+    return [param for param in real() if param.values[0] not in ("duckdb", "delta")]
 
 
 def opened_destination(kind: str, endpoints: Callable[[], Any]) -> Destination:

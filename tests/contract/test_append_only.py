@@ -29,7 +29,7 @@ def _takes(param: Any) -> bool:
     return param.values[0] in _TAKING
 
 
-@pytest.fixture(params=["memory", *filter(_takes, real(every_layout=True))])
+@pytest.fixture(params=["memory", *filter(_takes, real())])
 def taking(request: pytest.FixtureRequest) -> Iterator[Destination]:
     """One of each kind that takes such tables."""
     made = opened_destination(request.param, lambda: request.getfixturevalue("endpoints"))

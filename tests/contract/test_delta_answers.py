@@ -368,6 +368,7 @@ def test_rows_are_in_the_partitions_of_their_values_and_move_with_them(lake: Lak
 
 
 @pytest.mark.parametrize("key_type", ["int8", "text", "bytea", "float8"])
+@pytest.mark.soak
 def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, key_type: str
 ) -> None:
@@ -690,6 +691,7 @@ _KEYS: dict[str, Callable[[int], JsonValue]] = {
 
 @pytest.mark.parametrize("columns_before", [0, 40])
 @pytest.mark.parametrize("key_type", _KEYS)
+@pytest.mark.soak
 def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, columns_before: int) -> None:
     """A merge leaves out files by the least and the greatest key in them, and long keys are cut there.
 

@@ -116,6 +116,7 @@ def test_the_warehouses_disk_is_full(warehouse_url: SecretStr, disk: Disk) -> No
         sink.close()
 
 
+@pytest.mark.soak
 def test_the_disk_of_a_warehouse_in_a_file_is_full(disk: Disk) -> None:
     sink = WarehouseSink(
         WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{disk.path}/warehouse.duckdb")), 1)
@@ -127,6 +128,7 @@ def test_the_disk_of_a_warehouse_in_a_file_is_full(disk: Disk) -> None:
         sink.close()
 
 
+@pytest.mark.soak
 def test_the_lakes_disk_is_full(disk: Disk) -> None:
     sink = open_delta("shop", DeltaSettings(root=str(disk.path / "lake")), 1).sink
     try:

@@ -21,7 +21,7 @@ from tests.contract.searched import QUERIES, answers
 from tests.databases import until
 from tests.services import temporary_directory
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 _TIGHT = {"http.max_content_length": "1mb", "indexing_pressure.memory.limit": "700kb"}
 

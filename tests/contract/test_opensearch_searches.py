@@ -66,6 +66,7 @@ WORDS = [f"rus{first}{second}" for first in "abcdefghij" for second in "tuvwxyz"
         {"match_bool_prefix": {"name": "ru"}},
     ],
 )
+@pytest.mark.soak
 def test_a_query_finds_documents_by_however_many_words(words: OpenSearchIndexes, query: dict[str, Any]) -> None:
     assert query_problems(query) == []
     percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(1, "a")))

@@ -115,6 +115,7 @@ def _made(locale: str, directory: Path) -> str:
 
 # In Danish aa comes after b, so Lua's own order of texts is another one there.
 @pytest.mark.parametrize(("locale", "is_wrong"), [("en_US", None), ("da_DK", ("b", "aa"))])
+@pytest.mark.soak
 def test_the_greater_tag_wins_in_every_locale(
     start: Start, tmp_path: Path, locale: str, is_wrong: tuple[str, str] | None
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
         assert raised.value.hint is not None
 
 
+@pytest.mark.soak
 def test_a_sentinel_is_told_from_a_server(start: Start, tmp_path: Path) -> None:
     with _sentinel(tmp_path, start("primary")) as port:
         with opened(port) as sink, pytest.raises(LockstepError, match="is a Sentinel") as raised:
@@ -229,6 +231,7 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
         process.wait()
 
 
+@pytest.mark.soak
 def test_doctor_says_that_a_server_is_a_sentinel_or_of_a_cluster(
     start: Start, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,6 +276,7 @@ def _point(stored: Any, committed: int) -> ResumePoint:
     return ResumePoint("shop", 1, stored, {("shop.public.orders", 0): committed}, "checkpoint")
 
 
+@pytest.mark.soak
 def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> None:
     """The replica has a prefix of what was written, so its progress is older wherever a row that it covered is lost."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
@@ -313,6 +317,7 @@ def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> Non
         assert rows["{'id': 3}"][1] == tag(3)
 
 
+@pytest.mark.soak
 def test_after_a_failover_the_job_begins_again(start: Start) -> None:
     """The batch that was applied to the old server isn't taken for applied to the new one."""
     first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
@@ -336,6 +341,7 @@ def test_after_a_failover_the_job_begins_again(start: Start) -> None:
             restarted.save_progress(progress(2))
 
 
+@pytest.mark.soak
 def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(start: Start) -> None:
     """Sentinels that don't agree yet lead a task to the primary that was cut off, and the job to the promoted one."""
     cut_off, promoted = (start(name, "--repl-diskless-sync-delay", "0") for name in ("cut_off", "promoted"))
@@ -386,6 +392,7 @@ def test_progress_is_not_stored_once_connections_have_led_to_several_servers(sta
                 generations.save_progress(progress(2))
 
 
+@pytest.mark.soak
 def test_who_may_not_ask_which_server_it_is_writes_all_the_same(start: Start) -> None:
     port = start("server")
     with Redis(port=port) as client:
@@ -414,6 +421,7 @@ def _patiently(save: Callable[[], object]) -> None:
     until(is_over)
 
 
+@pytest.mark.soak
 def test_sentinels_lead_to_the_primary_of_each_moment_and_what_a_failover_loses_is_applied_again(
     start: Start, tmp_path: Path
 ) -> None:
@@ -470,6 +478,7 @@ def _fails_over_to(port: int, sentinel: Any, name: str) -> bool:
     return False
 
 
+@pytest.mark.soak
 def test_sentinels_that_know_no_primary_of_this_name_are_asked_again(start: Start, tmp_path: Path) -> None:
     with _sentinel(tmp_path, start("primary")) as port:
         settings = RedisSettings(url=SecretStr("redis://shop/0"), sentinels=(f"127.0.0.1:{port}",))
@@ -516,6 +525,7 @@ def test_rows_that_a_restarted_server_with_a_log_has_lost_are_noticed(tmp_path: 
             _patiently(lambda: generations.save_progress(progress(2)))
 
 
+@pytest.mark.soak
 def test_a_server_without_a_log_comes_back_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
     port = str(ports.pick(None, taken=()))
     with opened(int(port)) as sink:
@@ -530,6 +540,7 @@ def test_a_server_without_a_log_comes_back_as_it_was_when_it_was_saved(tmp_path:
             _patiently(lambda: generations.save_progress(progress(2)))
 
 
+@pytest.mark.soak
 def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start) -> None:
     port = start("flushed")
     with opened(port) as sink:
@@ -556,6 +567,7 @@ def test_a_server_that_evicts_is_refused_where_rows_are_kept(start: Start) -> No
         sink.prepare([table()])
 
 
+@pytest.mark.soak
 def test_rows_that_a_server_has_evicted_all_the_same_are_lost(start: Start) -> None:
     port = start("main", "--maxmemory", "20mb")
     with opened(port) as sink, Redis(port=port) as client:
@@ -577,6 +589,7 @@ def test_rows_that_a_server_has_evicted_all_the_same_are_lost(start: Start) -> N
 
 
 @pytest.mark.parametrize("lost_at", ["get", "execute"])
+@pytest.mark.soak
 def test_a_server_that_is_lost_while_progress_is_stored_is_waited_for(
     start: Start, monkeypatch: pytest.MonkeyPatch, lost_at: str
 ) -> None:

@@ -33,7 +33,6 @@ def _judged(outcome: Outcome) -> tuple[int, int]:
     return outcome.applied + outcome.stale, len(outcome.rejections)
 
 
-@pytest.mark.layouts
 def test_bulk_ends_in_the_newest_row_of_each_key(destination: Destination, name: str) -> None:
     opened = _in_bulk(destination, name)
     again = [item(1, "a", 2), item(2, "b", 2), gone(3, 2), item(4, "d", 1)]
@@ -90,7 +89,6 @@ def test_bulk_on_a_generation_that_readers_see_shows_them_nothing_else(destinati
     opened.generations.end_bulk()
 
 
-@pytest.mark.layouts
 def test_bulk_on_rows_that_are_there_keeps_them(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
     opened = destination.opened(name, 2, ITEMS)
@@ -113,7 +111,6 @@ def test_bulk_rejects_poison_and_applies_its_neighbours(destination: Destination
     assert rows_of(opened.sink) == {f"({n},)": f"n{n}" for n in range(64) if n not in (0, 17, 18, 63)}
 
 
-@pytest.mark.layouts
 def test_bulk_goes_on_with_new_columns_and_tables(destination: Destination, name: str) -> None:
     opened = _in_bulk(destination, name)
     opened.sink.apply(batch(item(1, "a", 1)))
@@ -128,7 +125,6 @@ def test_bulk_goes_on_with_new_columns_and_tables(destination: Destination, name
     assert rows_of(opened.sink, other) == {"(3,)": "o2"}
 
 
-@pytest.mark.layouts
 def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
     opened = _in_bulk(destination, name, VALUES)
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
@@ -139,7 +135,6 @@ def test_bulk_keeps_every_value(destination: Destination, name: str) -> None:
     assert rows_by_id == {row["id"]: row for row in rows}
 
 
-@pytest.mark.layouts
 def test_what_was_loaded_in_bulk_is_switched_to_at_its_end(destination: Destination, name: str) -> None:
     opened = _in_bulk(destination, name)
     opened.sink.apply(batch(item(1, "a", 1)))
@@ -162,7 +157,7 @@ def test_a_fence_holds_in_bulk_too(destination: Destination, name: str) -> None:
     assert rows_of(opened.sink) == {"(1,)": "heir"}
 
 
-@pytest.mark.parametrize("kind", real(every_layout=True))
+@pytest.mark.parametrize("kind", real())
 @given(history=histories(), restarts=st.sets(st.integers(0, 8)))
 @settings(
     deadline=None,

@@ -89,14 +89,12 @@ def begun(request: pytest.FixtureRequest) -> Iterator[Mapping[str, Callable[[], 
         yield ends
 
 
-@pytest.mark.layouts
 def test_what_is_kept_of_a_deleted_row_goes_or_it_is_said_until_when(
     request: pytest.FixtureRequest, begun: Mapping[str, Callable[[], object]], destination: Destination, name: str
 ) -> None:
     begun.get(request.node.nodeid, partial(_what_is_kept_of_a_row_goes, destination, name))()
 
 
-@pytest.mark.layouts
 def test_where_nobody_knows_the_keys_what_is_kept_of_all_deleted_rows_goes(
     request: pytest.FixtureRequest, begun: Mapping[str, Callable[[], object]], destination: Destination, name: str
 ) -> None:
@@ -110,7 +108,6 @@ _CASES = {
 }
 
 
-@pytest.mark.layouts
 def test_no_late_event_brings_an_erased_row_back_and_newer_ones_are_applied(
     destination: Destination, name: str
 ) -> None:
@@ -126,7 +123,6 @@ def test_no_late_event_brings_an_erased_row_back_and_newer_ones_are_applied(
     assert rows_of(sink) == {"(1,)": "again", "(2,)": "newer"}
 
 
-@pytest.mark.layouts
 def test_a_row_that_was_not_deleted_stays_and_is_told(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))
@@ -136,7 +132,6 @@ def test_a_row_that_was_not_deleted_stays_and_is_told(destination: Destination, 
     assert rows_of(sink) == {"(1,)": "a"}
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("below", [None, tag(2)])
 def test_a_deletion_stays_in_force_while_older_events_may_still_come(
     destination: Destination, name: str, below: str | None
@@ -171,7 +166,6 @@ def test_a_rejected_version_of_a_row_that_was_erased_since_is_not_applied(destin
     assert counts(sink.apply(mended)) == (1, 0, 0)
 
 
-@pytest.mark.layouts
 def test_events_of_an_earlier_shape_bring_no_erased_row_back_either(destination: Destination, name: str) -> None:
     """They replace rows of their own tag, which may lack columns. That says nothing of rows that aren't there."""
     sink = destination.sink(name, 1, ITEMS)

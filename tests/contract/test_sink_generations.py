@@ -15,7 +15,6 @@ from tests.contract.items import counts, item, patiently, rows_of
 from tests.examples import examples
 
 
-@pytest.mark.layouts
 def test_the_first_generation_becomes_live_by_itself(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1)
     assert opened.generations.live() is None
@@ -23,7 +22,6 @@ def test_the_first_generation_becomes_live_by_itself(destination: Destination, n
     assert opened.generations.live() == 1
 
 
-@pytest.mark.layouts
 def test_a_second_generation_is_built_beside_the_first_and_switched(destination: Destination, name: str) -> None:
     old = destination.opened(name, 1, ITEMS)
     new = destination.opened(name, 2, ITEMS)
@@ -42,7 +40,6 @@ def test_the_live_generation_is_not_dropped(destination: Destination, name: str)
         opened.generations.drop()
 
 
-@pytest.mark.layouts
 def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, name: str) -> None:
     old = destination.opened(name, 1, ITEMS)
     new = destination.opened(name, 2, ITEMS)
@@ -63,7 +60,6 @@ def test_a_generation_that_never_was_is_not_switched_to(destination: Destination
         destination.opened(name, 9).generations.switch()
 
 
-@pytest.mark.layouts
 def test_a_dropped_generation_can_be_built_again(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS).apply(batch(item(1, "kept", 1)))
     second = destination.opened(name, 2, ITEMS)
@@ -107,7 +103,6 @@ def test_generations_are_listed_while_they_exist(destination: Destination, name:
     assert destination.opened(f"{name}x", 1).generations.numbers() == []
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("columns", [ITEMS.columns, (column("note"), column("id", "int8"), column("number", "int4"))])
 def test_a_reader_misses_nothing_while_generations_are_switched(
     destination: Destination, name: str, columns: tuple[Any, ...]

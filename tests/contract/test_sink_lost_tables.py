@@ -18,7 +18,6 @@ from tests.contract.items import item, rows_of
 OTHERS = table(column("id", "int8"), column("note"), name=TableName("public", "others"))
 
 
-@pytest.mark.layouts
 def test_a_table_stays_the_same_one_whatever_is_written_to_it(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS, OTHERS)
     known = opened.generations.identities([ITEMS.name, OTHERS.name])
@@ -35,7 +34,6 @@ def test_a_table_stays_the_same_one_whatever_is_written_to_it(destination: Desti
     assert second.generations.lost(second.generations.identities([ITEMS.name])) == {}
 
 
-@pytest.mark.layouts
 def test_a_table_that_somebody_has_removed_is_lost(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS)
     opened.sink.apply(batch(item(1, "a", 1), fence=opened.sink.claim()))

@@ -69,7 +69,6 @@ def accepted(sink: Sink, names: list[str]) -> list[str]:
     return left
 
 
-@pytest.mark.layouts
 def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1)
     every = list(dict.fromkeys((*POSTGRESQLS, *DUCKDBS, *OPENSEARCHS, *DELTAS, *REDIS, *OURS, *OTHERS)))
@@ -101,7 +100,6 @@ def test_a_column_by_a_name_of_a_store_works_or_is_refused(destination: Destinat
     assert {stored.row["id"]: stored.row for stored in opened.sink.rows(shape, keys)} == wanted
 
 
-@pytest.mark.layouts
 def test_a_column_that_is_added_by_a_name_of_a_store_is_refused_too(destination: Destination, name: str) -> None:
     """Refused before anything is changed: the table as it was goes on."""
     sink = destination.sink(name, 1, ITEMS)

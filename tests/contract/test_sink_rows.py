@@ -22,8 +22,6 @@ from tests.contract.destinations import ITEMS, KINDS, POISON, Destination, real,
 from tests.contract.items import counts, expected, gone, histories, item, patiently, rows_of
 from tests.examples import examples
 
-
-@pytest.mark.layouts
 # A batch's order
 
 
@@ -35,7 +33,6 @@ def test_the_same_batch_twice_changes_nothing(destination: Destination, name: st
     assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
 
 
-@pytest.mark.layouts
 def test_an_older_batch_after_a_newer_one_changes_nothing(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "new", 2), item(2, "only", 2)))
@@ -43,7 +40,6 @@ def test_an_older_batch_after_a_newer_one_changes_nothing(destination: Destinati
     assert rows_of(sink) == {"(1,)": "new", "(2,)": "only", "(3,)": "other"}
 
 
-@pytest.mark.layouts
 def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "as the bug made it", 1), item(2, "newer", 2), item(3, "a row that should not be", 1)))
@@ -61,7 +57,6 @@ def test_an_empty_batch_is_fine(destination: Destination, name: str) -> None:
     assert counts(destination.sink(name, 1, ITEMS).apply(batch())) == (0, 0, 0)
 
 
-@pytest.mark.layouts
 def test_a_deleted_row_stays_deleted_when_a_stale_write_comes(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))
@@ -70,7 +65,6 @@ def test_a_deleted_row_stays_deleted_when_a_stale_write_comes(destination: Desti
     assert rows_of(sink) == {}
 
 
-@pytest.mark.layouts
 def test_a_row_that_never_was_here_stays_deleted_too(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(gone(1, 3)))
@@ -78,7 +72,6 @@ def test_a_row_that_never_was_here_stays_deleted_too(destination: Destination, n
     assert rows_of(sink) == {}
 
 
-@pytest.mark.layouts
 def test_a_deleted_row_can_be_inserted_again(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "first", 1)))
@@ -87,7 +80,6 @@ def test_a_deleted_row_can_be_inserted_again(destination: Destination, name: str
     assert rows_of(sink) == {"(1,)": "second"}
 
 
-@pytest.mark.layouts
 def test_a_changed_key_moves_the_row(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))
@@ -105,8 +97,8 @@ def test_the_newest_of_many_changes_wins_whatever_their_order(destination: Desti
     assert rows_of(sink) == {"(1,)": f"v{count - 1}"}
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("last", ["row", "deletion", "later transaction", "later deletion"])
+@pytest.mark.soak
 def test_changes_beyond_4095_of_one_transaction_end_with_the_newest_whatever_their_order(
     destination: Destination, name: str, last: str
 ) -> None:
@@ -132,7 +124,6 @@ def test_changes_beyond_4095_of_one_transaction_end_with_the_newest_whatever_the
         assert rows_of(sink) == wanted, f"once more, seed {seed}"
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("seed", range(2))
 def test_changes_beyond_4095_of_one_transaction_may_come_in_any_order(
     destination: Destination, name: str, seed: int
@@ -187,7 +178,6 @@ def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destinati
     assert rows_of(destination.sink(name, 1)) == {f"({key},)": f"commit {at}" for key, at in newest_of.items()}
 
 
-@pytest.mark.layouts
 def test_a_poison_row_is_rejected_and_its_neighbours_are_applied(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     bad = item(50, "bad", 1)
@@ -230,7 +220,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows(history: tuple[list[RowE
     assert rows_of(sink) == expected(events)
 
 
-@pytest.mark.parametrize("kind", real(every_layout=True))
+@pytest.mark.parametrize("kind", real())
 @given(history=histories())
 @settings(
     deadline=None,

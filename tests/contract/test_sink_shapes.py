@@ -24,7 +24,6 @@ OTHERS = replace(ITEMS, name=TableName("public", "item"))  # its name begins tha
 HELD = TableName("public", "items*")
 
 
-@pytest.mark.layouts
 def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destination, name: str) -> None:
     held_table = replace(ITEMS, name=HELD)
     opened = destination.opened(name, 1, ITEMS, OTHERS, held_table)
@@ -53,7 +52,6 @@ def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destinatio
         assert find(1) == "public.items"
 
 
-@pytest.mark.layouts
 def test_a_table_that_comes_back_is_empty(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS, OTHERS)
     opened.sink.apply(batch(_named(ITEMS), _named(OTHERS), fence=opened.sink.claim()))
@@ -88,7 +86,6 @@ def test_prepare_twice_changes_nothing(destination: Destination, name: str) -> N
     assert rows_of(sink) == {"(1,)": "a"}
 
 
-@pytest.mark.layouts
 def test_a_new_column_is_added_before_the_first_row_that_has_it(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))
@@ -102,7 +99,6 @@ def test_a_new_column_is_added_before_the_first_row_that_has_it(destination: Des
 GRADED = replace(ITEMS, columns=(*ITEMS.columns, column("grade", "int4")))
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
 def test_rows_that_are_there_get_what_a_column_was_added_with(
     destination: Destination, name: str, in_bulk: bool
@@ -125,7 +121,6 @@ def test_rows_that_are_there_get_what_a_column_was_added_with(
     assert rows_of(opened.sink) == {"(1,)": "a", "(2,)": "n", "(3,)": "c", "(5,)": "n"}
 
 
-@pytest.mark.layouts
 def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(*(item(number, "old", 1) for number in range(6))))
@@ -150,7 +145,6 @@ def test_a_newer_event_wins_over_a_row_that_is_carried_over(destination: Destina
         assert stored_rows == dict.fromkeys(range(6), ("old", 5))
 
 
-@pytest.mark.layouts
 def test_what_a_column_was_added_with_is_the_same_value_in_every_type(destination: Destination, name: str) -> None:
     pairs = [pair for row in (PLAIN, *ODD) for pair in row.items()]
     values = [
@@ -171,7 +165,6 @@ def test_what_a_column_was_added_with_is_the_same_value_in_every_type(destinatio
     assert {name: before[name] for name in added} == {name: written[name] for name in added} == added
 
 
-@pytest.mark.layouts
 def test_a_row_with_null_is_told_from_one_that_lacks_the_column(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))
@@ -193,7 +186,6 @@ def test_a_job_that_runs_on_sees_a_column_that_another_one_added(destination: De
     assert {stored.row["id"]: stored.row["added"] for stored in worker.scan(wider)} == {1: None, 2: "x"}
 
 
-@pytest.mark.layouts
 def test_rows_go_on_without_a_column_that_the_source_dropped(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
     narrower = replace(ITEMS, columns=ITEMS.columns[:2])
@@ -202,7 +194,6 @@ def test_rows_go_on_without_a_column_that_the_source_dropped(destination: Destin
     assert rows_of(sink, narrower) == {"(1,)": "a"}
 
 
-@pytest.mark.layouts
 @pytest.mark.parametrize(
     "other",
     [
@@ -232,7 +223,6 @@ def test_whether_a_table_is_there_is_told_without_any_key(destination: Destinati
         list(sink.rows(replace(ITEMS, name=TableName("public", "others")), ()))
 
 
-@pytest.mark.layouts
 def test_tables_of_the_same_name_in_two_schemas_are_kept_apart(destination: Destination, name: str) -> None:
     tables = [replace(ITEMS, name=TableName(schema, "items")) for schema in ("public", "sales", "Sales")]
     if destination.folds_case:
@@ -253,7 +243,6 @@ def _projecting(destination: Destination, name: str, generation: int = 1) -> Sin
     return ProjectingSink(destination.opened(name, generation), Projection.parse(exclude), generation)
 
 
-@pytest.mark.layouts
 def test_columns_that_are_left_out_never_reach_the_destination(destination: Destination, name: str) -> None:
     sink = _projecting(destination, name)
     sink.prepare([VALUES])
@@ -295,7 +284,6 @@ def test_what_a_column_was_added_with_stays_away_where_the_column_is_left_out(
     assert PRIVATE not in destination.everything(name)
 
 
-@pytest.mark.layouts
 def test_hidden_values_and_other_names_hold_in_every_way_a_row_comes(destination: Destination, name: str) -> None:
     """Applied, replaced, replayed and carried over: a hidden value is hidden once, and read by the source's names."""
     masks: Any = {VALUES.name: {"prose": "hash", "a_json": Truncation(truncate=2)}}

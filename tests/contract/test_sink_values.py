@@ -12,8 +12,6 @@ from tests.builders import batch, column, delete, table, tag, upsert
 from tests.contract.destinations import ITEMS, KEYED, Destination
 from tests.contract.items import ODD, PLAIN, VALUES, counts, gone, item, rows_of
 
-pytestmark = pytest.mark.layouts
-
 
 def test_every_value_comes_back_as_it_was_applied(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, VALUES)

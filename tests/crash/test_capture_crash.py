@@ -136,6 +136,7 @@ def test_a_frozen_capture_that_wakes_up_is_fenced(pipeline: Pipeline) -> None:
     pipeline.assert_published_exactly_once()
 
 
+@pytest.mark.soak
 def test_an_idle_capture_that_wakes_up_does_not_come_back_over_the_newer_one(pipeline: Pipeline) -> None:
     """It notices first that its connection to PostgreSQL is gone, which by itself would be a reason to try again."""
     _take_snapshot(pipeline)
@@ -307,6 +308,7 @@ def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snaps
         pipeline.close()
 
 
+@pytest.mark.soak
 def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: Any, tmp_path: Path) -> None:
     """Another capture has finished the copy and streamed changes by then. The old rows must not come after them."""
     name = f"crash{os.getpid()}_{next(_numbers)}"

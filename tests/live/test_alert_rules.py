@@ -15,7 +15,7 @@ from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
 from tests.databases import Database, until, url_of
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 PAGE = (Path(__file__).parent.parent.parent / "docs/examples/page-views.md").read_text()
 

@@ -100,6 +100,7 @@ _BYPASSES = {
 
 
 @pytest.mark.parametrize("name", _BYPASSES)
+@pytest.mark.soak
 def test_partitions_that_come_and_go_are_found(database: Database, capture: Capturing, name: str) -> None:
     database.execute(*_PARTITIONED)
     captured = capture("public.m")
@@ -146,6 +147,7 @@ def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key, a text)", "insert into t values (1, 'x')")
     captured = capture("public.t")
@@ -205,6 +207,7 @@ def test_a_copy_begins_though_some_transaction_always_writes(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_is_captured_no_longer_is_left_alone(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key)", "create table u (id int primary key)")
     captured = capture("public.t", "public.u")
@@ -263,6 +266,7 @@ def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
         ),
     ],
 )
+@pytest.mark.soak
 def test_the_warning_of_a_table_that_left_has_the_sql_that_brings_it_back(
     database: Database, capture: Capturing, publication: str, statement: str
 ) -> None:
@@ -286,6 +290,7 @@ def test_the_warning_of_a_table_that_left_has_the_sql_that_brings_it_back(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_left_and_came_back_at_once_is_copied_again(database: Database, capture: Capturing) -> None:
     database.execute(
         "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"
@@ -301,6 +306,7 @@ def test_a_table_that_left_and_came_back_at_once_is_copied_again(database: Datab
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_publication_of_all_tables(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key, a text)", "create table no_key (a text)")
     captured = capture("public.t", publication="all tables")
@@ -318,6 +324,7 @@ def test_a_publication_of_all_tables(database: Database, capture: Capturing) -> 
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_publication_of_a_schema(database: Database, capture: Capturing) -> None:
     database.execute(
         "create schema s", "create table s.t (id int primary key, a text)", "insert into s.t values (1, 'x')"
@@ -379,6 +386,7 @@ def test_generated_columns_come_with_their_publication(database: Database, captu
     assert {row["b"] for row in captured.rows("public.t").values()} == {4, 10}
 
 
+@pytest.mark.soak
 def test_generated_columns_stay_out_otherwise(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key, a int, b int generated always as (a * 2) stored)")
     database.execute("insert into t values (1, 1)")
@@ -388,6 +396,7 @@ def test_generated_columns_stay_out_otherwise(database: Database, capture: Captu
     assert all(row.keys() == {"id", "a"} for row in captured.rows("public.t").values())
 
 
+@pytest.mark.soak
 def test_origin_none_leaves_out_what_was_replicated_here(database: Database, capture: Capturing) -> None:
     database.execute("create table t (id int primary key)")
     captured = capture("public.t", source="origin = 'none'")

@@ -106,6 +106,7 @@ def test_a_table_is_asked_about_alone(database: Database, endpoints: Endpoints, 
         assert rows <= _ROWS_MAX
 
 
+@pytest.mark.soak
 def test_one_answer_is_for_all_partitions_whose_transactions_were_seen_then(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_one_answer_is_for_all_partitions_whose_transactions_were_seen_then(
     assert "a partition went, was emptied or was rewritten" in changed.unrecorded.change.rewritten
 
 
+@pytest.mark.soak
 def test_one_answer_is_for_all_partitions_that_a_transaction_writes_which_is_not_seen_so_far(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:

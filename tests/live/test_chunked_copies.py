@@ -138,6 +138,7 @@ def assert_tags_grow(captured: Captured, table: str = "public.big") -> None:
             newest[event.key] = event.tag
 
 
+@pytest.mark.soak
 def test_a_transaction_that_is_open_all_the_time_holds_nothing_up(copying: Copying) -> None:
     captured = copying.captured
     with psycopg.connect(copying.database.dsn) as long:
@@ -331,6 +332,7 @@ def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copyin
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_copy_that_is_cancelled_after_a_restart_leaves_no_reason_for_another(copying: Copying) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -348,6 +350,7 @@ def test_a_copy_that_is_cancelled_after_a_restart_leaves_no_reason_for_another(c
     assert not any("copying public.big" in line or "wait for a copy" in line for line in captured.said)
 
 
+@pytest.mark.soak
 def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back(copying: Copying) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -380,6 +383,7 @@ _LOCK_WAITS = (
 )
 
 
+@pytest.mark.soak
 def test_a_lock_of_another_table_holds_up_no_stream(copying: Copying) -> None:
     """PostgreSQL waits for it before it says how a table is published, so no copy begins meanwhile."""
     captured = copying.captured
@@ -397,6 +401,7 @@ def test_a_lock_of_another_table_holds_up_no_stream(copying: Copying) -> None:
     assert not any("starting over" in line for line in captured.said)
 
 
+@pytest.mark.soak
 def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
     """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
     captured = copying.captured
@@ -414,6 +419,7 @@ def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> Non
     assert max(Counter(event.tag for event in copied if event.tag > copied[0].tag).values()) <= 500
 
 
+@pytest.mark.soak
 def test_wide_rows_come_in_chunks_of_few(copying: Copying) -> None:
     captured = copying.captured
     copying.database.execute(
@@ -439,6 +445,7 @@ def test_wide_rows_come_in_chunks_of_few(copying: Copying) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.soak
 def test_a_copy_ends_where_commits_are_visible_late_all_the_time(copying: Copying, database: Database) -> None:
     """At each moment some transaction is published and not visible so far, as with a standby that is slow."""
     captured = copying.captured.start()
@@ -514,6 +521,7 @@ def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copy
     assert all(event.after["big"] for event in captured.events("public.big") if event.op in "cru")
 
 
+@pytest.mark.soak
 def test_a_table_that_lacks_its_copy_cant_be_cancelled(copying: Copying) -> None:
     captured = copying.captured
     copying.database.execute("create table late (id int primary key)", "insert into late values (1)")
@@ -608,6 +616,7 @@ def _comes_back(copying: Copying, name: TableName = _LATE) -> None:
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_joined_and_left_before_its_copy_waits_also_after_a_reconnect(copying: Copying) -> None:
     captured = copying.captured
     _with_late(copying)
@@ -632,6 +641,7 @@ def test_a_table_that_joined_and_left_before_its_copy_waits_also_after_a_reconne
     _comes_back(copying)
 
 
+@pytest.mark.soak
 def test_a_table_that_joined_and_left_in_the_middle_of_its_copy_waits_also_after_a_restart(copying: Copying) -> None:
     captured = copying.captured
     _with_late(copying, rows=300)
@@ -660,6 +670,7 @@ def _odd(database: Database, endpoints: Endpoints, directory: Path) -> Iterator[
         yield Copying(captured, database)
 
 
+@pytest.mark.soak
 def test_a_table_that_leaves_before_the_stream_stops_for_its_copy_is_copied_when_it_is_back(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -677,6 +688,7 @@ def test_a_table_that_leaves_before_the_stream_stops_for_its_copy_is_copied_when
         _comes_back(copying, _ODD)
 
 
+@pytest.mark.soak
 def test_a_slot_that_is_ready_isnt_held_while_chunks_of_another_table_go_on(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -709,6 +721,7 @@ def test_a_slot_that_is_ready_isnt_held_while_chunks_of_another_table_go_on(
         captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
     database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,6 +755,7 @@ def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
         captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_capture_that_stands_still_for_a_slot_is_behind_and_does_not_hang(
     database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def test_partitions_are_copied_side_by_side(database: Database, make: Any) -> No
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_the_rows_of_tables_that_inherit_are_their_own(database: Database, make: Any) -> None:
     database.execute(
         T, FILL, "create table child (primary key (id)) inherits (t)", "insert into child values (-1, 'c')"
@@ -106,6 +107,7 @@ def test_the_rows_of_tables_that_inherit_are_their_own(database: Database, make:
     assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
 
 
+@pytest.mark.soak
 def test_a_little_is_copied_without_workers(database: Database, make: Any) -> None:
     database.execute(T, "insert into t values (1, 'x')")
     captured = make("public.t").start()
@@ -170,6 +172,7 @@ def test_a_worker_that_is_killed_costs_a_new_start_and_no_row(database: Database
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_workers_that_are_fenced_before_the_first_row_publish_nothing(database: Database, make: Any) -> None:
     """As by a process that takes over: the state is read, and what was begun before is ended."""
     database.execute(T, FILL)
@@ -198,6 +201,7 @@ def test_a_worker_of_before_commits_nothing_after_a_takeover(database: Database,
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, make: Any) -> None:
     """A reader sees nothing of what was committed behind its record until it is ended."""
     database.execute(T, FILL)
@@ -221,6 +225,7 @@ def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, mak
         publisher.close()
 
 
+@pytest.mark.soak
 def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database, make: Any) -> None:
     database.execute(T)
     captured = make("public.t")
@@ -231,6 +236,7 @@ def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database
         _Worker(0, job, theirs).run()
 
 
+@pytest.mark.soak
 def test_a_stop_ends_the_workers(database: Database, make: Any) -> None:
     database.execute(T, FILL)
     captured = make("public.t")
@@ -267,6 +273,7 @@ def _begin(captured: Captured) -> None:
     until(lambda: read_copied_ranges(captured.client, captured.name, captured.config.slot))
 
 
+@pytest.mark.soak
 def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Database, make: Any) -> None:
     """A worker that has no lock so far can't get one behind it, and leaves the table to one that has."""
     database.execute(T, FILL)
@@ -280,6 +287,7 @@ def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Da
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.soak
 def test_a_table_is_not_locked_before_its_turn(database: Database, make: Any, workers: int) -> None:
     """It is rewritten then, so the copy starts over; what is copied of others stays."""
     database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 100")
@@ -329,6 +337,7 @@ class _Slow:
         return getattr(self._inner, name)
 
 
+@pytest.mark.soak
 def test_a_copy_that_kafka_does_not_take_in_time_is_tried_with_smaller_transactions(
     database: Database, make: Any, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:

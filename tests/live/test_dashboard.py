@@ -183,6 +183,7 @@ def test_figures_are_those_of_the_lag_command(
     until(agree)
 
 
+@pytest.mark.soak
 def test_once_prints_the_same_document(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
     captured.start().settle()
     assert exit_code(["dashboard", "--once", "--config", str(captured.path)]) == 0
@@ -220,6 +221,7 @@ def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
     assert headers["content-type"].startswith("text/plain")
 
 
+@pytest.mark.soak
 def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> None:
     code, waited, _ = dashboard.ask("POST", "/api/wait", {"lsn": "0/1", "sinks": ["cache"], "timeout_s": 0.2})
     assert code == 200, waited
@@ -234,12 +236,14 @@ def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> N
             client.wait("nothing", "0/1")
 
 
+@pytest.mark.soak
 def test_what_isnt_well_is_an_alert_with_its_next_step(captured: Captured, dashboard: Dashboard) -> None:
     captured.stop()
     until(lambda: "capture" in json.dumps(dashboard.get("/api/alerts")["open"]))
     assert all("`lockstep" in one["message"] for one in dashboard.get("/api/alerts")["open"])
 
 
+@pytest.mark.soak
 def test_tables_and_shapes(captured: Captured, dashboard: Dashboard) -> None:
     until(lambda: _has_looked(dashboard))
     (table,) = Tables.model_validate(dashboard.get("/api/tables")).tables
@@ -302,6 +306,7 @@ def _frames(dashboard: Dashboard, count: int, headers: dict[str, str] | None = N
     return frames
 
 
+@pytest.mark.soak
 def test_a_stream_begins_with_the_newest_state_and_goes_on(dashboard: Dashboard) -> None:
     first = _frames(dashboard, 2)
     assert first[0][0] < first[1][0]
@@ -347,6 +352,7 @@ def test_events_are_followed_without_their_rows(captured: Captured, dashboard: D
     assert SECRET not in data
 
 
+@pytest.mark.soak
 def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) -> None:
     dashboard = Dashboard(captured.path, tmp_path)
     until(lambda: _has_looked(dashboard))
@@ -361,6 +367,7 @@ def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("what", ["source", "kafka", "store"])
+@pytest.mark.soak
 def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Path, what: str) -> None:
     captured.start().settle()
     captured.stop()
@@ -392,6 +399,7 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     dashboard.stop()
 
 
+@pytest.mark.soak
 def test_every_part_takes_up_another_configuration(captured: Captured, dashboard: Dashboard) -> None:
     until(lambda: _has_looked(dashboard))
     text = captured.path.read_text()
@@ -436,6 +444,7 @@ def test_every_answer_has_the_headers_that_bind_a_browser(dashboard: Dashboard) 
     assert dashboard.status("GET", "/static/%2e%2e/server.py") == 404
 
 
+@pytest.mark.soak
 def test_half_requests_without_end_keep_nobody_from_the_probes(dashboard: Dashboard) -> None:
     with ExitStack() as closing:
         for _ in range(510):
@@ -444,6 +453,7 @@ def test_half_requests_without_end_keep_nobody_from_the_probes(dashboard: Dashbo
         assert dashboard.status("GET", "/") == 200
 
 
+@pytest.mark.soak
 def test_a_body_whose_length_is_not_said_is_refused_before_it_comes(dashboard: Dashboard) -> None:
     dashboard.load_page()
     with socket.create_connection(("127.0.0.1", dashboard.port), timeout=60) as wire:
@@ -552,6 +562,7 @@ def _until_line(answer: http.client.HTTPResponse, begin: str, *, more: int = 0) 
     return line.rstrip("\n")
 
 
+@pytest.mark.soak
 def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:
     until(lambda: _has_looked(dashboard))
     with ExitStack() as streams:

@@ -9,7 +9,7 @@ from cdc.postgres.connection import connect
 from lockstep.demo.examples import some_order
 from tests.databases import Database
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 
 def test_an_order_is_found_over_a_session_that_searches_no_schema(database: Database) -> None:

@@ -42,6 +42,7 @@ def broken_rules(shop) -> dict[str, int]:
     }
 
 
+@pytest.mark.soak
 def test_the_shop_begins_with_a_few_thousand_rows(shop):
     counts = count_rows(shop.connection)
 
@@ -49,10 +50,12 @@ def test_the_shop_begins_with_a_few_thousand_rows(shop):
     assert sum(counts.values()) > 5000
 
 
+@pytest.mark.soak
 def test_values_are_long_enough_to_be_stored_out_of_line(shop):
     assert shop.value("select count(*) from products where length(description) > 8192") > 10
 
 
+@pytest.mark.soak
 def test_the_same_seed_makes_the_same_shop(shop, database):
     digest = "select md5(string_agg(p::text, '' order by sku)) from products p"
     before = shop.value(digest)
@@ -80,6 +83,7 @@ def test_preflight_finds_nothing_that_would_stop_capture(shop):
 
 
 @pytest.mark.parametrize("work", _WEIGHTS, ids=lambda work: work.__name__)
+@pytest.mark.soak
 def test_every_kind_of_transaction_keeps_the_rules(shop, client, work):
     for _ in range(5):
         client.run(work)
@@ -98,6 +102,7 @@ def test_counts_are_what_was_committed(shop, client):
     assert after - before == client.counts.inserted - client.counts.deleted
 
 
+@pytest.mark.soak
 def test_what_was_rolled_back_is_not_counted(shop, client):
     before = count_rows(shop.connection)
     client.run(Client.think_better_of_it)
@@ -106,6 +111,7 @@ def test_what_was_rolled_back_is_not_counted(shop, client):
     assert count_rows(shop.connection) == before
 
 
+@pytest.mark.soak
 def test_a_rolled_back_part_is_not_counted(shop, client):
     before = count_rows(shop.connection)
     client.run(Client.try_twice)
@@ -114,6 +120,7 @@ def test_a_rolled_back_part_is_not_counted(shop, client):
     assert client.counts.inserted == sum(after.values()) - sum(before.values()) == 2
 
 
+@pytest.mark.soak
 def test_primary_keys_change_and_what_refers_to_them_follows(shop, client):
     items = shop.value("select count(*) from order_items")
     client.run(Client.renumber_product)
@@ -123,6 +130,7 @@ def test_primary_keys_change_and_what_refers_to_them_follows(shop, client):
     assert shop.value("select count(*) from order_items") == items
 
 
+@pytest.mark.soak
 def test_the_source_is_read_in_the_form_that_sinks_give_back(shop):
     names = TABLES
     with open_source(shop.source(*names), names=names, publication="none", application="test") as source:
@@ -134,6 +142,7 @@ def test_the_source_is_read_in_the_form_that_sinks_give_back(shop):
             assert len(rows) == shop.value(f"select count(*) from {table.name.sql}")
 
 
+@pytest.mark.soak
 def test_the_source_does_not_move_while_it_is_compared(shop, client):
     with open_source(shop.source(*TABLES), names=TABLES, publication="none", application="test") as source:
         customers = source.tables[TABLES[0]]

@@ -90,6 +90,7 @@ def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value
     ("name", "value"),
     [("wal_sender_timeout", "2s"), ("logical_decoding_work_mem", "64kB")],
 )
+@pytest.mark.soak
 def test_settings_that_hinder_the_stream_are_found(database: Database, name: str, value: str) -> None:
     database.execute(f"alter database {database.name} set {name} = '{value}'")
     role = database.role()
@@ -99,12 +100,14 @@ def test_settings_that_hinder_the_stream_are_found(database: Database, name: str
     assert wrong_server(database, user=role) == []
 
 
+@pytest.mark.soak
 def test_a_server_that_keeps_too_little_in_its_wal_is_found(endpoints: Endpoints) -> None:
     with connect(settings(endpoints.warehouse_dsn), application="test") as connection:
         findings = [finding for finding in server_findings(connection) if finding.subject == "wal_level"]
     assert [(finding.severity, finding.what) for finding in findings] == [(Severity.ERROR, "wal_level is replica")]
 
 
+@pytest.mark.soak
 def test_a_database_without_an_encoding_is_found(database: Database) -> None:
     name = f"{database.name}_ascii"
     database.execute(f"create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
@@ -119,10 +122,12 @@ def test_a_database_without_an_encoding_is_found(database: Database) -> None:
 # In between.
 
 
+@pytest.mark.soak
 def test_a_direct_connection_is_fine(database: Database) -> None:
     assert [finding.severity for finding in reached(settings(database.dsn))] == [Severity.OK]
 
 
+@pytest.mark.soak
 def test_a_role_that_may_not_ask_for_the_system_is_fine(database: Database) -> None:
     role = database.role()
     database.execute("revoke execute on function pg_control_system() from public")
@@ -140,6 +145,7 @@ def test_a_pooler_is_found(database: Database) -> None:
     ]
 
 
+@pytest.mark.soak
 def test_a_proxy_that_only_passes_bytes_on_is_fine(database: Database) -> None:
     with proxy([address(database.dsn)]) as port:
         source = settings(database.dsn, port=port)
@@ -148,6 +154,7 @@ def test_a_proxy_that_only_passes_bytes_on_is_fine(database: Database) -> None:
             assert [finding for finding in server_findings(connection) if finding.severity is not Severity.OK] == []
 
 
+@pytest.mark.soak
 def test_settings_that_a_pooler_drops_are_found(database: Database) -> None:
     with psycopg.connect(database.dsn, autocommit=True, options="-c TimeZone=Europe/Berlin") as connection:
         (finding,) = [finding for finding in server_findings(connection) if finding.severity is Severity.ERROR]
@@ -190,6 +197,7 @@ def standby() -> Iterator[SourceSettings]:
         yield source
 
 
+@pytest.mark.soak
 def test_a_standby_is_found(standby: SourceSettings) -> None:
     with connect(standby, application="test") as connection:
         findings = check_source(
@@ -198,6 +206,7 @@ def test_a_standby_is_found(standby: SourceSettings) -> None:
     assert "the server is a standby" in [finding.what for finding in findings if finding.severity is Severity.ERROR]
 
 
+@pytest.mark.soak
 def test_a_standby_takes_no_messages(standby: SourceSettings) -> None:
     with connect(standby, application="test") as connection, pytest.raises(LockstepError, match="during recovery"):
         emit_heartbeat(connection)
@@ -237,6 +246,7 @@ def refused(source: SourceSettings, *, can_succeed_later: bool = False) -> Findi
     return refusal(caught.value.message, source, subject="source")
 
 
+@pytest.mark.soak
 def test_a_role_that_does_not_exist_is_to_be_created() -> None:
     # A server that asks for a password doesn't tell whether there is such a role.
     trusting = "host all all 127.0.0.1/32 trust\n"
@@ -247,12 +257,14 @@ def test_a_role_that_does_not_exist_is_to_be_created() -> None:
         connect(source, application="test").close()
 
 
+@pytest.mark.soak
 def test_a_role_that_may_not_log_in_gets_it(database: Database) -> None:
     source = settings(database.dsn, user=database.role(login="replication"))
     database.execute(refused(source).fix)
     connect(source, application="test").close()
 
 
+@pytest.mark.soak
 def test_a_role_that_may_not_connect_gets_the_grant(database: Database) -> None:
     role = database.role()
     database.execute(f"revoke connect on database {database.name} from public")
@@ -262,6 +274,7 @@ def test_a_role_that_may_not_connect_gets_the_grant(database: Database) -> None:
     database.execute(f"revoke all on database {database.name} from {role}")
 
 
+@pytest.mark.soak
 def test_a_database_that_does_not_exist_is_said(database: Database) -> None:
     assert refused(settings(database.dsn, dbname="nowhere")).fix == "correct dbname in source.dsn"
 
@@ -272,5 +285,6 @@ def test_a_server_that_does_not_answer_is_said(database: Database) -> None:
     assert "host and port" in refused(settings(database.dsn, port=port), can_succeed_later=True).fix
 
 
+@pytest.mark.soak
 def test_a_role_without_replication_has_no_second_finding(database: Database) -> None:
     assert reached(settings(database.dsn, user=database.role(login="login"))) == []

@@ -76,6 +76,7 @@ def topic(endpoints: Endpoints) -> Callable[..., Topic]:
     return lambda **config: Topic(endpoints, **config)
 
 
+@pytest.mark.soak
 def test_older_records_of_a_key_are_gone_those_of_aborted_transactions_too(topic: Callable[..., Topic]) -> None:
     made = topic()
     made.write((b"k", b"secret 1"), (b"other", b"stays"))
@@ -92,6 +93,7 @@ def test_older_records_of_a_key_are_gone_those_of_aborted_transactions_too(topic
     assert abs(since_ms - time.time() * 1000) < 60_000
 
 
+@pytest.mark.soak
 def test_readers_of_what_is_committed_see_none_of_it(topic: Callable[..., Topic]) -> None:
     made = topic()
     made.write((b"k", b"1"))
@@ -115,6 +117,7 @@ def test_a_tombstone_goes_with_the_first_compaction_after_its_time(topic: Callab
     assert [record for record in made.everything() if record[0] != b"\0"] == []
 
 
+@pytest.mark.soak
 def test_where_records_have_to_stay_for_a_while_a_later_one_finds_out_that_they_are_gone(
     topic: Callable[..., Topic],
 ) -> None:
@@ -163,6 +166,7 @@ def test_what_a_killed_one_has_changed_is_put_back_by_the_next(
     assert made.forced().restore() == []
 
 
+@pytest.mark.soak
 def test_one_that_is_interrupted_or_out_of_time_puts_back_what_it_has_changed(topic: Callable[..., Topic]) -> None:
     made = topic(**{"min.compaction.lag.ms": "3600000"})
     made.write((b"k", b"1"), (b"k", None))
@@ -178,6 +182,7 @@ def test_one_that_is_interrupted_or_out_of_time_puts_back_what_it_has_changed(to
     assert made.config() == OWN
 
 
+@pytest.mark.soak
 def test_of_two_at_once_the_later_goes_on_and_the_settings_are_put_back(topic: Callable[..., Topic]) -> None:
     made = topic()
     made.write((b"k", b"1"), (b"k", None))
@@ -195,6 +200,7 @@ def test_of_two_at_once_the_later_goes_on_and_the_settings_are_put_back(topic: C
     assert made.config() == OWN
 
 
+@pytest.mark.soak
 def test_who_ends_the_compaction_of_another_topic_puts_its_settings_back(topic: Callable[..., Topic]) -> None:
     config = {"min.compaction.lag.ms": "3600000"}  # nothing is compacted, so both are in the middle
     made = topic(**config)

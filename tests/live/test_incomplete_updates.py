@@ -98,6 +98,7 @@ _IN_ONE_TRANSACTION = (
 @pytest.mark.parametrize(
     "at", [pytest.param(at, marks=() if at in (4, 5) else pytest.mark.soak) for at in range(2, 11)]
 )
+@pytest.mark.soak
 def test_a_crash_in_a_transaction_that_ends_the_following_of_a_table(captured: Captured, at: int, before: bool) -> None:
     batches = captured.config.capture.model_copy(update={"batch_rows": 5})
     captured.config = captured.config.model_copy(update={"capture": batches})

@@ -18,7 +18,7 @@ from tests.captured import Captured
 from tests.databases import Database, until
 from tests.pipeline import Pipeline
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 COPIED, LACKING = TableName("public", "t"), TableName("public", "u")
 

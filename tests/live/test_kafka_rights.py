@@ -147,6 +147,7 @@ def test_who_lacks_a_right_is_told_which_one(pipeline: Pipeline, broker: Guarded
     assert (hidden in said, "pg_drop_replication_slot" in said, "will be created" in said) == (True, False, False), said
 
 
+@pytest.mark.soak
 def test_a_table_joins_capture_only_once_its_topic_may_be_created(
     database: Database, broker: GuardedKafka, tmp_path: Path
 ) -> None:
@@ -182,6 +183,7 @@ def test_a_table_joins_capture_only_once_its_topic_may_be_created(
         captured.assert_equal("public.late", "public.t")
 
 
+@pytest.mark.soak
 def test_a_right_that_is_taken_away_stops_a_capture_that_runs(
     database: Database, broker: GuardedKafka, tmp_path: Path
 ) -> None:

@@ -50,6 +50,7 @@ def test_an_event_that_is_larger_than_the_clients_queue_is_sent(captured: Captur
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_many_rows_that_fit_are_no_batch_that_does_not(captured: Captured, database: Database) -> None:
     """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
     topics = captured.config.kafka.topics.model_copy(update={"max_message_bytes": 20_000})
@@ -119,6 +120,7 @@ def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_topic_of_the_outbox_that_takes_smaller_records_stops_capture_too(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_topic_of_the_outbox_that_takes_smaller_records_stops_capture_too(
         assert len(list(TopicReader(captured.client).records(topic))) == 501
 
 
+@pytest.mark.soak
 def test_workers_copy_to_a_topic_that_takes_smaller_records(captured: Captured, database: Database) -> None:
     database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 3000) n")
     small = captured.config.snapshot.model_copy(update={"workers": 2, "range_bytes": 1024 * 1024})
@@ -161,6 +164,7 @@ def test_workers_copy_to_a_topic_that_takes_smaller_records(captured: Captured, 
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_state_that_its_topic_does_not_take_stops_capture(captured: Captured, database: Database) -> None:
     captured.start()
     captured.settle()
@@ -171,6 +175,7 @@ def test_a_state_that_its_topic_does_not_take_stops_capture(captured: Captured, 
     assert f"topic {topic} doesn't take a record of" in told
 
 
+@pytest.mark.soak
 def test_a_batch_that_brokers_refuse_for_another_setting_stops_capture(captured: Captured, database: Database) -> None:
     """Here for its time, which a topic can limit. It would be refused as often as it is sent."""
     captured.start()

@@ -61,6 +61,7 @@ def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
+@pytest.mark.soak
 def test_who_is_in_the_way_of_this_capture_is_named_and_of_no_other(captured: Captured, *, is_ours: bool) -> None:
     """Several pipelines may capture one database."""
     captured.start().settle()

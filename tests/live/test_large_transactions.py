@@ -196,6 +196,7 @@ def test_a_transaction_in_parts_is_the_same_transaction(
     assert not list(tmp_path.rglob("transaction-*"))
 
 
+@pytest.mark.soak
 def test_transactions_beside_each_other_come_in_the_order_of_their_commits(source: Database, tmp_path: Path) -> None:
     slot, at = source.create_slot()
     with psycopg.connect(source.dsn) as first, psycopg.connect(source.dsn) as second, psycopg.connect(source.dsn) as no:
@@ -211,6 +212,7 @@ def test_transactions_beside_each_other_come_in_the_order_of_their_commits(sourc
     _compare(source, slot, at, tmp_path)
 
 
+@pytest.mark.soak
 def test_a_shape_that_the_publication_changes_meanwhile_stays(source: Database, tmp_path: Path) -> None:
     """The server has described the newer shape already when the transaction with the older one commits."""
     source.execute(f"drop publication {PUBLICATION}", f"create publication {PUBLICATION} for table t, u (id, v)")
@@ -235,6 +237,7 @@ def test_a_shape_that_the_publication_changes_meanwhile_stays(source: Database, 
     assert [(len(new), names) for new, names in rows[1:-1]] == [(2, ["id", "v"])] * 3000
 
 
+@pytest.mark.soak
 def test_a_transaction_that_is_sent_again_after_a_restart_is_whole(source: Database, tmp_path: Path) -> None:
     slot, at = source.create_slot()
     with psycopg.connect(source.dsn) as running:
@@ -323,6 +326,7 @@ def test_what_finds_no_room_on_disk_is_read_whole(source: Database, capture: Sta
     assert [line for line in captured.said if "(capture.spool_bytes), so PostgreSQL is to keep them" in line]
 
 
+@pytest.mark.soak
 def test_a_message_in_a_savepoint_that_is_rolled_back_is_not_published(
     source: Database, capture: StartCapture, tmp_path: Path
 ) -> None:

@@ -162,6 +162,7 @@ def _begins_full_identity(commit: Commit) -> bool:
 
 
 @pytest.mark.parametrize("restarted", ["running", "stopped", "crashed"])
+@pytest.mark.soak
 def test_full_identity_for_a_while_whatever_happens_to_the_process(captured: Captured, restarted: str) -> None:
     """``crashed``: Kafka has the first batch under FULL, and the store hasn't."""
 
@@ -210,6 +211,7 @@ def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool
 
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+@pytest.mark.soak
 def test_a_rewrite_before_a_copy_that_was_asked_for_begins(captured: Captured, restarted: bool) -> None:
     """What the topic holds of large values is of before the rewrite."""
     database, slot, name = captured.database, captured.config.slot, TableName("public", "t")

@@ -87,6 +87,7 @@ def test_a_topic_that_was_lost_while_capture_was_stopped_is_copied_again(
     assert _copies(captured, "public.t") in (49, 50)  # the last row may have come before the copy
 
 
+@pytest.mark.soak
 def test_a_topic_that_is_lost_while_capture_runs_is_copied_again(database: Database, captured: Captured) -> None:
     captured.start()
     captured.settle()
@@ -105,6 +106,7 @@ def test_a_topic_that_is_recreated_while_capture_runs_is_copied_again(database: 
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_large_values_that_an_update_leaves_out_dont_matter_before_the_copy(
     database: Database, captured: Captured
 ) -> None:
@@ -163,6 +165,7 @@ def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
     assert all(captured.schemas(table) for table in ("public.t", "public.u"))
 
 
+@pytest.mark.soak
 def test_a_recovery_does_not_hide_that_shapes_were_lost(database: Database, captured: Captured) -> None:
     """Else it would copy over events that nobody can read, and capture would go on without a word."""
     captured.start()
@@ -180,6 +183,7 @@ def test_a_recovery_does_not_hide_that_shapes_were_lost(database: Database, capt
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_shapes_that_are_lost_before_the_copies_of_a_recovery_stop_capture(
     database: Database, captured: Captured
 ) -> None:
@@ -201,6 +205,7 @@ def _recover(captured: Captured) -> None:
     recover(captured.config.as_pipeline(), (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
 
 
+@pytest.mark.soak
 def test_the_lost_shape_of_one_table_stops_capture(database: Database, captured: Captured) -> None:
     captured.start()
     captured.settle()
@@ -258,6 +263,7 @@ def _error_of_a_start(captured: Captured) -> str:
 
 
 @pytest.mark.parametrize("lose", [_rename_slot, _lose_state])
+@pytest.mark.soak
 def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
     database: Database, captured: Captured, lose: Callable[[Database, Captured], None]
 ) -> None:
@@ -276,6 +282,7 @@ def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_comes_later_is_refused_while_its_topic_holds_events(
     database: Database, captured: Captured
 ) -> None:
@@ -305,6 +312,7 @@ def test_a_table_that_comes_later_is_refused_while_its_topic_holds_events(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_table_that_comes_before_the_first_snapshot_is_done_is_refused_while_its_topic_holds_events(
     database: Database, captured: Captured
 ) -> None:
@@ -329,6 +337,7 @@ def _open_transaction(captured: Captured, topic: str) -> Producer:
     return producer
 
 
+@pytest.mark.soak
 def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(captured: Captured) -> None:
     """A capture that was killed leaves its transaction open, and the topics may be deleted before that is aborted."""
     create_missing_topics(captured.config.as_pipeline(), lambda _: None)
@@ -337,6 +346,7 @@ def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(capture
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +361,7 @@ def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
     assert not TopicReader(captured.client).has_records(topic)
 
 
+@pytest.mark.soak
 def test_nobody_says_that_shapes_are_the_same_while_one_is_not_committed_everywhere(captured: Captured) -> None:
     """Its first row may be committed where that row is: the brokers of a transaction get their markers one by one."""
     captured.start()
@@ -376,6 +387,7 @@ def _is_undecided(plan: SinkPlan, prepared: Sequence[SchemaRecord]) -> bool:
         return True
 
 
+@pytest.mark.soak
 def test_a_table_that_is_taken_out_in_the_middle_of_a_transaction_takes_nothing_of_the_others_along(
     captured: Captured, database: Database
 ) -> None:

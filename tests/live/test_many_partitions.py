@@ -26,7 +26,7 @@ from tests.conformance.server import source_server
 from tests.copy_lines import snapshot_rows
 from tests.databases import Database, until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 M = TableName("public", "m")
 _FEW_LOCKS = {
@@ -182,7 +182,6 @@ def test_a_table_for_whose_locks_there_is_no_room_in_a_chunk_is_copied_as_a_whol
         database.drop()
 
 
-@pytest.mark.soak
 def test_ten_thousand_partitions_are_followed_with_the_locks_of_a_default_server(
     endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -36,7 +36,7 @@ from tests.builders import batch, table, upsert
 from tests.databases import Database
 from tests.proxies import Answer, before
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 
 _PRINTS = "import sys; t = open(sys.argv[1]).read(); print(t, file=sys.stderr); print(t); sys.exit(not t)"

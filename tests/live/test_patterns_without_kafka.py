@@ -18,7 +18,7 @@ from tests.faulty_proxy import FaultyProxy
 from tests.live.test_dashboard import Dashboard
 from tests.pipeline import Process
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 _PATIENCE_S = 300.0
 _KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"

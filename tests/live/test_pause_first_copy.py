@@ -19,7 +19,7 @@ from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 ROWS = 2000
 FILL = f"insert into t select n, repeat('x', 100) || n from generate_series(1, {ROWS}) n"

@@ -19,7 +19,7 @@ from tests.conformance.server import source_server
 from tests.databases import PUBLICATION, Database
 from tests.services import temporary_directory
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 TABLES = tuple(
     TableName("public", name) for name in ("plain", "generated", "nokey", "parts", "unlogged", "seen", "missing")

@@ -145,6 +145,7 @@ def test_a_record_comes_with_each_small_commit_where_somebody_waits(
 
 
 @pytest.mark.parametrize(("events", "size", "is_held"), [(100, 1, True), (101, 1, False), (2, 200_000, False)])
+@pytest.mark.soak
 def test_a_small_transaction_is_sent_with_its_commit_and_in_order(
     log: Log, events: int, size: int, *, is_held: bool
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_reader_goes_on_behind_the_marker_of_the_last_record(log: Log) -> None
     reader.close()
 
 
+@pytest.mark.soak
 def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -> None:
     log.publish(log.orders)
     reader = log.reader()
@@ -194,6 +196,7 @@ def test_records_that_came_before_the_connection_was_lost_come_again(log: Log) -
     assert [set(record.bounds) for record in records] == [{log.orders}, {log.customers}]
 
 
+@pytest.mark.soak
 def test_the_first_answer_bounds_all_topics_also_after_one_that_failed(log: Log) -> None:
     log.publish(log.orders)
     lsn = log.publish(log.customers)
@@ -239,6 +242,7 @@ def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
     reader.close()
 
 
+@pytest.mark.soak
 def test_what_somebody_else_wrote_is_passed_over(log: Log) -> None:
     """It ends no reader, and takes nothing from the bounds: those are in capture's own records."""
     first = log.publish(log.orders)
@@ -256,6 +260,7 @@ def test_what_somebody_else_wrote_is_passed_over(log: Log) -> None:
 
 
 @pytest.mark.parametrize("key", [b"mine", b"[1]"])
+@pytest.mark.soak
 def test_what_lies_beside_the_shapes_is_passed_over(log: Log, key: bytes) -> None:
     producer = Producer(log.settings.client())
     record = SchemaRecord(table(), 1)
@@ -280,6 +285,7 @@ def test_a_bell_rings_for_what_is_published_also_before_it_is_committed(log: Log
         bell.close()
 
 
+@pytest.mark.soak
 def test_a_bell_that_rings_often_rings_for_what_comes_then(log: Log) -> None:
     bell = LogBell(log.settings.client(), log.prefix)
     while bell.rings(0.5):
@@ -294,6 +300,7 @@ def test_a_bell_that_rings_often_rings_for_what_comes_then(log: Log) -> None:
     bell.close()
 
 
+@pytest.mark.soak
 def test_a_bell_rings_for_a_shape(log: Log) -> None:
     bell = LogBell(log.settings.client(), log.prefix)
     while bell.rings(0.5):

@@ -181,6 +181,7 @@ def test_what_a_restore_has_undone_is_undone_on_the_topics(
             assert collector.collect().broken == ()
 
 
+@pytest.mark.soak
 def test_on_another_server_a_table_that_is_not_copied_is_the_one_of_its_name(
     database: Database, own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def _dying_when(phase: SnapshotPhase) -> Any:
     return dying
 
 
+@pytest.mark.soak
 def test_a_chosen_table_is_copied_alone_also_an_append_only_one(captured: Captured, database: Database) -> None:
     database.drop_slot(captured.config.slot)
     database.execute("update t set v = 'unseen' where id = 1", "insert into log values (2, 'unseen')")
@@ -303,6 +305,7 @@ def _reads_stdin(pid: int) -> bool:
     return number in ("0", "63") and arguments[0] == "0x0"
 
 
+@pytest.mark.soak
 def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
     before = _state(captured)
     captured.start()
@@ -327,6 +330,7 @@ def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
     assert _state(captured).epoch == before.epoch
 
 
+@pytest.mark.soak
 def test_of_two_recoveries_at_once_one_is_made(captured: Captured, database: Database) -> None:
     """A second one would cost an epoch, and copy all again."""
     database.drop_slot(captured.config.slot)
@@ -347,6 +351,7 @@ def test_of_two_recoveries_at_once_one_is_made(captured: Captured, database: Dat
     _assert_recovered(captured)
 
 
+@pytest.mark.soak
 def test_a_wrong_database_costs_no_slot(captured: Captured, endpoints: Endpoints, database: Database) -> None:
     """The slot is the pipeline's own: to drop it isn't the first advice. A request there would reach no capture."""
     captured.configure(dsn=endpoints.source_dsn)
@@ -358,6 +363,7 @@ def test_a_wrong_database_costs_no_slot(captured: Captured, endpoints: Endpoints
     assert find_slot(database.connection, captured.config.slot) is not None
 
 
+@pytest.mark.soak
 def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
     captured.start()
     running = list(captured.said)
@@ -416,6 +422,7 @@ def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
         assert (_state(captured).timeline, _state(captured).epoch) == (2, 0)
 
 
+@pytest.mark.soak
 def test_a_standby_that_is_not_promoted_yet_is_waited_for(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -439,6 +446,7 @@ def test_a_standby_that_is_not_promoted_yet_is_waited_for(
         captured.assert_equal("public.t")
 
 
+@pytest.mark.soak
 def test_a_pipeline_that_has_published_nothing_does_not_wait_for_a_promotion(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -472,6 +480,7 @@ class _DyingAfterCommit:
         return getattr(self._publisher, name)
 
 
+@pytest.mark.soak
 def test_who_stands_by_waits_for_a_recovery(
     captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,6 +503,7 @@ def test_who_stands_by_waits_for_a_recovery(
     until(lambda: not is_captured(database.connection, captured.config.slot))
 
 
+@pytest.mark.soak
 def test_a_slot_is_kept_for_a_promotion_where_postgresql_can(captured: Captured, database: Database) -> None:
     if database.connection.info.server_version < 170000:
         pytest.skip("failover slots came with PostgreSQL 17")
@@ -522,6 +532,7 @@ def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
             assert captured.rows("public.t") == captured.source_rows("public.t")
 
 
+@pytest.mark.soak
 def test_a_capture_that_stands_by_says_that_the_source_does_not_answer(captured: Captured) -> None:
     captured.configure(dsn="host=127.0.0.1 port=1 dbname=app")
     said: list[str] = []
@@ -530,6 +541,7 @@ def test_a_capture_that_stands_by_says_that_the_source_does_not_answer(captured:
     assert "\t" not in said[0]
 
 
+@pytest.mark.soak
 def test_a_capture_that_stands_by_with_another_configuration_says_so(
     captured: Captured, database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_what_the_log_has_wrong_is_right_after_a_repair(database: Database, repa
     assert tombstone_tags(captured, {"id": 99}) == [events_of_key(events, {"id": 99})[-2].tag]
 
 
+@pytest.mark.soak
 def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
@@ -143,6 +144,7 @@ def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, r
     assert_in_order(events)
 
 
+@pytest.mark.soak
 def test_a_request_for_a_whole_table_isnt_answered_by_its_new_partitions(
     database: Database, repairs: Repairing
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing
         assert all(seen == ["r", "r"] for seen in operations.values()), kind
 
 
+@pytest.mark.soak
 def test_a_key_of_several_columns(database: Database, repairs: Repairing) -> None:
     database.execute(
         "create table t (a text, b timestamptz, c int8, d text, primary key (c, a, b))",
@@ -293,6 +296,7 @@ def test_a_key_of_several_columns(database: Database, repairs: Repairing) -> Non
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Database, repairs: Repairing) -> None:
     database.execute("create table t (id numeric(10,2) primary key)", "insert into t values (1)")
     captured = repairs.capture("public.t")
@@ -300,6 +304,7 @@ def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Dat
     assert [(event.key, event.op) for event in captured.events("public.t")] == [(b'{"id":"1.00"}', "r")] * 2
 
 
+@pytest.mark.soak
 def test_a_longer_key_is_not_cut_off(database: Database, repairs: Repairing) -> None:
     database.execute("create table t (id varchar(3) primary key)", "insert into t values ('abc')")
     captured = repairs.capture("public.t")
@@ -321,6 +326,7 @@ def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, rep
     assert [event.after for event in events_of_key(events, {"id": 4})] == [{"id": 4}] * 2
 
 
+@pytest.mark.soak
 def test_rows_of_partitions_and_not_of_heirs(database: Database, repairs: Repairing) -> None:
     database.execute(
         "create table m (id int, day date, primary key (id, day)) partition by range (day)",
@@ -338,6 +344,7 @@ def test_rows_of_partitions_and_not_of_heirs(database: Database, repairs: Repair
     assert [event.op for event in captured.events("public.t")] == ["d", "tombstone"]
 
 
+@pytest.mark.soak
 def test_a_request_is_only_for_its_slot(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     first, second = repairs.capture("public.t"), repairs.capture("public.t")
@@ -347,6 +354,7 @@ def test_a_request_is_only_for_its_slot(database: Database, repairs: Repairing) 
     assert not any("repair" in line for line in second.said)
 
 
+@pytest.mark.soak
 def test_requests_are_not_published_whatever_is_configured(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t", source=f"messages = ['audit', '{REPAIR_PREFIX}']")
@@ -378,6 +386,7 @@ def _send(database: Database, content: bytes) -> None:
         ([{"id": 1, "a": "x"}], "the columns of its key are id"),
     ],
 )
+@pytest.mark.soak
 def test_keys_that_cannot_be_are_ignored_and_the_others_repaired(
     database: Database, repairs: Repairing, keys: list[Key], words: str
 ) -> None:
@@ -418,11 +427,13 @@ def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: R
     captured.assert_equal("public.t")
 
 
+@pytest.mark.soak
 def test_too_many_keys_are_refused_before_anything_is_asked(database: Database) -> None:
     with pytest.raises(LockstepError, match="too many"):
         request_repair(database.connection, TableName("public", "t"), [{"id": 1}] * (KEYS_MAX + 1), slot="s")
 
 
+@pytest.mark.soak
 def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
@@ -446,6 +457,7 @@ def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repa
     ],
     ids=["rows may swap their keys", "no index gives the order of the key"],
 )
+@pytest.mark.soak
 def test_a_repair_of_a_table_for_whose_copy_the_stream_stops_doesnt_stop_it(
     database: Database, repairs: Repairing, create: str, source: str
 ) -> None:
@@ -465,6 +477,7 @@ def test_a_repair_of_a_table_for_whose_copy_the_stream_stops_doesnt_stop_it(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_requests_that_wait_for_a_locked_table_are_merged(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE, "create table u (id int primary key)")
     captured = repairs.capture("public.t", "public.u")
@@ -489,6 +502,7 @@ def test_requests_that_wait_for_a_locked_table_are_merged(database: Database, re
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE, "create table u (id int primary key)")
     captured = repairs.capture("public.t", "public.u")
@@ -509,6 +523,7 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
     assert not any("starting over" in line for line in captured.said)
 
 
+@pytest.mark.soak
 def test_a_partition_that_is_locked_puts_the_repair_of_its_keys_off_and_holds_up_nothing_else(
     database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -544,6 +559,7 @@ def test_a_partition_that_is_locked_puts_the_repair_of_its_keys_off_and_holds_up
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
@@ -560,6 +576,7 @@ def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, 
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
 
 
+@pytest.mark.soak
 def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t", source="")
@@ -572,6 +589,7 @@ def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, rep
     assert sum(event.op == "r" for event in captured.events("public.t")) == 51
 
 
+@pytest.mark.soak
 def test_a_table_that_was_rewritten_is_copied_whole(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t", source="")
@@ -627,6 +645,7 @@ def test_large_values_are_right_after_a_repair(database: Database, repairs: Repa
     )  # of the other rows nothing was read again
 
 
+@pytest.mark.soak
 def test_a_spoiled_store_is_what_the_test_before_this_is_about(database: Database, repairs: Repairing) -> None:
     database.execute(*_LARGE)
     captured = repairs.capture("public.t")
@@ -703,6 +722,7 @@ def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     assert_in_order(captured.events("public.t"))
 
 
+@pytest.mark.soak
 def test_a_process_that_dies_after_the_copy_of_a_table_leaves_no_older_values(
     database: Database, repairs: Repairing
 ) -> None:
@@ -723,6 +743,7 @@ def test_a_process_that_dies_after_the_copy_of_a_table_leaves_no_older_values(
     assert not any(event.after["words"] == "spoiled" for event in events)
 
 
+@pytest.mark.soak
 def test_a_lost_connection_does_not_lose_the_request(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")

@@ -117,6 +117,7 @@ def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
     assert read_state(captured.client, captured.name, captured.config.slot).end_lsn == published.end_lsn  # type: ignore[union-attr]
 
 
+@pytest.mark.soak
 def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refused_as_well(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_volume_from_before_a_transaction_that_was_published_in_part_is_refuse
     assert find_slot(database.connection, captured.config.slot).confirmed == confirmed.confirmed  # type: ignore[union-attr]
 
 
+@pytest.mark.soak
 def test_postgresql_can_shut_down_while_capture_runs(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_postgresql_can_shut_down_while_capture_runs(
         captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_slot_that_is_gone_is_reported_by_the_lag(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
     database.execute("create table t (id int primary key)")
     captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"])

@@ -130,6 +130,7 @@ def test_only_the_missing_ranges_are_copied(database: Database, make: Any, secti
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_record_as_of_the_rows_comes_where_nobody_writes(database: Database, make: Any) -> None:
     """The one that tells the copy's end is as of its beginning: with the rows copied later it is no whole moment."""
     database.execute("create table t (id int primary key, a text)", FILL)
@@ -196,6 +197,7 @@ _REWRITES = {
 
 
 @pytest.mark.parametrize("rewrite", _REWRITES)
+@pytest.mark.soak
 def test_a_table_that_was_rewritten_begins_again(database: Database, make: Any, rewrite: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()
@@ -208,6 +210,7 @@ def test_a_table_that_was_rewritten_begins_again(database: Database, make: Any, 
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_partitions_go_on_each_by_itself(database: Database, make: Any) -> None:
     database.execute(
         "create table t (id int primary key, a text) partition by range (id)",
@@ -235,6 +238,7 @@ def test_partitions_go_on_each_by_itself(database: Database, make: Any) -> None:
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_large_value_of_a_row_that_moved_to_a_copied_range(database: Database, make: Any) -> None:
     """Its update leaves the value out, and nobody has copied it before."""
     database.execute(
@@ -312,6 +316,7 @@ def test_no_row_without_a_key_comes_twice(database: Database, make: Any, section
     assert _counts(captured.events("public.t")) == _ids(database)
 
 
+@pytest.mark.soak
 def test_rows_without_a_key_that_were_deleted_meanwhile(database: Database, make: Any) -> None:
     """No copy has them any more, and the stream has their end: the table is copied anew, behind a truncate."""
     _log(database)
@@ -326,6 +331,7 @@ def test_rows_without_a_key_that_were_deleted_meanwhile(database: Database, make
 
 
 @pytest.mark.parametrize("rewrite", ["vacuum full t", "alter table t add b int", "truncate t"])
+@pytest.mark.soak
 def test_a_table_without_a_key_that_was_rewritten_is_copied_anew(database: Database, make: Any, rewrite: str) -> None:
     _log(database)
     captured = make(source=LOG)
@@ -349,6 +355,7 @@ def test_an_interrupted_copy_in_the_stream_doubles_no_row_either(database: Datab
     assert _counts(captured.events("public.t")) == _ids(database)
 
 
+@pytest.mark.soak
 def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Database) -> None:
     """Also of a transaction that is in the middle of it, with a part that has a number of its own."""
     database.execute("create table t (id int)", "insert into t values (1)")
@@ -388,6 +395,7 @@ def test_the_first_snapshot_does_not_show_what_commits_after_it(database: Databa
         assert sorted(int(line) for some in lines for line in some) == [1, 2, 3, 6]
 
 
+@pytest.mark.soak
 def test_ranges_whose_topic_is_gone_are_copied_again(database: Database, make: Any) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()

@@ -165,6 +165,7 @@ def test_nothing_is_told_of_an_event_before_it_is_applied(by_hand: AppliedByHand
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_rejected_event_tells_nothing_and_its_document_matches_as_before(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern"), profile(2, "Thun"))
     by_hand.add("bern", IN_BERN)
@@ -176,6 +177,7 @@ def test_a_rejected_event_tells_nothing_and_its_document_matches_as_before(by_ha
     follower.close()
 
 
+@pytest.mark.soak
 def test_what_lies_behind_a_part_that_was_left_out_is_told_of(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Thun"))
     by_hand.add("bern", IN_BERN)
@@ -187,6 +189,7 @@ def test_what_lies_behind_a_part_that_was_left_out_is_told_of(by_hand: AppliedBy
     follower.close()
 
 
+@pytest.mark.soak
 def test_the_generation_that_readers_see_counts_and_a_query_that_it_cannot_take_waits(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern", 20), profile(2, "Bern", 20))
     by_hand.add("bern", IN_BERN)
@@ -212,6 +215,7 @@ def test_the_generation_that_readers_see_counts_and_a_query_that_it_cannot_take_
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_document_with_a_column_that_is_new_is_asked_about(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern"))
     by_hand.add("bern", IN_BERN)
@@ -227,6 +231,7 @@ def test_a_document_with_a_column_that_is_new_is_asked_about(by_hand: AppliedByH
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_column_that_came_while_nobody_watched_can_be_searched(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern"))
     by_hand.add("bern", IN_BERN)
@@ -241,6 +246,7 @@ def test_a_column_that_came_while_nobody_watched_can_be_searched(by_hand: Applie
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_document_with_a_column_that_came_a_moment_ago_is_asked_about_again(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern"))
     settings = by_hand.config.sinks[SINK]
@@ -288,6 +294,7 @@ def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_ag
     follower.close()
 
 
+@pytest.mark.soak
 def test_documents_are_found_by_their_own_ids_and_told_of_by_their_own_names(
     endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -318,6 +325,7 @@ def test_documents_are_found_by_their_own_ids_and_told_of_by_their_own_names(
 
 
 @pytest.mark.parametrize("is_routed_first", [True, False])
+@pytest.mark.soak
 def test_a_generation_with_another_routing_changes_nothing_of_what_matches(
     by_hand: AppliedByHand, is_routed_first: bool
 ) -> None:
@@ -349,6 +357,7 @@ def test_a_generation_with_another_routing_changes_nothing_of_what_matches(
     follower.close()
 
 
+@pytest.mark.soak
 def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by_hand: AppliedByHand) -> None:
     seconds = [0.0]
     by_hand.write(profile(1, "Bern"))
@@ -381,6 +390,7 @@ def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by
     newer.close()
 
 
+@pytest.mark.soak
 def test_the_order_of_those_who_tell_is_that_in_which_they_began(by_hand: AppliedByHand) -> None:
     client = OpenSearchClient(by_hand.config.sinks[SINK])
     stored = StoredSearches(Bookkeeping(client, SINK, prefix=by_hand.pipeline, replicas=0))
@@ -395,6 +405,7 @@ def test_the_order_of_those_who_tell_is_that_in_which_they_began(by_hand: Applie
 
 
 @pytest.mark.parametrize("where", ["documents", "queries"])
+@pytest.mark.soak
 def test_a_search_that_is_refused_only_when_it_is_asked_is_set_aside_until_it_is_changed(
     by_hand: AppliedByHand, where: str
 ) -> None:
@@ -427,6 +438,7 @@ def test_a_search_that_is_refused_only_when_it_is_asked_is_set_aside_until_it_is
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_search_is_tried_again_when_all_are_compared(by_hand: AppliedByHand) -> None:
     seconds = [0.0]
     by_hand.write(profile(1, "Bern"))
@@ -446,6 +458,7 @@ def test_a_search_is_tried_again_when_all_are_compared(by_hand: AppliedByHand) -
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_long_comparison_shows_that_it_goes_on_and_ends_when_it_is_told_to(by_hand: AppliedByHand) -> None:
     by_hand.write(*(profile(number, "Bern") for number in range(30)))
     by_hand.add("bern", IN_BERN)
@@ -467,6 +480,7 @@ def test_a_long_comparison_shows_that_it_goes_on_and_ends_when_it_is_told_to(by_
     again.close()
 
 
+@pytest.mark.soak
 def test_whoever_is_told_to_stop_in_a_comparison_ends_in_order_and_leaves_no_index(by_hand: AppliedByHand) -> None:
     class OnceThereAreQueries:
         def __call__(self) -> bool:
@@ -485,6 +499,7 @@ def test_whoever_is_told_to_stop_in_a_comparison_ends_in_order_and_leaves_no_ind
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_topic_that_was_made_anew_is_found_out_and_is_told_all_that_matches(by_hand: AppliedByHand) -> None:
     seconds = [0.0]
     by_hand.write(profile(1, "Bern"))
@@ -508,6 +523,7 @@ def test_a_topic_that_was_made_anew_is_found_out_and_is_told_all_that_matches(by
     follower.close()
 
 
+@pytest.mark.soak
 def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand: AppliedByHand) -> None:
     cluster = TopicAdmin(by_hand.log.kafka.client())
     topic = control_topic(by_hand.pipeline, MATCHES)

@@ -63,6 +63,7 @@ def test_messages_of_configured_prefixes_are_published_in_order(
     assert inserted[b'{"id":1}'] < tags[0] < inserted[b'{"id":2}']
 
 
+@pytest.mark.soak
 def test_a_message_that_ends_where_a_transaction_commits_takes_no_row_with_it(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_new_rows_of_an_outbox_go_to_the_topic_of_their_aggregate(
     assert all(len(headers["tag"]) == 28 for _, _, headers in orders)
 
 
+@pytest.mark.soak
 def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -166,6 +168,7 @@ def test_no_row_of_an_outbox_stops_capture_or_makes_topics_without_end(
     assert not any("secret" in line or "private" in line for line in captured.said)
 
 
+@pytest.mark.soak
 def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_be(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -191,6 +194,7 @@ def test_beside_an_outbox_a_tables_topic_that_was_lost_is_created_as_it_has_to_b
         assert [key for key, _, _ in _records(captured, f"{captured.name}.__outbox.order")] == [b"7"]
 
 
+@pytest.mark.soak
 def test_an_outbox_without_its_columns_stops_with_what_is_missing(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from tests.aws_signatures import Account, fault_of
 from tests.builders import batch, table, upsert
 from tests.proxies import Answer, before
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 ORDERS = table(name=TableName("public", "Ärger, 50% & mehr"))
 """Its index has a name that an address can't have as it is."""

@@ -128,6 +128,7 @@ class _HoldsBackWhileCopying:
         return getattr(self._publisher, name)
 
 
+@pytest.mark.soak
 def test_a_copy_in_the_stream_ends_and_begins_again(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
     """One for which the stream stops, as for a table whose key is deferrable."""
     source.database.execute(
@@ -225,6 +226,7 @@ def test_a_capture_that_is_killed_after_it_has_dropped_the_slot_leaves_the_reaso
         assert state.gaps == (gap._replace(to_lsn=state.handoff),)
 
 
+@pytest.mark.soak
 def test_a_capture_that_is_killed_before_it_has_dropped_the_slot_goes_on_with_it(
     source: Source, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +252,7 @@ def test_a_capture_that_is_killed_before_it_has_dropped_the_slot_goes_on_with_it
 _FULL = SlotHoldsTooMuch("too much", SlotLook(0.0, Lsn(2), None, 1, "reserved", None))
 
 
+@pytest.mark.soak
 def test_who_was_taken_over_from_drops_nothing(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
     with _captured(source, endpoints, tmp_path, "drop = '1GB'") as captured:
         captured.start()
@@ -262,6 +265,7 @@ def test_who_was_taken_over_from_drops_nothing(source: Source, endpoints: Endpoi
         captured.settle()
 
 
+@pytest.mark.soak
 def test_the_slot_is_dropped_also_while_kafka_is_away(source: Source, endpoints: Endpoints, tmp_path: Path) -> None:
     with _captured(source, endpoints, tmp_path, "drop = '1GB'") as captured:
         captured.start()

@@ -51,6 +51,7 @@ def test_an_order_about_the_stream_needs_no_kafka(database: Database, endpoints:
     captured.stop()
 
 
+@pytest.mark.soak
 def test_status_is_told_before_during_and_after_the_first_copy(
     database: Database, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -111,6 +111,7 @@ def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_p
     assert not [finding for finding in _about(captured, "source.tables") if finding.severity is Severity.ERROR]
 
 
+@pytest.mark.soak
 def test_a_table_that_the_stream_shows_joins_before_its_first_transaction_is_published(
     database: Database, capture: StartCapture
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_table_that_the_stream_shows_joins_before_its_first_transaction_is_pub
     assert not told & before
 
 
+@pytest.mark.soak
 def test_a_new_table_that_a_lock_keeps_from_being_judged_is_waited_for_and_one_that_can_not_join_is_not(
     database: Database, capture: StartCapture
 ) -> None:
@@ -178,6 +180,7 @@ def test_a_new_table_that_a_lock_keeps_from_being_judged_is_waited_for_and_one_t
     assert told == {selection_of([TableName("public", name) for name in ("late", "locked", "t")])}
 
 
+@pytest.mark.soak
 def test_a_table_that_comes_while_capture_is_down_joins_at_its_next_start(
     database: Database, capture: StartCapture
 ) -> None:
@@ -233,6 +236,7 @@ def test_a_matching_table_that_is_renamed_keeps_its_topic_and_one_that_is_droppe
     assert _names(captured) == ["public.a", "public.b"]
 
 
+@pytest.mark.soak
 def test_a_pattern_that_matches_nothing_stops_the_first_start_and_is_a_finding(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -269,6 +273,7 @@ def _figures(address: str) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
 
 
+@pytest.mark.soak
 def test_a_table_that_joins_is_counted_and_is_no_restart_of_capture(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -353,6 +358,7 @@ def test_a_table_that_can_not_be_captured_waits_by_itself_with_what_to_do(
     captured.assert_equal(*expected)
 
 
+@pytest.mark.soak
 def test_a_table_that_our_role_can_not_read_waits_by_itself(database: Database, capture: StartCapture) -> None:
     role = database.role()
     database.execute("create table t (id int primary key)", f"grant select on t to {role}")
@@ -388,6 +394,7 @@ def test_a_table_that_our_role_can_not_read_waits_by_itself(database: Database, 
     captured.assert_equal("public.hiding", "public.secret", "public.t")
 
 
+@pytest.mark.soak
 def test_a_partitioned_table_waits_for_the_setting_that_it_needs(database: Database, capture: StartCapture) -> None:
     database.execute("create table t (id int primary key)")
     captured = capture("public.*")
@@ -442,6 +449,7 @@ def _joined_and_not_copied(database: Database, capture: StartCapture) -> Capture
     ],
     ids=["publication", "key"],
 )
+@pytest.mark.soak
 def test_a_table_that_joined_and_was_not_copied_waits_again(
     database: Database, capture: StartCapture, left: str, back: str, told: str
 ) -> None:
@@ -459,6 +467,7 @@ def test_a_table_that_joined_and_was_not_copied_waits_again(
     captured.assert_equal("public.late", "public.t")
 
 
+@pytest.mark.soak
 def test_a_table_that_joined_and_is_dropped_before_its_copy_is_told_of_and_stops_nothing(
     database: Database, capture: StartCapture
 ) -> None:
@@ -489,6 +498,7 @@ def _in_its_first_copy(database: Database, capture: StartCapture) -> Captured:
 
 
 @pytest.mark.parametrize("while_down", [True, False], ids=["down", "running"])
+@pytest.mark.soak
 def test_a_table_that_is_renamed_in_its_first_copy_stays_and_is_told_of(
     database: Database, capture: StartCapture, while_down: bool
 ) -> None:
@@ -507,6 +517,7 @@ def test_a_table_that_is_renamed_in_its_first_copy_stays_and_is_told_of(
     until(lambda: len(captured.rows("public.t")) == 1)
 
 
+@pytest.mark.soak
 def test_a_table_that_is_dropped_in_its_first_copy_is_told_of(database: Database, capture: StartCapture) -> None:
     captured = _in_its_first_copy(database, capture)
     captured.stop()
@@ -516,6 +527,7 @@ def test_a_table_that_is_dropped_in_its_first_copy_is_told_of(database: Database
     assert _names(captured) == ["public.late", "public.t"]
 
 
+@pytest.mark.soak
 def test_a_capture_that_takes_over_goes_on_with_what_the_one_before_took_in_meanwhile(
     database: Database, capture: StartCapture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,6 +579,7 @@ def test_a_capture_that_takes_over_goes_on_with_what_the_one_before_took_in_mean
         newer.join()
 
 
+@pytest.mark.soak
 def test_doctor_does_not_know_what_is_captured_where_kafka_does_not_answer(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_only_a_server_with_the_right_certificate_is_spoken_to(kind: str, certif
 
 @pytest.mark.parametrize("ours", ["client", "strange_client", None])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.soak
 def test_a_server_that_asks_for_a_certificate_gets_ours(kind: str, ours: str | None, servers: Servers) -> None:
     port = servers.show(kind, "right", asks_for_ours=True)
     tls = shown(servers, None if ours is None else servers.certificates[ours])
@@ -194,6 +195,7 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(kind: str, ours: str | N
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "kafka"])
+@pytest.mark.soak
 def test_new_connections_see_a_renewed_certificate(kind: str, servers: Servers) -> None:
     servers.use(kind, servers.show(kind, "right"), shown(servers, None))
     servers.use(kind, servers.show(kind, "renewed"), shown(servers, None))

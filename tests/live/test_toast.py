@@ -277,6 +277,7 @@ def test_no_value_is_out_of_line_unless_the_rule_says_so(database: Database, nam
     assert verdicts[False, False] or name in ALWAYS_LONG
 
 
+@pytest.mark.soak
 def test_a_column_that_isnt_published_may_push_others_out(database: Database) -> None:
     database.execute(*_SETUP.strip().split(";\n"), "create table t (id int, a text, b text storage plain)")
     database.execute("insert into t select 1, noise(300), noise(1900)")
@@ -379,6 +380,7 @@ def test_a_value_stays_out_of_line_when_the_rest_of_its_row_is_gone(database: Da
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("target", [2032, 128, 4000])
+@pytest.mark.soak
 def test_what_the_stream_leaves_out_was_remembered(database: Database, seed: int, target: int) -> None:
     database.execute(
         *_SETUP.strip().split(";\n"),

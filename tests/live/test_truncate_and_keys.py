@@ -187,6 +187,7 @@ def with_immediate_key(database: Database, endpoints: Endpoints, directory: Path
 
 
 @pytest.mark.parametrize("shape", ["", ", add more int default 1"], ids=["nothing else", "a column too"])
+@pytest.mark.soak
 def test_a_key_becomes_deferrable_while_capture_runs(with_immediate_key: Captured, shape: str) -> None:
     captured = with_immediate_key
     captured.configure(heartbeat_interval_s=600)  # nothing is copied again meanwhile
@@ -199,6 +200,7 @@ def test_a_key_becomes_deferrable_while_capture_runs(with_immediate_key: Capture
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "stopped"])
 @pytest.mark.parametrize("name", _SWAPPED_WHILE_NOBODY_LOOKS)
+@pytest.mark.soak
 def test_a_key_that_was_deferrable_for_a_moment(with_immediate_key: Captured, name: str, running: bool) -> None:
     captured = with_immediate_key
     captured.start()
@@ -252,6 +254,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_memory")
+@pytest.mark.soak
 def test_keys_and_rows_that_do_not_fit_into_memory(database: Database, endpoints: Endpoints, directory: Path) -> None:
     database.execute(
         "create table t (id int, a text, b int, primary key (id) deferrable initially immediate)",
@@ -420,6 +423,7 @@ _PRIMARY_AGAIN = "drop constraint t_pkey, add primary key (id)"
         ("public.log", "add primary key (at)", "drop constraint log_pkey", "append_only, and it has a primary key"),
     ],
 )
+@pytest.mark.soak
 def test_no_table_is_copied_with_another_kind_of_key(
     database: Database,
     endpoints: Endpoints,

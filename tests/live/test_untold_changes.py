@@ -51,6 +51,7 @@ _TABLES = (
 
 
 @pytest.mark.parametrize("back", [False, True])
+@pytest.mark.soak
 def test_rows_that_change_with_their_type_or_partition_are_copied(
     database: Database, capture: StartCapture, back: bool
 ) -> None:
@@ -97,6 +98,7 @@ def test_a_publication_that_left_changes_out_for_a_while_has_its_tables_copied(
     captured.wait_for("public.t: rows may have changed without an event: the settings of the publication")
 
 
+@pytest.mark.soak
 def test_a_table_that_was_out_of_the_published_schema_for_a_while_is_copied(
     database: Database, capture: StartCapture
 ) -> None:
@@ -149,6 +151,7 @@ def test_tables_that_were_unlogged_for_a_while_are_copied(database: Database, ca
     captured.wait_for("public.narrow: rows may have changed without an event: it may have been UNLOGGED")
 
 
+@pytest.mark.soak
 def test_tables_that_are_unlogged_are_copied_when_they_are_back(database: Database, capture: StartCapture) -> None:
     database.execute(*_LOGGED)
     captured = capture("public.wide", "public.narrow", source="publication = 'p'")
@@ -169,6 +172,7 @@ _SWAP = (
 
 
 @pytest.mark.parametrize("stopped", [True, False])
+@pytest.mark.soak
 def test_what_becomes_of_a_table_that_was_swapped_out_does_not_touch_the_new_one(
     database: Database, capture: StartCapture, stopped: bool
 ) -> None:
@@ -281,6 +285,7 @@ def test_what_changes_no_row_copies_no_table(database: Database, capture: StartC
     assert (_copies(captured, "public.t"), _copies(captured, "public.u")) == (5, 0)
 
 
+@pytest.mark.soak
 def test_an_event_trigger_has_the_catalogue_looked_at_where_it_was_altered(
     database: Database, capture: StartCapture
 ) -> None:
@@ -308,6 +313,7 @@ def test_an_event_trigger_has_the_catalogue_looked_at_where_it_was_altered(
     database.execute("drop schema lockstep cascade")
 
 
+@pytest.mark.soak
 def test_statements_about_temporary_tables_are_not_told(database: Database) -> None:
     database.publish_all()
     slot, at = database.create_slot()

@@ -100,14 +100,14 @@ def _copied(database: Database, tables: dict[str, Table], user: str | None = Non
             }
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_snapshot_and_stream_give_the_same_bytes(recorded: Recorded, kind: str) -> None:
-    assert recorded.copied[kind] == recorded.streamed[kind]
+def test_snapshot_and_stream_give_the_same_bytes(recorded: Recorded) -> None:
+    assert recorded.copied == recorded.streamed
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_every_row_came(recorded: Recorded, kind: str) -> None:
-    assert sorted(recorded.streamed[kind]) == list(range(1, len(ALL[kind]) + 2))
+def test_every_row_came(recorded: Recorded) -> None:
+    assert {kind: sorted(rows) for kind, rows in recorded.streamed.items()} == {
+        kind: list(range(1, len(values) + 2)) for kind, values in ALL.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -122,9 +122,9 @@ def test_postgresql_reads_the_same_value_out_of_the_event(recorded: Recorded, ki
             assert verdict == (True,), f"value {number}: {str(value)[:200]}"
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_null_is_null(recorded: Recorded, kind: str) -> None:
-    assert json.loads(recorded.streamed[kind][len(ALL[kind]) + 1])["v"] is None
+def test_null_is_null(recorded: Recorded) -> None:
+    nulls = {kind: json.loads(rows[len(ALL[kind]) + 1])["v"] for kind, rows in recorded.streamed.items()}
+    assert nulls == dict.fromkeys(ALL)
 
 
 @pytest.mark.parametrize(

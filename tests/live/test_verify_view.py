@@ -222,6 +222,7 @@ def test_a_row_that_is_missing_and_one_too_many_are_found(kept: Kept) -> None:
     assert kept.verified().is_equal
 
 
+@pytest.mark.soak
 def test_rows_that_change_meanwhile_are_compared_again(kept: Kept, pipeline: Pipeline) -> None:
     with pipeline.sql() as connection:
         connection.execute(f"update {pipeline.name}.account set balance = balance + 1, owner = 'owner 3' where id < 9")
@@ -301,6 +302,7 @@ def test_a_view_with_retention_is_compared_as_of_its_own_time(pipeline: Pipeline
         kept.opened.sink.close()
 
 
+@pytest.mark.soak
 def test_the_command_shows_a_view_as_it_shows_a_sink(
     kept: Kept, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -147,6 +147,7 @@ def test_rows_come_first_and_then_whole_steps(writer: Writer) -> None:
     follow(writer, work)
 
 
+@pytest.mark.soak
 def test_a_reader_gets_what_it_filters_by(writer: Writer) -> None:
     first = writer.step((1, 1, "a"), (2, 1, "a"))
 
@@ -200,6 +201,7 @@ def test_a_reader_that_comes_back_gets_what_it_lacks(writer: Writer) -> None:
     follow(writer, after)
 
 
+@pytest.mark.soak
 def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None:
     first = writer.step(*((1, tweet, "a") for tweet in range(10)))
 
@@ -223,6 +225,7 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None
     follow(writer, work)
 
 
+@pytest.mark.soak
 def test_a_reader_that_does_not_keep_up_is_told_to_resume(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.step(*((1, tweet, "a") for tweet in range(2_000)))
     monkeypatch.setattr(view_changes, "_BEHIND_S", 0.0)
@@ -259,6 +262,7 @@ def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> 
     other.topic.close()
 
 
+@pytest.mark.soak
 def test_a_reader_that_comes_before_a_generation_is_live_waits_for_it(writer: Writer) -> None:
     first = writer.step((1, 1, "a"))
     live: list[int | None] = [None]
@@ -274,6 +278,7 @@ def test_a_reader_that_comes_before_a_generation_is_live_waits_for_it(writer: Wr
     follow(writer, work, live=live)
 
 
+@pytest.mark.soak
 def test_a_view_beyond_those_that_may_be_followed_is_refused(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     first = writer.step((1, 1, "a"))
     monkeypatch.setattr(view_changes, "VIEWS_MAX", 1)
@@ -289,6 +294,7 @@ def test_a_view_beyond_those_that_may_be_followed_is_refused(writer: Writer, mon
     follow(writer, work)
 
 
+@pytest.mark.soak
 def test_a_view_without_a_topic_yet_says_so(endpoints: Endpoints) -> None:
     async def main() -> None:
         kafka = kafka_settings(endpoints.kafka_bootstrap)
