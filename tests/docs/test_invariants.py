@@ -20,7 +20,9 @@ def test_every_invariant_names_what_holds_it() -> None:
 @pytest.mark.parametrize(("path", "name"), HELD)
 def test_what_holds_an_invariant_is_not_left_to_soak(path: str, name: str) -> None:
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    marks = [node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"]
+    marks = [
+        node for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
     assert not any("soak" in ast.unparse(mark) for mark in marks)
     tests = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if name:
