@@ -90,7 +90,8 @@ def say(message: str, *, level: int = logging.INFO) -> None:
     if any(isinstance(handler, _JsonHandler) for handler in logging.getLogger().handlers):
         _logger.log(level, "%s", message)
     else:
-        print(visible_lines(message), file=sys.stderr, flush=True)  # noqa: T201  messages to people
+        sys.stderr.write(visible_lines(message) + "\n")  # at once: threads say things too
+        sys.stderr.flush()
 
 
 def exit_code_of(run: Callable[[], int | None]) -> int:

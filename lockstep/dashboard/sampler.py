@@ -19,7 +19,7 @@ from lockstep.dashboard.documents import Rates, Subject, label_of, pipeline_stat
 from lockstep.dashboard.memory import give_back
 from lockstep.dashboard.model import LogEntry, PipelineState
 from monitor.collector import LagCollector
-from monitor.lag import APPLIED, LagReport
+from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryStatus
 
 logger = logging.getLogger("lockstep.dashboard")
@@ -251,7 +251,11 @@ class Sampler:
         ends: dict[str, int] = collections.Counter()
         for (topic, _), end in cluster.end_offsets(partitions).items():
             ends[topic] += end
-        behind = {stage.name.removeprefix(APPLIED): stage.events_behind for stage in report.stages if stage.sink}
+        behind = {
+            stage.sink.label: stage.events_behind if stage.sink.has_begun else None
+            for stage in report.stages
+            if stage.sink is not None
+        }
         self._looks.append((now, ends, behind))
         self.rates = rates_of(self._looks[0], self._looks[-1], _topics_by_label(config, report))
 

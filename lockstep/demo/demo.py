@@ -10,12 +10,13 @@ import fcntl
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
 import psycopg
+from rich.console import RenderableType
 from rich.live import Live
 
 from cdc.model.errors import LockstepError
@@ -141,12 +142,13 @@ class _Demo:
             self._say(f"ended {killed} processes that an earlier run left behind")
         self._say("starting PostgreSQL, a second one as warehouse, Kafka, OpenSearch and Valkey")
         endpoints = self._stack.up(report=lambda name, what: self._say(f"{name}: {what}"))
+        near = _near(endpoints, self._directory)
         config = self._prepare(endpoints)
         source = self._closing.enter_context(contextlib.closing(connect(config.source, application=APPLICATION)))
         self._say("creating the sample shop")
         create_shop(source, seed=_SEED)
         rows = count_rows(source)
-        self._say("created " + ", ".join(f"{table} ({count:,} rows)" for table, count in rows.items()))
+        self._say(f"created {len(rows)} tables with {sum(rows.values()):,} rows")
         self._write_rate()
         # The writer comes first: the handoff from snapshot to stream happens under traffic, as it does in life.
         self._start(
@@ -161,27 +163,24 @@ class _Demo:
         self._say(f"the writer writes {self._pace.rate:g} transactions a second; taking the snapshot, starting Spark")
         if self._pace.rate < self._pace.most:
             self._say(f"it goes up to {self._pace.most:g} while all sinks stay within {FOLLOWS_S:.0f} s")
-        err.print(
-            links(
-                _addresses(endpoints, config.dashboard.listen),
-                directory=shown(self._directory),
-                config=shown(self._config_file),
-            )
+        addresses = links(
+            _addresses(near, config.dashboard.listen), directory=shown(self._directory), config=shown(self._config_file)
         )
         collector = self._closing.enter_context(LagCollector(config.as_pipeline(), config.sinks))
         traffic = Traffic(
             source,
             collector,
-            endpoints,
+            near,
             demo_began=self._began,
             counts=self.counts,
-            is_rebuilding=self._rebuild.is_due_or_running,
+            rebuild=self._rebuild.next,
             pace=self._pace,
             on_pace=self._change_rate,
         )
         if err.is_terminal:
-            self._watch_on_screen(traffic, endpoints)
+            self._watch_on_screen(traffic, endpoints, addresses)
         else:
+            err.print(addresses)
             self._watch_in_lines(traffic, endpoints)
         return self._finish(load(self._config_file), source, collector)
 
@@ -256,8 +255,8 @@ class _Demo:
                 self._say(traffic.sentence())
             time.sleep(_LOOK_EVERY_S)
 
-    def _watch_on_screen(self, traffic: Traffic, endpoints: Endpoints) -> None:
-        """What stays is printed once, above what changes: people can scroll back to it, and copy it later."""
+    def _watch_on_screen(self, traffic: Traffic, endpoints: Endpoints, addresses: RenderableType) -> None:
+        """The queries are printed once, above what changes: people can scroll back to them, and copy them later."""
         with Live(console=err, auto_refresh=False) as live:
             while not traffic.is_over(self._seconds):
                 self.check()
@@ -266,7 +265,7 @@ class _Demo:
                 chosen = traffic.new_examples()
                 if chosen:
                     live.console.print(queries(chosen, directory=shown(self._directory)))
-                live.update(screen(traffic.facts(self._seconds)), refresh=True)
+                live.update(screen(traffic.facts(self._seconds), addresses, width=err.width), refresh=True)
                 time.sleep(_SCREEN_EVERY_S)
 
     def _finish(self, config: Config, source: psycopg.Connection[Any], collector: LagCollector) -> int:
@@ -300,6 +299,15 @@ class _Demo:
             _print_json(document)
         self._say(f"{'every' if ok else 'NOT every'} sink and view is equal to the source")
         return 0 if ok else EXIT_FAILED
+
+
+def _near(endpoints: Endpoints, directory: Path) -> Endpoints:
+    """With the paths of password files as people need them who are where they have run the demo."""
+    dsns = {
+        name: getattr(endpoints, name).replace(f"{directory}/", f"{shown(directory)}/")
+        for name in ("source_dsn", "warehouse_dsn")
+    }
+    return replace(endpoints, **dsns)
 
 
 def _addresses(endpoints: Endpoints, listen: str) -> dict[str, str]:

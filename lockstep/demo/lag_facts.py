@@ -22,12 +22,18 @@ def slowest_sink(lag: LagReport) -> tuple[str, float] | None:
 
 
 def lag_sentence(lag: LagReport) -> str:
-    """How many seconds capture and each sink are behind, the last of their stages; in few words."""
-    last = {"capture" if stage.sink is None else stage.sink.label: stage for stage in lag.stages[1:]}
-    return "behind: " + ", ".join(f"{who} {_seconds(stage)}" for who, stage in last.items())
+    """How many seconds capture and each sink are behind, and who has applied nothing yet; in few words."""
+    named = {
+        "capture" if stage.sink is None else stage.sink.label: stage
+        for stage in lag.stages
+        if stage.sink is not None or stage.name == IN_KAFKA
+    }
+    behind = [f"{who} {_seconds(stage)}" for who, stage in named.items() if stage.lsn is not None]
+    waiting = [who for who, stage in named.items() if stage.lsn is None]
+    if waiting == list(named):
+        return "nothing is published yet"
+    return "behind: " + ", ".join(behind) + (f"; nothing yet: {', '.join(waiting)}" if waiting else "")
 
 
 def _seconds(stage: Stage) -> str:
-    if stage.lsn is None:
-        return "nothing yet"
     return "unknown" if stage.seconds_behind is None else f"{stage.seconds_behind:.1f} s"

@@ -1,8 +1,9 @@
 """What the demo shows while it runs. Pure: facts in, something to print out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -11,42 +12,98 @@ from rich.text import Text
 from lockstep.demo.examples import Example
 from lockstep.demo.writer import Counts
 from lockstep.verify.full_comparison import TableComparison
-from monitor.lag import LagReport
-from monitor.table import lag_table
+from monitor.lag import APPLIED, IN_KAFKA, READ, VISIBLE, LagReport, Stage
+from monitor.table import remarks
+
+_WIDE: Final = 110
+"""From so many columns on, the drawing has each stage of a sink by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known now. ``lag`` is None until the servers have answered once; ``waiting`` says what for."""
+    """What is known now. ``lag`` is None until the servers have answered once.
+
+    ``next`` is what happens next, and ``trouble`` which server doesn't answer, "" where all do.
+    """
 
     elapsed_s: float
-    remaining_s: float | None
     lag: LagReport | None
-    waiting: str
+    next: str
+    trouble: str
     counts: Counts
     transactions_per_s: float
 
 
-def screen(facts: Facts) -> RenderableType:
-    """What changes all the time; little enough for a small terminal."""
+def screen(facts: Facts, addresses: RenderableType, *, width: int) -> RenderableType:
+    """What changes all the time, and the addresses below it, in a terminal of this width; 24 lines at 80 columns."""
     parts: list[RenderableType] = [_headline(facts)]
     if facts.lag is not None:
-        parts += [lag_table(facts.lag), *_rejected(facts.lag)]
-    parts.append(_traffic(facts))
-    if facts.waiting:
-        parts.append(Text(facts.waiting, style="yellow"))
-    parts.append(Text("Ctrl-C stops everything", style="dim"))
+        parts += [*drawing(facts.lag, width=width), *_remarks(facts.lag), *_rejected(facts.lag)]
+    if facts.trouble:
+        parts.append(Text(facts.trouble, style="yellow"))
+    parts += [Text(f"next: {facts.next}", style="bold"), addresses, Text("Ctrl-C stops everything", style="dim")]
     return Group(*parts)
 
 
+def drawing(lag: LagReport, *, width: int) -> Iterator[Text]:
+    """The stages from left to right, with a line for each generation of a sink."""
+    stages = {stage.name: stage for stage in lag.stages}
+    sinks = [(stage.sink.label, stage) for stage in lag.stages if stage.sink is not None]
+    is_wide = width >= _WIDE
+    rail = "───" if is_wide else "─"
+    before_capture = f"PostgreSQL {rail} "
+    trunk = f"{before_capture}capture {rail} Kafka {rail}"
+    under = [trunk, " " * len(before_capture) + _figures(stages.get(IN_KAFKA))]
+    longest = max((len(label) for label, _ in sinks), default=0)
+    shown = (READ, APPLIED, VISIBLE) if is_wide else (APPLIED,)
+    heads = [part.strip(": ").rjust(9) for part in shown] if is_wide else ["behind".rjust(9)]
+    blanks = " " * (len(trunk) + len(rail) + 3 + longest)
+    yield Text(f"{blanks} {'state':8}{''.join(heads)}{'events':>9}", style="dim")
+    for at in range(max(len(sinks), len(under))):
+        left = (under[at] if at < len(under) else "").ljust(len(trunk))
+        if at >= len(sinks):
+            yield Text(left)
+            continue
+        label, stage = sinks[at]
+        fork = _fork(at, len(sinks))
+        line = Text(f"{left}{fork}{rail} {label:{longest}} ")
+        line.append(f"{stage.state.value:8}", style="red" if stage.state.needs_somebody else "")
+        line.append("".join(_seconds(stages.get(f"{part}{label}")).rjust(9) for part in shown))
+        line.append(f"{_number(stage.events_behind):>9}")
+        yield line
+
+
+def _fork(at: int, count: int) -> str:
+    if count == 1:
+        return "─"
+    return "┬" if at == 0 else "└" if at == count - 1 else "├"
+
+
+def _figures(stage: Stage | None) -> str:
+    return "" if stage is None else f"{stage.state.value} {_seconds(stage)}"
+
+
+def _seconds(stage: Stage | None) -> str:
+    return "-" if stage is None or stage.seconds_behind is None else f"{stage.seconds_behind:.1f} s"
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def _remarks(lag: LagReport) -> list[Text]:
+    """Those that ask for somebody's attention."""
+    return [Text(remark.sentence, style=remark.style) for remark in remarks(lag) if remark.style != "dim"]
+
+
 def links(addresses: Mapping[str, str], *, directory: Path, config: Path) -> RenderableType:
-    """Where everything is. Printed once, so that it can be scrolled back to and copied."""
+    """Where everything is."""
     table = Table.grid(padding=(0, 2))
-    for name, address in [*addresses.items(), ("configuration", str(config)), ("logs", f"{directory}/logs")]:
+    for name, address in [*addresses.items(), ("logs", f"{directory}/logs")]:
         style = f"link {address}" if address.startswith("http") else ""
         table.add_row(name, Text(address, style=style, overflow="fold"))
-    hint = f"the other commands take it too: lockstep lag --config {config}"
-    return Group("", table, Text(hint, style="dim", overflow="fold"), "")
+    table.add_row("commands", Text(f"lockstep lag --config {config}", overflow="fold"))
+    return table
 
 
 def queries(chosen: Sequence[Example], *, directory: Path) -> RenderableType:
@@ -62,10 +119,10 @@ def queries(chosen: Sequence[Example], *, directory: Path) -> RenderableType:
 
 
 def _headline(facts: Facts) -> Text:
+    counts = facts.counts
     text = Text("Lockstep demo", style="bold")
-    text.append(f"   {facts.elapsed_s:.0f} s", style="dim")
-    if facts.remaining_s is not None:
-        text.append(f"   the writer stops in {max(0.0, facts.remaining_s):.0f} s", style="dim")
+    written = f"{counts.transactions:,} transactions ({facts.transactions_per_s:.0f}/s)"
+    text.append(f"  {facts.elapsed_s:.0f} s  {written}, {counts.keys_changed:,} primary keys changed", style="not bold")
     return text
 
 
@@ -74,15 +131,6 @@ def _rejected(lag: LagReport) -> list[RenderableType]:
     if not rejected:
         return []
     return [Text("rejected: " + ", ".join(f"{name} {count}" for name, count in rejected.items()), style="bold red")]
-
-
-def _traffic(facts: Facts) -> Text:
-    counts = facts.counts
-    return Text(
-        f"written: {counts.transactions:,} transactions ({facts.transactions_per_s:.0f}/s),"
-        f" {counts.inserted:,} inserts, {counts.updated:,} updates, {counts.deleted:,} deletes,"
-        f" {counts.keys_changed:,} primary keys changed, {counts.rolled_back:,} rolled back"
-    )
 
 
 def comparison_table(comparisons_by_sink: Mapping[str, Sequence[TableComparison]]) -> Table:

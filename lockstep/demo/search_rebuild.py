@@ -39,7 +39,7 @@ class SearchRebuild:
         self._config_file = config_file
         self._children = children
         self._interrupts = interrupts
-        self._seconds = seconds
+        self._after_s = _AFTER_S if seconds is None else seconds / 2
         self._say = say
         self._began: float | None = None
         self._log_bytes = 0
@@ -54,8 +54,7 @@ class SearchRebuild:
         if self._is_done:
             return
         if self._began is None:
-            after_s = _AFTER_S if self._seconds is None else self._seconds / 2
-            if traffic_s is not None and traffic_s >= after_s:
+            if traffic_s is not None and traffic_s >= self._after_s:
                 self._began = self._heard_at = time.monotonic()
                 listen = load(self._config_file).dashboard.listen
                 text = configuration(endpoints, listen=listen, mapping_has_changed=True)
@@ -82,9 +81,14 @@ class SearchRebuild:
             self._log_bytes, self._heard_at = log_bytes, now
         return now - self._heard_at
 
-    def is_due_or_running(self) -> bool:
-        """Whether it is still to begin or to end."""
-        return not self._is_done
+    def next(self, traffic_s: float | None) -> str:
+        """What it does next, "" once it is done."""
+        if self._is_done:
+            return ""
+        if self._began is not None:
+            return f"{SEARCH} is built anew, and its readers are switched to that"
+        wait_s = max(0.0, self._after_s - (traffic_s or 0.0))
+        return f"in {wait_s:.0f} s {SEARCH} gets another mapping, and is rebuilt beside its readers"
 
     def _check_switched(self) -> None:
         config = load(self._config_file)

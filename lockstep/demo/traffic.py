@@ -40,16 +40,19 @@ class Traffic:
         *,
         demo_began: float,
         counts: Callable[[], Counts],
-        is_rebuilding: Callable[[], bool],
+        rebuild: Callable[[float | None], str],
         pace: TrafficPace,
         on_pace: Callable[[str], None],
     ) -> None:
-        """``on_pace`` gets a sentence each time that the writer is to write more or less than before."""
+        """``on_pace`` gets a sentence each time that the writer is to write more or less than before.
+
+        ``rebuild`` says what the rebuild does next, "" once it is done, by how long every sink has been following.
+        """
         self._pace = pace
         self._on_pace = on_pace
         self._demo_began = demo_began
         self._counts = counts
-        self._is_rebuilding = is_rebuilding
+        self._rebuild = rebuild
         self._source = source
         self._collector = collector
         self._endpoints = endpoints
@@ -105,7 +108,7 @@ class Traffic:
 
         Never before the rebuild is done: that it happens under traffic is the point of it.
         """
-        if seconds is None or self._is_rebuilding():
+        if seconds is None or self._rebuild(self.elapsed_s):
             return False
         return (remaining := self._remaining_s(seconds)) is not None and remaining <= 0
 
@@ -127,15 +130,26 @@ class Traffic:
         if now - rate_since >= _RATE_EVERY_S:
             self._rate = (counts.transactions - transactions_before) / (now - rate_since)
             self._rate_at = (now, counts.transactions)
-        waiting = "taking the snapshot ..." if self._snapshot_done is None else "starting Spark and the sinks ..."
         return Facts(
             elapsed_s=time.monotonic() - self._demo_began,
-            remaining_s=None if seconds is None else self._remaining_s(seconds),
             lag=self._lag,
-            waiting=self._unanswered or ("" if self._sinks_began is not None else waiting),
+            next=self._next(seconds),
+            trouble=self._unanswered,
             counts=counts,
             transactions_per_s=self._rate,
         )
+
+    def _next(self, seconds: float | None) -> str:
+        if self._snapshot_done is None:
+            return "the rows that the shop has are copied to Kafka"
+        if self._sinks_began is None:
+            return "Spark starts, and the sinks get their first rows"
+        if rebuild := self._rebuild(self.elapsed_s):
+            return rebuild
+        remaining_s = None if seconds is None else self._remaining_s(seconds)
+        if remaining_s is None:
+            return "nothing by itself; try the queries, and the live timeline"
+        return f"in {max(0.0, remaining_s):.0f} s the writer stops, and every row of every sink is compared"
 
     def _remaining_s(self, seconds: float) -> float | None:
         """None while nobody can tell: the snapshot isn't done."""

@@ -26,10 +26,13 @@ function roomLeft(source) {
 /** One line where no problem is listed. It says that all is well only where everything is known to run. */
 function summary({ capture, sinks, stream_queries: queries }) {
   const known = [capture, ...sinks, ...queries].every((one) => ["good", "busy"].includes(severity(one.state)));
-  if (known && sinks.length) return [stateOf("ok", "all well"), "Capture runs, and every sink gets further."];
   if ([capture, ...sinks].some((one) => one.state === "starting")) {
     return [stateOf("starting", "starting"), "A process has begun, and prepares."];
   }
+  if (sinks.some((one) => one.live && one.state === "building")) {
+    return [stateOf("building", "building"), "A sink gets its first rows."];
+  }
+  if (known && sinks.length) return [stateOf("ok", "all well"), "Capture runs, and every sink gets further."];
   if (capture.lsn === null) return [stateOf("unknown", "nothing runs"), sentence("Nothing was captured yet: `lockstep run` starts it.")];
   return [stateOf("unknown", "not everything runs"), "The table of stages says what is known."];
 }
