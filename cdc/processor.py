@@ -9,6 +9,7 @@ _ENOUGH: Final = 0.2
 """A machine on which work waits for less of the time isn't busy, whatever has just begun to run."""
 
 _SLOWDOWN_MAX: Final = 20.0
+_PATIENT_MAX: Final = 4.0
 
 
 def processor_wait_share() -> float | None:
@@ -35,6 +36,11 @@ def machine_slowdown() -> float:
     except OSError:
         return 1.0
     return slowdown(processor_wait_share(), runnable, os.cpu_count() or 1)
+
+
+def patient(seconds: float) -> float:
+    """A time-out as long as this machine needs now: up to four times as long where it is busy."""
+    return seconds * min(machine_slowdown(), _PATIENT_MAX)
 
 
 def slowdown(wait_share: float | None, runnable: float, processors: int) -> float:

@@ -7,10 +7,12 @@ from dataclasses import asdict, replace
 from pyspark.sql import SparkSession
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.timeouts import BUILD_SILENT_S
+from cdc.processor import patient
+from jobs.ending_thread import EndingThread
 from jobs.executor.result import Failure
 from jobs.generations.build_request import (
     BEAT_S,
-    SILENCE_MAX_S,
     BuildAnswer,
     BuildRequest,
     BuildState,
@@ -26,39 +28,42 @@ from jobs.spark.session import SparkEnded
 from sinks.contract import OpenedSink
 
 
-class AskedBuild:
+class AskedBuild(EndingThread):
     """The job of a request, and a thread that answers it. Ends when the job has, or nobody asks for it any more."""
 
     def __init__(self, plan: SinkPlan, spark: SparkSession, request: BuildRequest, *, report: Reporter) -> None:
+        super().__init__(f"build-{plan.name}-g{plan.generation}", spark, report=report)
         self._plan = plan
-        self._report = report
         self._answer = BuildAnswer(request.run)
         self._lock = threading.Lock()  # the job reports from threads of its own
-        self._stop = threading.Event()
         self._job = JobThread(plan, spark, report=self._take_in)
-        self._thread = threading.Thread(target=self._work, name=f"build-{plan.name}-g{plan.generation}")
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
+        self.start()
 
     def ask_to_stop(self) -> None:
         """The driver ends: another one may begin the job again."""
-        self._stop.set()
+        super().ask_to_stop()
         self._job.ask_to_stop()
 
-    def stop(self) -> None:
-        """The same, and wait for its end."""
-        self.ask_to_stop()
-        self._thread.join()
-
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
-            with closing((opened := self._plan.opened()).sink):
-                self._attend(opened)
+            if (opened := self._opened()) is not None:
+                with closing(opened.sink):
+                    self._attend(opened)
         finally:
             self._job.stop()
+
+    def _at_end(self) -> None:
+        if self.failure is not None:  # that the command doesn't know: it goes on without us
+            self._report(SinkFailed(self._plan.name, self._plan.generation, self.failure))
+
+    def _opened(self) -> OpenedSink | None:
+        """Where the request was found. None where that is away until the driver ends."""
+        while True:
+            try:
+                return self._plan.opened()
+            except Unavailable:
+                if self._stop.wait(BEAT_S):
+                    return None
 
     def _attend(self, opened: OpenedSink) -> None:
         """Answer until the job has ended, and end it once nobody asks for it any more."""
@@ -67,7 +72,7 @@ class AskedBuild:
             self._job.wait(BEAT_S)
             try:
                 request = load_request(opened.records, self._plan.generation)
-                is_gone = is_gone or silence.seconds(request, outages) > SILENCE_MAX_S
+                is_gone = is_gone or silence.seconds(request, outages) > patient(BUILD_SILENT_S)
                 if is_gone or request is None or request.run != self._answer.run:
                     self._job.ask_to_stop()
                 self._tell(opened)

@@ -17,6 +17,8 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
+from cdc.model.timeouts import OBEYED_S
+from cdc.processor import patient
 from jobs.consistency import KnownConsistency, known_consistency
 from jobs.dead_letters.store import DeadLetters
 from jobs.generations.asides import AsideState, Wish, load_asides, load_orders
@@ -34,8 +36,6 @@ from monitor.verification import Verification, load_verification
 from sinks.contract import CoordinationRecords, OpenedSink, Progress
 from sinks.registry import SinkSettings, definition, open_sink, with_definition
 from sinks.wrappers.column_names import load_names
-
-_DROP_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +338,7 @@ def take(opened: OpenedSink, number: int, record: Record, phase: Phase) -> None:
 
 
 def _wait_until_nobody_applies(opened: OpenedSink, number: int) -> None:
-    deadline = time.monotonic() + _DROP_WAIT_S
+    deadline = time.monotonic() + patient(OBEYED_S)
     while is_running(opened.records, number):
         if time.monotonic() > deadline:
             raise LockstepError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cdc.model.log_message import LogMessage
+from cdc.model.timeouts import STOPS_S
 from lockstep.console import EXIT_CONFIGURATION, EXIT_INTERRUPTED, EXIT_TAKEN_OVER, say, start_command
 
 logger = logging.getLogger("lockstep.run")
@@ -23,9 +24,6 @@ logger = logging.getLogger("lockstep.run")
 _WAIT_MAX_S = 30.0
 _STEADY_S = 60.0
 """A process that ran this long starts with short waits again."""
-_STOP_S = 30.0
-"""An idle machine needs 10 s at most. Killing what is left loses nothing: the next start goes on from what is stored.
-"""
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -148,8 +146,8 @@ def _stop(group: list[_Member], stopping: Stopping) -> None:
     with contextlib.suppress(OSError):  # a terminal that was closed must not keep us from stopping them
         *others, last = running
         names = f"{', '.join(others)} and {last}" if others else last
-        say(f"stopping {names}, up to {_STOP_S:.0f} s; Ctrl-C again kills them")
-    deadline = time.monotonic() + _STOP_S
+        say(f"stopping {names}, up to {STOPS_S:.0f} s; Ctrl-C again kills them")
+    deadline = time.monotonic() + STOPS_S
     while time.monotonic() < deadline and not stopping.is_urgent():
         if all(process.poll() is not None for process in running.values()):
             return

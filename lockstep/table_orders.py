@@ -6,6 +6,8 @@ from typing import Final
 
 from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
+from cdc.model.timeouts import OBEYED_S
+from cdc.processor import patient
 from jobs.generations.asides import AsideState, Order, Wish, give_again, give_order, is_done, load_asides
 from jobs.generations.lease import is_running
 from jobs.generations.record import Generation, Phase, check_owner
@@ -14,9 +16,6 @@ from lockstep.config import Config
 from lockstep.generations import list_of, settings_of, settings_of_generation
 from sinks.contract import CoordinationRecords, OpenedSink
 from sinks.registry import open_sink
-
-_OBEYED_S: Final = 60.0
-"""How long a command waits for a job to do what it was asked for: a batch that is under way ends first."""
 
 _LOOK_S: Final = 0.2
 
@@ -109,7 +108,7 @@ def _wait_until_obeyed(
         give_again(opened.records, number, orders, tables)
         say(f"{label}: no job applies to it now; the next one does what was asked for, `lockstep apply` starts it")
         return True
-    deadline, had_error = time.monotonic() + _OBEYED_S, has_error(opened.records, number)
+    deadline, had_error = time.monotonic() + patient(OBEYED_S), has_error(opened.records, number)
     while time.monotonic() < deadline:
         orders = give_again(opened.records, number, orders, tables)
         asides = load_asides(opened.records, number)

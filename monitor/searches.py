@@ -5,13 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
+from cdc.model.timeouts import SEARCHES_SILENT_S
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.searches import Search, SearchStatus, StoredSearches
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.registry import SinkSettings
-
-SILENT_S: Final = 60.0
-"""Whoever tells of searches shows that every ten seconds. After so long without that nobody does."""
 
 _LOOK_EVERY_S: Final = 10.0
 
@@ -33,7 +31,7 @@ class StandingSearches:
 
     @property
     def is_silent(self) -> bool:
-        return self.silent_s > SILENT_S
+        return self.silent_s > SEARCHES_SILENT_S
 
 
 class Stored(Protocol):

@@ -34,6 +34,10 @@ CAPTURE_SILENT_S: Final = 30.0
 """A capture that reads no slot and has asked the source nothing for so long hangs: at work it asks every ten seconds.
 """
 
+CAPTURE_PREPARES_S: Final = 300.0
+"""A capture that has begun and gets no further towards its slot for so long needs somebody. Before it reads the slot it
+may read a whole topic, which is minutes for a large one."""
+
 LONG_SILENT_S: Final = 60.0
 """Whoever has given no sign of life for less may be waiting for a processor: nobody is told to end it."""
 
@@ -128,6 +132,8 @@ class Stalls:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._states: dict[str, tuple[StageState, int]] = {}
+        # How far a capture was that prepares to read its slot, and since when.
+        self._prepares: tuple[Hashable, float] | None = None
 
     def judge(self, report: LagReport, look: Look) -> LagReport:
         """The report with the state of each stage, now that this was seen too."""
@@ -155,6 +161,8 @@ class Stalls:
         return replace(report, stages=tuple(stages), first_copy_left=_is_left(stages, look))
 
     def _received(self, stage: Stage, look: Look, report: LagReport) -> Stage:
+        if report.slot_active or not look.source.is_captured:
+            self._prepares = None
         if report.broken:
             return _as(stage, StageState.STOPPED, reason=report.broken[0], hint="`lockstep doctor` says what to do")
         if not report.slot_active:
@@ -182,8 +190,7 @@ class Stalls:
                     stage, StageState.BUILDING, reason="the first copy isn't complete, and the stream begins after it"
                 )
             if hung_since_ms is None and look.source.is_captured:
-                reason = f"capture has begun, and prepares to read slot {look.slot}"
-                return _as(stage, StageState.STARTING, reason=reason)
+                return self._preparing(stage, look)
             if hung_since_ms is not None:
                 reason = (
                     f"capture hung, and nobody reads slot {look.slot} since: PostgreSQL gave it up, or it was killed"
@@ -219,6 +226,19 @@ class Stalls:
         if (still_s if look.source.told_at is None else silent_s) < LONG_SILENT_S:
             return _as(stage, StageState.STALLED, reason=reason, hint=_LOOK_AGAIN)
         return _as(stage, StageState.STALLED, reason=f"{reason}: its process hangs", hint=_CAPTURE_AGAIN)
+
+    def _preparing(self, stage: Stage, look: Look) -> Stage:
+        """Of a capture that has begun. One that is started again and again gets no further either."""
+        source = look.source
+        sign = source.wal_status, stage.lsn, source.slot_waits_for, source.blocked_by
+        if self._prepares is None or self._prepares[0] != sign:
+            self._prepares = sign, look.at_s
+        still_s = look.at_s - self._prepares[1]
+        if still_s < CAPTURE_PREPARES_S * look.slowdown:
+            reason = f"capture has begun, and prepares to read slot {look.slot}"
+            return _as(stage, StageState.STARTING, reason=reason)
+        reason = f"capture has begun, and hasn't come to read slot {look.slot} for {still_s:.0f} s"
+        return _as(stage, StageState.ABSENT, reason=reason, hint="its log says what it waits for, or why it ends")
 
     def _hung_since_ms(self, stage: Stage) -> int | None:
         """Since when the stage hung at the last look, or had hung when it lost its connection; else None.
@@ -475,7 +495,7 @@ def _ended(stage: Stage, job: JobStatus) -> Stage:
         case JobState.STARTING:
             return replace(stage, state=StageState.STARTING, since_ms=job.since_ms, reason=_STARTS)
         case JobState.SILENT:
-            reason, state = "its job ended without a word", StageState.SILENT
+            reason, state = "its job ended without a word, or hangs", StageState.SILENT
         case _:
             reason, state = "no job applies to it", StageState.ABSENT
     return replace(stage, state=state, since_ms=job.since_ms, reason=reason, hint=job.start)

@@ -105,7 +105,9 @@ class StreamQueryStatus:
         if self._is_waiting:
             return self.waits_for or ""
         if self.job is not None and self.job.state is JobState.SILENT:
-            return f"its job ended without a word; its last sign of life was at {time_text(self.job.since_ms)}"
+            return (
+                f"its job ended without a word, or hangs; its last sign of life was at {time_text(self.job.since_ms)}"
+            )
         reason = "" if self.job is None else self.job.reason or ""
         return reason or self.why_undelivered
 

@@ -20,6 +20,7 @@ from cdc.capture.loop import Pause
 from cdc.capture.published_table import PublishedTable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
+from cdc.model.timeouts import SLOT_COMES_S
 from cdc.pipeline import Pipeline
 from cdc.postgres.connection import connection_error
 from cdc.postgres.memberships import memberships
@@ -39,9 +40,6 @@ from snapshot.waits import SAID_AFTER_S, Waits
 
 _SLOT_PATIENCE_S: Final = 3.0
 """How long the stream may stop for a slot that is created while nothing else is done, at first."""
-
-_SLOT_PATIENCE_MAX_S: Final = 60.0
-"""And after many attempts: where some transaction that writes always lasts longer, the copy would never begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ class StreamCopies:
             return None
         coming = opened.enter_context(ComingSlot(pipeline.source, temporary_slot_name(pipeline.slot)))
         if not coming.wait(self._patience_s, self._while_waiting):
-            self._patience_s = min(_SLOT_PATIENCE_MAX_S, 2 * self._patience_s)
+            self._patience_s = min(SLOT_COMES_S, 2 * self._patience_s)
             self._say_waiting()
             return None
         self._patience_s = _SLOT_PATIENCE_S

@@ -17,6 +17,7 @@ from cdc.model.errors import ConfigurationError
 from cdc.model.lsn import format_lsn
 from cdc.model.table import Table, TableName
 from cdc.model.tag import VERSION_EPOCHS
+from cdc.model.timeouts import SLOT_LET_GO_S
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection, SystemIdentity
 from cdc.postgres.slot import Slot, drop_slot, end_other_reader, find_slot, require_own_slot, source_time_ms
@@ -26,9 +27,6 @@ from snapshot.table_reader import SnapshotReader
 
 RECOVERIES_MAX: Final = VERSION_EPOCHS - 1
 """How often one pipeline can be recovered: an OpenSearch version has room for so many epochs."""
-
-_LET_GO_S: Final = 30.0
-"""How long an older reader may take to let go of the slot."""
 
 
 def what_is_missing(
@@ -145,7 +143,7 @@ def drop_own_slot(sql: psycopg.Connection[Any], name: str, say: Callable[[str], 
 
     Raises LockstepError for a slot that isn't ours, or that isn't let go of.
     """
-    deadline = time.monotonic() + _LET_GO_S
+    deadline = time.monotonic() + SLOT_LET_GO_S
     while (slot := find_slot(sql, name)) is not None:
         require_own_slot(slot, sql.info.dbname)
         if slot.active_pid is not None:

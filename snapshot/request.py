@@ -12,19 +12,19 @@ import psycopg
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.model.timeouts import OBEYED_S
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import load_tables
 from cdc.postgres.connection import connect, connection_error
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, notify_order, send_order
 from cdc.postgres.repair_messages import KEYS_MAX, request_repair
 from cdc.postgres.slot import find_slot, is_captured, require_own_slot
+from cdc.processor import patient
 from cdc.protocol.envelope import TableEncoder
 from cdc.stream.slot_guard import HeldWal, look_at_slot
 from snapshot.table_reader import RowReader
 
 _GIVE_AGAIN_S: Final = 1.0
-_PATIENCE_S: Final = 60.0
-"""How long capture may take to end what it copies, and to say so."""
 _ABSENCE_S: Final = 5.0
 """How long no capture may be at work: one that lost a connection is back sooner."""
 
@@ -134,6 +134,7 @@ def _order_first_copy(
         )
     is_to_pause = action is CopyAction.PAUSE
     began_s = seen_s = time.monotonic()
+    obeyed_s = patient(OBEYED_S)
     while True:
         notify_order(connection, CopyOrder(slot, action, None))
         state = read_state(pipeline.kafka.client(), pipeline.name, slot)
@@ -155,9 +156,9 @@ def _order_first_copy(
                 "capture doesn't run, so nothing is copied and nobody takes orders about the first copy",
                 hint=f"start it with `lockstep capture`, then: lockstep snapshot {action}",
             )
-        if now_s - began_s > _PATIENCE_S:
+        if now_s - began_s > obeyed_s:
             raise LockstepError(
-                f"capture hasn't obeyed in {_PATIENCE_S:.0f} s: it may wait for PostgreSQL or Kafka, as its log says",
+                f"capture hasn't obeyed in {obeyed_s:.0f} s: it may wait for PostgreSQL or Kafka, as its log says",
                 hint="it may obey later; `lockstep snapshot status` shows whether the copy is paused",
             )
         time.sleep(_GIVE_AGAIN_S)

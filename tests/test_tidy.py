@@ -194,3 +194,21 @@ def test_every_locked_package_is_pinned_and_hashed(name: str) -> None:
     text = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
     entries = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert [line for line in entries if "==" not in line or "--hash=sha256:" not in line] == []
+
+
+_WAITS = re.compile(r"_?\w*(TIMEOUT|PATIENCE|GIVE_UP|LET_GO|OBEYED|SILEN|STUCK|STOP|EXIT|ANSWER|WAIT)\w*_S")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_long_wait_is_among_all_others_with_its_reason(path: Path) -> None:
+    """But for what ``lag`` calls stalled, which is no wait, and for how rarely something is tried again."""
+    if path in (ROOT / "cdc/model/timeouts.py", ROOT / "monitor/stalls.py"):
+        return
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        target = node.target if isinstance(node, ast.AnnAssign) else None
+        if isinstance(node, ast.Assign):
+            target = node.targets[0]
+        value = getattr(node, "value", None)
+        if isinstance(target, ast.Name) and isinstance(value, ast.Constant) and isinstance(value.value, int | float):
+            is_wait = _WAITS.fullmatch(target.id) and not target.id.endswith("WAIT_MAX_S")
+            assert not (is_wait and value.value >= 30), f"{target.id}: put it into cdc/model/timeouts.py"

@@ -12,6 +12,7 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import Table, TableName
+from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, is_schema_key
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 
@@ -37,9 +38,6 @@ for each commit: the record, and the marker behind it."""
 
 _RINGS_AT_ONCE = 1000
 """What has come meanwhile is one ring."""
-
-_READ_TIMEOUT_S = 30.0
-"""When nothing comes for so long, the broker isn't serving."""
 
 _ASK_AGAIN_S = 1.0
 """When nothing comes for so long, a topic may have been deleted. The client takes half a minute to tell of that."""
@@ -71,8 +69,8 @@ def _records(
             if gone is not None and now - asked > _ASK_AGAIN_S:
                 unread -= gone(unread)
                 asked = now
-            if now - heard > _READ_TIMEOUT_S:
-                nothing = f"nothing came for {_READ_TIMEOUT_S:.0f} s"
+            if now - heard > KAFKA_SILENT_S:
+                nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
                 if refused is None:
                     raise Unavailable(f"the end of topic {min(unread)} wasn't reached: {nothing}")
                 refused.update(dict.fromkeys(unread, nothing))

@@ -8,8 +8,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.kafka.client import new_client
 from cdc.model.errors import Unavailable
+from cdc.model.timeouts import KAFKA_CONFIRMS_S
 
-_TIMEOUT_S: Final = 30
 _RECORD_BYTES_MAX: Final = 1_000_000_000
 """librdkafka's own limit is out of the way: the topic's decides, and the broker says so."""
 
@@ -24,7 +24,7 @@ def delivering_producer(client: Mapping[str, str | int]) -> Producer:
             **client,
             "acks": "all",
             "enable.idempotence": True,
-            "delivery.timeout.ms": _TIMEOUT_S * 1000,
+            "delivery.timeout.ms": int(KAFKA_CONFIRMS_S * 1000),
             "message.max.bytes": _RECORD_BYTES_MAX,
             "compression.type": "lz4",
         },
@@ -46,7 +46,7 @@ def deliver(
 
     try:
         for key, value, headers in records:
-            deadline = time.monotonic() + _TIMEOUT_S
+            deadline = time.monotonic() + KAFKA_CONFIRMS_S
             while True:
                 try:
                     producer.produce(topic, key=key, value=value, headers=list(headers), on_delivery=delivered)
@@ -56,7 +56,7 @@ def deliver(
                         raise
                     producer.poll(0.1)
             producer.poll(0)
-        unsent = producer.flush(_TIMEOUT_S + 5)
+        unsent = producer.flush(KAFKA_CONFIRMS_S + 5)
     except BufferError as error:
         raise Unavailable(f"topic {topic} takes no more records: Kafka doesn't answer") from error
     except KafkaException as error:

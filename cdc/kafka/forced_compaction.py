@@ -26,6 +26,7 @@ from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, erasures_topic_plan, reason
 from cdc.kafka.topic_names import ERASURES, control_topic
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.timeouts import KAFKA_SHOWS_S
 
 _SEGMENT_MS: Final = 1_000
 """How old a segment gets at most: a topic that is written all the time has one a second more."""
@@ -36,7 +37,6 @@ TEMPORARY: Final[Mapping[str, str]] = {"segment.ms": str(_SEGMENT_MS), "min.clea
 _ROLL_EVERY_S: Final = 1.2
 _LOOK_EVERY_S: Final = 0.3
 _ANSWER_S: Final = 15.0
-_SHOWN_S: Final = 30.0
 _TRANSACTION_MS: Final = 15_000
 """After so long the brokers abort the transaction of one who was killed. Until then readers of the topic wait."""
 
@@ -319,7 +319,7 @@ class ForcedCompaction:
         Else the next one would take what it has set itself for what the topic had, and leave it there for good. Raises
         Unavailable where they don't in time: what is to be put back stays remembered.
         """
-        deadline = time.monotonic() + _SHOWN_S
+        deadline = time.monotonic() + KAFKA_SHOWS_S
         while self._cluster.own_config(topic, settings) != settings:
             if time.monotonic() > deadline:
                 raise Unavailable(f"Kafka's brokers don't show the settings of topic {topic} that were put back")

@@ -15,13 +15,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
+from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_END, TAG_HEADER, TAG_START
 from cdc.spilling import SpillingMap
 
 _OFFSET: Final = Struct("<q")
-
-_PATIENCE_S: Final = 60.0
-"""How long a read may get nothing at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +164,9 @@ def _messages(consumer: Consumer, start: TopicPartition, end: int) -> Iterator[M
     while True:
         message = consumer.poll(0.2)
         if message is None:
-            if time.monotonic() - heard > _PATIENCE_S:
+            if time.monotonic() - heard > KAFKA_SILENT_S:
                 raise Unavailable(
-                    f"the end of topic {start.topic} wasn't reached: nothing came for {_PATIENCE_S:.0f} s"
+                    f"the end of topic {start.topic} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
                 )
             continue
         heard = time.monotonic()

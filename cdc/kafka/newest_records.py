@@ -9,11 +9,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
+from cdc.model.timeouts import KAFKA_SILENT_S
 
 _TAIL_OFFSETS = 50
 """How far before its end a partition is read: transaction markers have offsets too, and compaction leaves gaps."""
-
-_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,17 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
     consumer = open_consumer(client, topics)
     newest: dict[tuple[str, int], NewestRecord] = {}
     unread = set(ends)
-    deadline = time.monotonic() + _TIMEOUT_S
+    heard = time.monotonic()
     try:
         consumer.assign([TopicPartition(*at, max(0, end - _TAIL_OFFSETS)) for at, end in ends.items()])
         while unread:
-            if time.monotonic() > deadline:
-                raise Unavailable(f"the end of {len(unread)} partitions wasn't reached in {_TIMEOUT_S:.0f} s")
             message = consumer.poll(0.2)
             if message is None:
+                if time.monotonic() - heard > KAFKA_SILENT_S:
+                    nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
+                    raise Unavailable(f"the end of {len(unread)} partitions wasn't reached: {nothing}")
                 continue
+            heard = time.monotonic()
             at = (message.topic() or "", message.partition() or 0)
             error = message.error()
             if error is None:

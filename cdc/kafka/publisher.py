@@ -25,13 +25,11 @@ from cdc.kafka.topic_admin import (
 from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic, table_topic
 from cdc.model.errors import LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.table import TableName
+from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
 from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TableTexts
 from cdc.protocol.envelope import TAG_HEADER
 
 _SLICE_S = 1.0
-_GIVE_UP_S = 120.0
-"""A Kafka that doesn't take a batch for this long: start over from the state, with a new connection."""
-
 TRANSACTION_TIMEOUT_MS = 60_000
 """After this the broker aborts what a hung process left open; until then its readers wait."""
 
@@ -277,9 +275,9 @@ class TransactionalPublisher:
             except BufferError:
                 self._call("poll", self._producer.poll, 0.05)
                 self._while_waiting()
-                deadline = deadline or time.monotonic() + _GIVE_UP_S
+                deadline = deadline or time.monotonic() + KAFKA_TAKES_NOTHING_S
                 if time.monotonic() > deadline:
-                    raise Unavailable(f"Kafka took nothing of a full batch in {_GIVE_UP_S:.0f} s") from None
+                    raise Unavailable(f"Kafka took nothing of a full batch in {KAFKA_TAKES_NOTHING_S:.0f} s") from None
             except KafkaException as error:
                 raise self._translated(error, topic=topic, size=len(value or b"")) from error
 
@@ -405,11 +403,13 @@ class TransactionalPublisher:
             raise self._translated(error, doing=doing) from error
 
     def _flush(self) -> None:
-        deadline = time.monotonic() + _GIVE_UP_S
-        while self._call("flush", self._producer.flush, _SLICE_S):
+        fewest, moved = None, time.monotonic()
+        while left := self._call("flush", self._producer.flush, _SLICE_S):
             self._while_waiting()
-            if time.monotonic() > deadline:
-                raise Unavailable(f"Kafka didn't take the batch in {_GIVE_UP_S:.0f} s")
+            if fewest is None or left < fewest:
+                fewest, moved = left, time.monotonic()
+            elif time.monotonic() - moved > KAFKA_TAKES_NOTHING_S:
+                raise Unavailable(f"Kafka took nothing of the batch for {KAFKA_TAKES_NOTHING_S:.0f} s")
 
     def _bounds(self, topics: set[str]) -> dict[str, tuple[int, ...]]:
         """The topics' ends, our open transaction's events included."""
@@ -423,7 +423,7 @@ class TransactionalPublisher:
 
     def _patiently(self, name: str, call: Callable[[float], object]) -> None:
         """Call again after each time-out, which the client allows and resumes."""
-        deadline = time.monotonic() + _GIVE_UP_S
+        deadline = time.monotonic() + KAFKA_TAKES_NOTHING_S
         while True:
             try:
                 call(_SLICE_S)

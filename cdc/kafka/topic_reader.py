@@ -13,13 +13,11 @@ from cdc.kafka.consumer import close_consumer, open_consumer
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of, reason
 from cdc.model.errors import Unavailable
 from cdc.model.tag import SNAPSHOT_SEQ
+from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.envelope import DELETE_START, EVENT_START, TAG_HEADER, TAG_START, after_of, tag_text
 from cdc.spilling import SpillingMap
 
 _ASK_AGAIN_S = 2.0
-_PATIENCE_S = 60.0
-"""How long a read may get nothing at all; a topic of any size is read as long as something comes."""
-
 _MESSAGES_AT_ONCE = 5000
 _WAIT_SLICE_S = 0.2
 
@@ -103,8 +101,10 @@ class TopicReader:
             self._while_waiting()
             if messages:
                 asked = time.monotonic()
-            elif time.monotonic() - heard > _PATIENCE_S:
-                raise Unavailable(f"the end of topic {at.topic} wasn't reached: nothing came for {_PATIENCE_S:.0f} s")
+            elif time.monotonic() - heard > KAFKA_SILENT_S:
+                raise Unavailable(
+                    f"the end of topic {at.topic} wasn't reached: nothing came for {KAFKA_SILENT_S:.0f} s"
+                )
             elif time.monotonic() - asked > _ASK_AGAIN_S:
                 # The client tells of an end once. The markers of a transaction may come after that, and without a word.
                 consumer.assign([TopicPartition(at.topic, at.partition, following)])

@@ -3,21 +3,19 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 
 from cdc.kafka.topic_admin import COMMIT_MARKER_LOSS
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.lsn import Lsn, format_lsn
+from cdc.model.timeouts import SLOT_LET_GO_S
 from cdc.pipeline import Pipeline
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import end_other_reader, find_slot
 from cdc.protocol.control_records import CaptureState, StreamedTransaction
 from cdc.stream.source_checks import RECOVER
-
-_TAKE_OVER_S: Final = 30.0
-"""How long an older reader may take to let go of the slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ def start_stream(
     Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
     Unavailable when it can't be reached.
     """
-    deadline = time.monotonic() + _TAKE_OVER_S
+    deadline = time.monotonic() + SLOT_LET_GO_S
     only_local = pipeline.source.origin == "none"
     while True:
         slot = find_slot(sql, state.slot)

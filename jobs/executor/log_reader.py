@@ -22,15 +22,13 @@ from cdc.kafka.client import new_client
 from cdc.kafka.consumer import close_consumer, find_leaders
 from cdc.kafka.topic_admin import reason
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.timeouts import KAFKA_SILENT_S
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.offsets import Offsets
 from sinks.contract import TopicPartition
 
 Client = Mapping[str, str | int]
 """librdkafka's configuration. Holds the password."""
-
-_PATIENCE_S: Final = 30.0
-"""For how long nothing may come at all."""
 
 _WAIT_S: Final = 0.2
 _FOLLOW_WAIT_S: Final = 0.05
@@ -195,8 +193,8 @@ class LogReader:
                     messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, 0)]
                     heard = time.monotonic()
                     yield from self._taken(messages, remaining)
-                elif time.monotonic() - heard > _PATIENCE_S:
-                    raise Unavailable(f"Kafka has sent nothing for {_PATIENCE_S:.0f} s")
+                elif time.monotonic() - heard > KAFKA_SILENT_S:
+                    raise Unavailable(f"Kafka has sent nothing for {KAFKA_SILENT_S:.0f} s")
         except KafkaException as error:
             raise Unavailable(f"the log can't be read: {reason(error)}") from error
         finally:
@@ -222,8 +220,8 @@ class LogReader:
                 if first is not None:
                     messages = [first, *self._consumer.consume(_MESSAGES_AT_ONCE, _GATHER_S)]
                     heard = time.monotonic()
-                elif behind and time.monotonic() - heard > _PATIENCE_S:
-                    raise Unavailable(f"Kafka has sent nothing for {_PATIENCE_S:.0f} s")
+                elif behind and time.monotonic() - heard > KAFKA_SILENT_S:
+                    raise Unavailable(f"Kafka has sent nothing for {KAFKA_SILENT_S:.0f} s")
                 polled = self._polled(messages)
                 reached |= polled.ends
                 behind = {at: end for at, end in behind.items() if reached.get(at, 0) < end}

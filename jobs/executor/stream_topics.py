@@ -5,6 +5,7 @@ has each row once. One producer per worker writes, and nothing counts as written
 """
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from cdc.kafka.client import batch_bytes, new_client
 from cdc.kafka.topic_admin import NOT_ALLOWED, TopicAdmin, reason, without_rights
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.event import JsonValue
+from cdc.model.timeouts import KAFKA_TAKES_NOTHING_S
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client
 from jobs.executor.result import RejectedEvent
@@ -30,9 +32,6 @@ _SIDE_FACTS_BYTES: Final = 2048
 
 _SIDE_KEY_BYTES_MAX: Final = 1000
 _REASON_MAX: Final = 300
-
-_FLUSH_S: Final = 120.0
-"""A Kafka that hasn't confirmed all for so long: the batch is done again."""
 
 _SLICE_S: Final = 1.0
 _QUEUE_KBYTES: Final = 32 * 1024
@@ -94,12 +93,15 @@ class StreamTopics:
 
     def flush(self) -> None:
         """Wait until all that was added is durable."""
-        left = self._producer.flush(_FLUSH_S)
+        fewest, moved = None, time.monotonic()
+        while left := self._producer.flush(_SLICE_S):
+            self._check()
+            if fewest is None or left < fewest:
+                fewest, moved = left, time.monotonic()
+            elif time.monotonic() - moved > KAFKA_TAKES_NOTHING_S:
+                query, seconds = self._where.query, KAFKA_TAKES_NOTHING_S
+                raise Unavailable(f"Kafka has confirmed no record of stream query {query!r} for {seconds:.0f} s")
         self._check()
-        if left:
-            raise Unavailable(
-                f"Kafka hasn't confirmed records of stream query {self._where.query!r} for {_FLUSH_S:g} s"
-            )
 
     def close(self) -> None:
         """What isn't confirmed is given up."""

@@ -32,9 +32,6 @@ from sinks.contract import CoordinationRecords
 BEAT_S: Final = 1.0
 """How often each side shows that it lives, and looks at the other."""
 
-SILENCE_MAX_S: Final = 30.0
-"""A side that shows nothing for so long is gone. On a busy machine a process may get no processor for seconds."""
-
 
 class Silence:
     """For how long signs of life haven't changed, for who looks again and again."""

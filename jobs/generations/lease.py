@@ -31,12 +31,10 @@ import orjson
 
 from cdc.model.errors import DataLost, Fenced, Unavailable
 from cdc.model.table import TableName
+from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.read_so_far import ReadSoFar
 from sinks.contract import CoordinationRecords, OpenedSink
-
-PAUSE_MAX_S: Final = 90.0
-"""How long a job pauses at most when it was asked to: whoever asked may have died."""
 
 HEARTBEAT_S: Final = 2.0
 """How often a job shows that it runs."""

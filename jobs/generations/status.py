@@ -50,7 +50,8 @@ class JobState(StrEnum):
     """``RUNNING``: a job applies to the generation. ``STARTING``: one is on its way to. ``STOPPED``: it
     ended by an error, or a newer one ended it that has ended since, and somebody has to act.
 
-    ``SILENT``: it ended without a word. ``ABSENT``: none runs, since none was started or the last was told to stop.
+    ``SILENT``: it ended without a word, or hangs. ``ABSENT``: none runs, since none was started or the last was told
+    to stop.
     """
 
     RUNNING = "running"
@@ -120,7 +121,7 @@ class JobStatus:
                 )
             case JobState.SILENT:
                 last = f"its last sign of life was at {time_text(self.since_ms)}"
-                return f"{label}: its job ended without a word, {last}: {start}"
+                return f"{label}: its job ended without a word, or hangs; {last}: {start}"
             case JobState.STARTING:
                 return f"{label}: its job is starting since {time_text(self.since_ms)}"
             case JobState.ABSENT if self.since_ms is None:

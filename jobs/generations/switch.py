@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.timeouts import CATCHES_UP_S, PAUSE_MAX_S
+from cdc.processor import patient
 from jobs.consistency import load_consistency
 from jobs.generations.columns import load_columns
-from jobs.generations.lease import PAUSE_MAX_S, SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
+from jobs.generations.lease import SYSTEM_CLOCK, Clock, pause_request_name, wait_for_pause
 from jobs.generations.status import JobState, job_status
 from jobs.offsets import Offsets
 from sinks.contract import OpenedSink, Progress
@@ -21,9 +23,6 @@ PREVIOUS: Final = "previous"
 
 _SWITCH_S: Final = PAUSE_MAX_S / 2
 """How long a switch may take once it has asked the old generation's job to pause."""
-
-_APPROACH_S: Final = 300.0
-"""How long a switch lets the new generation come close before it asks the old one's job to pause."""
 
 _LOOK_S: Final = 0.2
 
@@ -119,10 +118,10 @@ def _approach(
     Raises LockstepError when it doesn't catch up, and at once when its job has stopped by an error, and as
     ``_check_unread``.
     """
-    wanted_offsets, began = log_ends(), clock.monotonic_s()
+    wanted_offsets = log_ends()
     _check_unread(new, target, old, live, wanted_offsets)
     wanted_topics = _topics_read(old)
-    last, moved_at, said_at = None, began, -math.inf
+    last, moved_at, said_at = None, clock.monotonic_s(), -math.inf
     while (lacking := _lacking(new, target, wanted_offsets, wanted_topics)) != _NOTHING:
         now = clock.monotonic_s()
         if now - said_at >= _SAY_S:
@@ -134,7 +133,7 @@ def _approach(
             said_at = now
         if lacking != last:
             last, moved_at = lacking, now
-        if now - moved_at > _SWITCH_S or now - began > _APPROACH_S:
+        if now - moved_at > patient(CATCHES_UP_S):
             raise lacking.error(target, live)
         clock.sleep(_LOOK_S)
 

@@ -6,19 +6,17 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from cdc.model.errors import LockstepError
+from cdc.model.timeouts import JVM_WORKS_S
+from cdc.processor import patient
 from jobs.settings import SparkSettings
 from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.class_archive import QUIET, archive_file
 from jobs.spark.session import open_session
-
-_BATCH_S: Final = 60.0
-_EXIT_S: Final = 120.0
 
 
 def make_archive(settings: SparkSettings) -> Path:
@@ -41,7 +39,7 @@ def make_archive(settings: SparkSettings) -> Path:
         done = subprocess.run(
             [sys.executable, "-c", program], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
         )
-        deadline = time.monotonic() + _EXIT_S
+        deadline = time.monotonic() + patient(JVM_WORKS_S)
         while done.returncode == 0 and not unfinished.exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         if done.returncode or not unfinished.exists():
@@ -76,14 +74,14 @@ def run_a_batch(java_home: str, archive: str) -> None:
         .trigger(processingTime="0 seconds")
         .start()
     )
-    deadline = time.monotonic() + _BATCH_S
+    deadline = time.monotonic() + patient(JVM_WORKS_S)
     while not query.recentProgress and query.isActive and time.monotonic() < deadline:
         time.sleep(0.1)
     query.stop()
     spark.stop()
     gateway.shutdown()
     jvm.stdin.close()
-    jvm.wait(_EXIT_S)
+    jvm.wait(patient(JVM_WORKS_S))
 
 
 def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

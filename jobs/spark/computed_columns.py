@@ -30,7 +30,7 @@ from cdc.model.table import Table, TableName
 from jobs.executor.computed_row import COMPUTED, condition_name
 from jobs.executor.shape_history import TableHistory
 from jobs.settings import SparkSettings
-from jobs.spark.jvm import JVM_ERRORS, text_of
+from jobs.spark.jvm import REFUSALS, questions, text_of
 from jobs.spark.session import open_session
 from sinks.table_settings import Expressions
 
@@ -112,7 +112,8 @@ def checked_plans(
 
 def expression_problems(spark: SparkSession, plans: Mapping[TableName, TablePlan]) -> list[str]:
     """Everything that is wrong in the expressions of these plans, a sentence each. No row is needed for it."""
-    return [problem for plan in plans.values() for problem in _problems(spark, plan)]
+    with questions():
+        return [problem for plan in plans.values() for problem in _problems(spark, plan)]
 
 
 def with_computed(records: DataFrame, plans: Mapping[str, TablePlan]) -> DataFrame:
@@ -271,7 +272,7 @@ def _used_columns(spark: SparkSession, plan: TablePlan) -> list[SourceColumn]:
 
 
 def _references(spark: SparkSession, sql: str) -> list[str]:
-    """The columns that an expression names. Raises one of JVM_ERRORS when it isn't one."""
+    """The columns that an expression names. Raises one of REFUSALS when it isn't one."""
     return [name for kind, name in _leaves(spark, sql) if kind == "UnresolvedAttribute"]
 
 
@@ -296,7 +297,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
         )
         try:
             leaves = _leaves(spark, sql)
-        except JVM_ERRORS as error:
+        except REFUSALS as error:
             yield f"{what}: not an expression: {_first_line(error)}"
             continue
         unknown = sorted({column for kind, column in leaves if kind == "UnresolvedAttribute"} - known_names)
@@ -319,7 +320,7 @@ def _problems(spark: SparkSession, plan: TablePlan) -> Iterator[str]:
                 yield f"{what}: its value must follow from the row alone, the same whenever it is asked for"
             elif not _looks_at_one_row(logical):
                 yield f"{what}: it may look at one row only"
-        except JVM_ERRORS as error:
+        except REFUSALS as error:
             yield f"{what}: {_first_line(error)}"
 
 

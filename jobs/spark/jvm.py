@@ -12,10 +12,13 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from cdc.model.errors import LockstepError
+from cdc.model.errors import LockstepError, Unavailable
 
 JVM_ERRORS: Final = (PySparkException, Py4JError)
 """What a call may raise."""
+
+REFUSALS: Final = (PySparkException, Py4JJavaError)
+"""Those of them that are an answer. Any other says that the JVM has gone."""
 
 _NOT_IN_TIME: Final = "java.util.concurrent.TimeoutException"
 
@@ -27,6 +30,17 @@ def jvm_calls(meaning: Callable[[str], LockstepError]) -> Iterator[None]:
         yield
     except JVM_ERRORS as error:
         raise meaning(text_of(error)) from error
+
+
+@contextmanager
+def questions() -> Iterator[None]:
+    """In this block Spark is asked; ``REFUSALS`` are raised as they come, and Unavailable where the JVM has gone."""
+    try:
+        yield
+    except REFUSALS:
+        raise
+    except Py4JError as error:
+        raise Unavailable("the JVM of Spark doesn't answer any more", hint="start the command again") from error
 
 
 def text_of(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from pyspark.sql import functions as f
 
 from cdc.kafka.settings import OAUTHBEARER, KafkaSettings
 from cdc.model.errors import ConfigurationError
+from cdc.model.timeouts import OFFSETS_S
 from cdc.protocol.envelope import TAG_HEADER
 from jobs.executor.log_reader import Client, Range, dump_ranges
 from jobs.offsets import Offsets
@@ -17,9 +18,6 @@ from jobs.spark.java_tokens import quoted, token_options
 
 _ANSWER_S: Final = 10
 """How long one client waits for an answer."""
-
-_ANSWERS_S: Final = 180
-"""How long Spark asks for offsets, one client after the other, before the query ends and is begun again."""
 
 _LOGIN_MODULES: Final = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -124,7 +122,7 @@ def kafka_options(kafka: KafkaSettings) -> dict[str, str]:
         # Its own minute would be a minute in which no sink gets anything. Spark makes the new one.
         "kafka.default.api.timeout.ms": answer_ms,
         "kafka.request.timeout.ms": answer_ms,
-        "fetchOffset.numRetries": str(_ANSWERS_S // _ANSWER_S),
+        "fetchOffset.numRetries": str(int(OFFSETS_S) // _ANSWER_S),
         "kafka.bootstrap.servers": kafka.bootstrap_servers,
         "kafka.security.protocol": kafka.security_protocol.upper(),
         # Open and aborted transactions of capture must never reach a sink.

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from jobs.executor.pattern_matching import Pattern, Stage
-from jobs.spark.jvm import JVM_ERRORS
+from jobs.spark.jvm import REFUSALS
 from jobs.spark.keyed_state import with_keyed_state
 from jobs.streams.frames import POSITION, events_with_position, quoted, union
 from jobs.streams.pattern_state import INPUT, KEY, OUTPUT, PatternState
@@ -71,7 +71,7 @@ def _problems_of_steps(pattern: PatternSettings, events: Mapping[str, DataFrame]
         try:
             frame: Any = own.where(f.expr(step.where))
             problems += [f"{setting}: {problem}" for problem in undetermined(frame._jdf.queryExecution().analyzed())]
-        except JVM_ERRORS as error:
+        except REFUSALS as error:
             problems.append(f"{setting}: {first_line(error)}")
     return problems
 
@@ -183,7 +183,7 @@ def _used_columns(
         try:
             frame: Any = named.select(f.expr(text))
             logical = frame._jdf.queryExecution().analyzed()
-        except JVM_ERRORS as error:
+        except REFUSALS as error:
             problems.append(f"{setting}: {first_line(error)}")
             continue
         if _NOT_OF_ONE_ROW & {kind_of(node) for node in nodes_of(logical)}:

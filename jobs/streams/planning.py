@@ -7,6 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from cdc.model.table import Table
+from jobs.spark.jvm import questions
 from jobs.spark.source import clock_frame
 from jobs.streams.pattern_frames import planned_pattern
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
@@ -21,14 +22,15 @@ def planned(
     """The query over these streams: its streaming frame, its result as a table, and the streams that it reads.
 
     ``spark`` is a session of this query's own: the streams are views in it. The frame runs in a session with
-    ``sql_plans.UNCHECKED``. Raises QueryRefused.
+    ``sql_plans.UNCHECKED``. Raises QueryRefused, and Unavailable where the JVM has gone.
     """
-    if query.pattern is not None:
-        frame, streams, said_in = planned_pattern(query.pattern, sources), sorted(query.pattern.streams), "pattern"
-    else:
-        assert query.sql is not None
-        (frame, streams), said_in = planned_sql(spark, query.sql, sources), "sql"
-    return frame, result_table(name, frame, key=query.key_columns, said_in=said_in), streams
+    with questions():
+        if query.pattern is not None:
+            frame, streams, said_in = planned_pattern(query.pattern, sources), sorted(query.pattern.streams), "pattern"
+        else:
+            assert query.sql is not None
+            (frame, streams), said_in = planned_sql(spark, query.sql, sources), "sql"
+        return frame, result_table(name, frame, key=query.key_columns, said_in=said_in), streams
 
 
 def examined(

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from cdc.model.errors import Unavailable
-from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pauses
+from cdc.model.timeouts import PAUSE_MAX_S
+from jobs.generations.lease import SILENCE_S, SYSTEM_CLOCK, Clock, wait_for_pauses
 from jobs.generations.record import Generation
 from jobs.streams.plan import StreamQueryPlan
 from jobs.streams.records import POSTING_PAUSE

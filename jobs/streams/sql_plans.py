@@ -6,7 +6,7 @@ from typing import Any, Final
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.model.table import ReplicaIdentity, Table
-from jobs.spark.jvm import JVM_ERRORS, text_of
+from jobs.spark.jvm import REFUSALS, text_of
 from jobs.streams.frames import events
 from jobs.streams.settings import TYPES, StreamSettings, column_of, result_name
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN
@@ -63,7 +63,7 @@ def planned_sql(spark: SparkSession, sql: str, sources: Sources) -> tuple[DataFr
         jvm: Any = spark._jvm
         checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
         checker.checkForStreaming(logical, jvm.org.apache.spark.sql.streaming.OutputMode.Append())
-    except JVM_ERRORS as error:
+    except REFUSALS as error:
         raise QueryRefused(f"sql: {first_line(error)}") from None
     if problems:
         raise QueryRefused(*problems)

@@ -1,6 +1,5 @@
 """A stream query's job in a thread of its own."""
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -8,45 +7,29 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import ConfigurationError, Fenced, LockstepError
-from jobs.executor.result import Failure
+from cdc.model.errors import Fenced, LockstepError
+from jobs.ending_thread import EndingThread
 from jobs.generations.lease import NewerJob
 from jobs.generations.status import clear_stop, clear_takeover, save_stop, save_takeover
 from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkStopped
-from jobs.spark.session import SparkEnded, has_jvm_ended
+from jobs.spark.session import SparkEnded
 from jobs.streams.job import StreamJob, newest_generation
 from jobs.streams.plan import StreamQueryPlan
 from sinks.contract import CoordinationRecords
 
 
-class StreamThread:
-    """Runs a stream query. ``failure`` is what it ended with, once it isn't alive any more.
+class StreamThread(EndingThread):
+    """Runs a stream query from now on.
 
-    ``newer`` is then the job that has ended it, if one has, as it is seen at each build that it may work on.
+    ``newer`` is the job that has ended it, if one has, as it is seen at each build that it may work on.
     """
 
     def __init__(self, plan: StreamQueryPlan, spark: SparkSession, *, report: Reporter) -> None:
+        super().__init__(f"stream-{plan.name}", spark, report=report)
         self.plan = plan
-        self.failure: LockstepError | None = None
         self.newer: dict[int, NewerJob] = {}
-        self._spark = spark
-        self._report = report
-        self._stop = threading.Event()
         self._job = StreamJob(plan, spark, stop=self._stop, report=self._tell)
-        self._thread = threading.Thread(target=self._work, name=f"stream-{plan.name}")
-        self._thread.start()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def ask_to_stop(self) -> None:
-        self._stop.set()
-
-    def stop(self) -> None:
-        """End it after the running batch."""
-        self._stop.set()
-        self._thread.join()
+        self.start()
 
     def forget_takeover(self) -> None:
         """It was told to stop after a newer one had ended it, or starts again: nobody need start it."""
@@ -68,16 +51,10 @@ class StreamThread:
             if number is not None:
                 note(opened.records, number)
 
-    def _work(self) -> None:
-        try:
-            self._job.run()
-        except (Fenced, ConfigurationError) as error:
-            self.failure = error
-        except LockstepError as error:
-            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else error
-        except Exception as error:
-            # A bug of ours must not take the sinks with it.
-            self.failure = SparkEnded() if has_jvm_ended(self._spark, error) else Failure.of(error).error()
+    def _run(self) -> None:
+        self._job.run()
+
+    def _at_end(self) -> None:
         if self.failure is None:
             self._report(SinkStopped(self.plan.name, self._job.generation))
             return

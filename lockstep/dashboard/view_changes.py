@@ -24,6 +24,7 @@ import orjson
 from cdc.kafka.settings import KafkaSettings
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.lsn import format_lsn
+from cdc.model.timeouts import STEP_READ_S
 from lockstep.dashboard.view_copy import GONE_S, At, CopyReader, Filter, ViewCopy, text_of
 from monitor.view_feed import ViewFeed, ViewRecord
 
@@ -37,9 +38,6 @@ _ROWS_KEPT: Final = 20_000
 """Of the newest steps, in memory. What is older is read from the file."""
 
 _PORTION: Final = 500
-_BEHIND_S: Final = 60.0
-"""Whoever takes longer for the rows of one step is told to resume: the file grows meanwhile."""
-
 _TELL_S: Final = 1.0
 """How often a reader is told of steps that changed nothing of what it asked for."""
 
@@ -436,9 +434,9 @@ class _Reading:
         began_s = time.monotonic()
         while (portion := await asyncio.to_thread(next, found, None)) is not None:
             yield b"".join(make(key, row) for key, row in portion)
-            if time.monotonic() - began_s > _BEHIND_S:
+            if time.monotonic() - began_s > STEP_READ_S:
                 raise Unavailable(
-                    f"the rows weren't read within {_BEHIND_S:.0f} s: filter by columns of the key, or read faster"
+                    f"the rows weren't read within {STEP_READ_S:.0f} s: filter by columns of the key, or read faster"
                 )
 
     def _id(self) -> str:

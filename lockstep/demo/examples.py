@@ -15,6 +15,7 @@ import psycopg
 import redis
 
 from cdc.model.table import TableName
+from cdc.model.timeouts import DEMO_ANSWERS_S
 from lockstep.demo.settings import PIPELINE
 from sinks.opensearch.names import alias_name
 from sinks.redis.layout import escape_name, key_text
@@ -23,8 +24,6 @@ from stack.stack import Endpoints, Stack
 _GENERATION = 1
 _ORDERS = TableName("public", "orders")
 _PRODUCTS = TableName("public", "products")
-_TIMEOUT_S = 30.0
-
 _SEARCH = "title:lamp AND price:[* TO 1500]"
 _JOIN = (
     "select c.country, count(*) as orders, sum(o.total) as revenue"
@@ -72,7 +71,7 @@ def some_order(connection: psycopg.Connection[Any]) -> int | None:
 
 
 def _search(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:  # noqa: S310  an address of our own server
+    with urllib.request.urlopen(url, timeout=DEMO_ANSWERS_S) as answer:  # noqa: S310  an address of our own server
         hits = json.load(answer)["hits"]["hits"]
     return "\n".join(json.dumps(hit["_source"], ensure_ascii=False) for hit in hits)
 

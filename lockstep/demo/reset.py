@@ -19,9 +19,9 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from cdc.model.errors import LockstepError
+from cdc.model.timeouts import DEMO_ANSWERS_S
 from stack.stack import Endpoints
 
-_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 
 
@@ -45,7 +45,7 @@ def _recreate_database(dsn: str) -> None:
 
 def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
     """A slot keeps its database from being dropped, and its reader keeps the slot."""
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + DEMO_ANSWERS_S
     while slots := connection.execute(
         "select slot_name, active_pid from pg_replication_slots where database = %s", (database,)
     ).fetchall():
@@ -66,12 +66,14 @@ def _drop_slots(connection: psycopg.Connection[Any], database: str) -> None:
 def _delete_topics(bootstrap: str) -> None:
     """Delete all but Kafka's own, and wait until nobody sees them: a name is free only then."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    deadline = time.monotonic() + _TIMEOUT_S
+    deadline = time.monotonic() + DEMO_ANSWERS_S
     try:
-        while topics := [name for name in admin.list_topics(timeout=_TIMEOUT_S).topics if not name.startswith("__")]:
+        while topics := [
+            name for name in admin.list_topics(timeout=DEMO_ANSWERS_S).topics if not name.startswith("__")
+        ]:
             if time.monotonic() > deadline:
                 raise LockstepError(f"Kafka keeps {len(topics)} topics of the last run")
-            for future in admin.delete_topics(topics, operation_timeout=_TIMEOUT_S).values():
+            for future in admin.delete_topics(topics, operation_timeout=DEMO_ANSWERS_S).values():
                 future.exception()  # a topic that is on its way out already is looked at again
             time.sleep(_POLL_S)
     except KafkaException as error:
@@ -89,7 +91,7 @@ def _delete_indexes(url: str) -> None:
 def _request(url: str, *, method: str = "GET") -> bytes:
     request = urllib.request.Request(url, method=method)  # noqa: S310  an address of our own server
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310  same
+        with urllib.request.urlopen(request, timeout=DEMO_ANSWERS_S) as answer:  # noqa: S310  same
             content: bytes = answer.read()
             return content
     except (urllib.error.URLError, TimeoutError) as error:

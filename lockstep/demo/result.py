@@ -13,6 +13,7 @@ import psycopg
 from cdc.kafka.control_topics import read_state
 from cdc.model.errors import LockstepError
 from cdc.model.lsn import Lsn, format_lsn
+from cdc.model.timeouts import DEMO_STILL_S
 from cdc.postgres.connection import connection_error
 from cdc.postgres.slot import emit_heartbeat
 from jobs.generations.record import Generation
@@ -28,9 +29,6 @@ from monitor.lag import LagReport
 from sinks.registry import open_sink, projection_of
 
 APPLICATION: Final = "lockstep demo"
-
-_STUCK_MAX_S: Final = 240.0
-"""Without any sink getting any further. One batch is one step, and a backlog is one batch."""
 
 _HEARTBEAT_EVERY_S: Final = 2.0
 """Any commit moves the watermark; a server's own records after it would otherwise leave it just short."""
@@ -54,7 +52,7 @@ def wait_until_applied(
     """
     say(f"waiting until every sink has applied everything up to {format_lsn(target)}")
     now = time.monotonic()
-    stuck_at, heartbeat_due, line_due = now + _STUCK_MAX_S, now + _HEARTBEAT_EVERY_S, now + _LINE_EVERY_S
+    stuck_at, heartbeat_due, line_due = now + DEMO_STILL_S, now + _HEARTBEAT_EVERY_S, now + _LINE_EVERY_S
     applied_before = None
     last_known = "the servers don't answer"
     while True:
@@ -67,11 +65,11 @@ def wait_until_applied(
             last_known = lag_sentence(lag)
             if applied != applied_before:
                 applied_before = applied
-                stuck_at = time.monotonic() + _STUCK_MAX_S
+                stuck_at = time.monotonic() + DEMO_STILL_S
         now = time.monotonic()
         if now > stuck_at:
             raise LockstepError(
-                f"no sink has got any further towards {format_lsn(target)} for {_STUCK_MAX_S:.0f} s: {last_known}",
+                f"no sink has got any further towards {format_lsn(target)} for {DEMO_STILL_S:.0f} s: {last_known}",
                 hint=f"the logs say why: {logs}",
             )
         if now >= line_due:

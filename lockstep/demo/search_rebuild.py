@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.model.errors import LockstepError
+from cdc.model.timeouts import DEMO_STILL_S
 from lockstep.config import load
 from lockstep.demo.children import Children
 from lockstep.demo.directory import shown
@@ -18,10 +19,6 @@ CHILD: Final = "rebuild"
 
 _AFTER_S: Final = 20.0
 """When nobody says how long the demo is to go on; else it is half of that."""
-
-_SILENT_MAX_S: Final = 600.0
-"""Without a line in its log. While it loads and compares it writes one every few seconds; a job that lives and doesn't
-get on ends by itself, and says why."""
 
 
 class SearchRebuild:
@@ -68,9 +65,9 @@ class SearchRebuild:
             self._check_switched()
             self._is_done = True
             self._say(f"readers of {SEARCH} see generation 2; back to the first: lockstep switch {SEARCH} --back")
-        elif self._silent_s() > _SILENT_MAX_S:
+        elif self._silent_s() > DEMO_STILL_S:
             raise LockstepError(
-                f"the rebuild has written nothing into its log for {_SILENT_MAX_S:.0f} s",
+                f"the rebuild has written nothing into its log for {DEMO_STILL_S:.0f} s",
                 hint=f"its log says how far it is: {self._children.log(CHILD)}",
             )
 

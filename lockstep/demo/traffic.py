@@ -7,6 +7,7 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.errors import LockstepError
+from cdc.model.timeouts import DEMO_STILL_S
 from cdc.postgres.connection import connection_error
 from lockstep.demo.examples import Example, examples, some_order
 from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence, slowest_sink
@@ -16,10 +17,6 @@ from lockstep.demo.writer import Counts
 from monitor.collector import LagCollector
 from monitor.lag import LagReport
 from stack.stack import Endpoints
-
-_SNAPSHOT_MAX_S: Final = 1800.0
-"""A snapshot that fails ends capture, which is noticed at once; this is for one that hangs. It has a few thousand rows,
-which a machine that does much else may take minutes for."""
 
 _SINKS_MAX_S: Final = 60.0
 """Spark alone takes some ten seconds to start, and several times that on a busy machine.
@@ -58,6 +55,8 @@ class Traffic:
         self._endpoints = endpoints
         self._began = time.monotonic()
         self._snapshot_done: float | None = None
+        # How many records the topics have for each stage, and since when.
+        self._published: tuple[Any, float] = (), self._began
         self._sinks_began: float | None = None
         self._lag: LagReport | None = None
         self._unanswered = ""
@@ -66,7 +65,7 @@ class Traffic:
         self._rate = 0.0
 
     def look(self) -> None:
-        """Ask the servers. Raises LockstepError when the snapshot isn't done after a long time."""
+        """Ask the servers. Raises LockstepError when the snapshot gets no further for a long time."""
         now = time.monotonic()
         lag = self._collector.collect()
         self._unanswered = "; ".join(error.message for error in lag.silent_servers.values())
@@ -78,9 +77,12 @@ class Traffic:
             if self._sinks_began is None and all(applied_lsns(self._lag).values()):
                 self._sinks_began = now
             self._keep_pace(self._lag, now)
-        if self._snapshot_done is None and now - self._began > _SNAPSHOT_MAX_S:
+        published = [stage.events_behind for stage in lag.stages]
+        if published != self._published[0]:
+            self._published = published, now
+        if self._snapshot_done is None and now - self._published[1] > DEMO_STILL_S:
             raise LockstepError(
-                f"the snapshot wasn't done in {_SNAPSHOT_MAX_S:.0f} s: {self.sentence()}",
+                f"the snapshot has got no further for {DEMO_STILL_S:.0f} s: {self.sentence()}",
                 hint="the log of capture says why",
             )
 

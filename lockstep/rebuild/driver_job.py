@@ -6,9 +6,10 @@ from contextlib import closing, suppress
 from typing import Protocol
 
 from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.timeouts import BUILD_SILENT_S
+from cdc.processor import patient
 from jobs.generations.build_request import (
     BEAT_S,
-    SILENCE_MAX_S,
     BuildAnswer,
     BuildRequest,
     BuildState,
@@ -119,7 +120,7 @@ class DriverJob:
         answer = load_answer(records, number)
         # A driver that begins again after one that was killed shows for minutes that it starts.
         signs = answer, records.load(STARTING_NAME), is_stopping, self._outages
-        is_silent = silence.seconds(*signs) > SILENCE_MAX_S
+        is_silent = silence.seconds(*signs) > patient(BUILD_SILENT_S)
         state = None
         if answer is not None and answer.run == self._request.run:
             state = answer.state

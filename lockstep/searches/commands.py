@@ -14,12 +14,13 @@ from rich.table import Table
 
 from cdc.model.errors import ConfigurationError, Fenced, LockstepError, Unavailable
 from cdc.model.table import TableName
+from cdc.model.timeouts import SEARCHES_SILENT_S
 from cdc.model.times import time_text
 from cdc.model.visible import visible
 from lockstep.config import Config
 from lockstep.generations import find, settings_of, settings_of_generation
 from lockstep.searches.follower import Follower, Stopped
-from lockstep.searches.signs import PATIENCE_S, Silence
+from lockstep.searches.signs import Silence
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.percolator import Percolator, trial_index
 from sinks.opensearch.search_queries import query_problems
@@ -31,7 +32,7 @@ logger = logging.getLogger("lockstep.searches")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
 _WAIT_S: Final = 0.25
 _AGAIN_MAX_S: Final = 30.0
-_SILENT_MS: Final = int(PATIENCE_S * 1000)
+_SILENT_MS: Final = int(SEARCHES_SILENT_S * 1000)
 _LOOK_EVERY_S: Final = 5.0
 """How often one who waits looks whether another one still tells."""
 

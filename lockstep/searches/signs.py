@@ -10,15 +10,10 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from cdc.model.errors import Fenced
+from cdc.model.timeouts import SEARCHES_SILENT_MAX_S, SEARCHES_SILENT_S
 from sinks.opensearch.searches import Claim, SearchStatus
 
 _STATUS_EVERY_S: Final = 10.0
-
-
-PATIENCE_S: Final = 60.0
-"""Who gives no sign for so long tells nobody."""
-
-_PATIENCE_MAX_S: Final = 3600.0
 
 
 class Silence:
@@ -29,7 +24,7 @@ class Silence:
 
     def __init__(self, *, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
-        self._patience_s = PATIENCE_S
+        self._patience_s = SEARCHES_SILENT_S
         self._since = monotonic()
         self._seen: int | None = None
 
@@ -46,11 +41,11 @@ class Silence:
 
     def lengthen(self) -> None:
         """The place was taken back. To begin takes time as well: of two that wait for each other one gets it."""
-        self._patience_s = min(2 * self._patience_s, _PATIENCE_MAX_S)
+        self._patience_s = min(2 * self._patience_s, SEARCHES_SILENT_MAX_S)
 
     def end(self) -> None:
         """A step was done in that place."""
-        self._patience_s = PATIENCE_S
+        self._patience_s = SEARCHES_SILENT_S
 
 
 class Stored(Protocol):

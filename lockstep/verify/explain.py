@@ -11,6 +11,7 @@ from cdc.kafka.topic_admin import TopicAdmin, partitions_of
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.append_only import is_append_only
 from cdc.model.table import Table, TableName
+from cdc.model.timeouts import TOPIC_READ_S
 from cdc.protocol.envelope import TAG_END, TAG_START
 from lockstep.config import Config
 from lockstep.rejections.book import RejectionBook
@@ -21,8 +22,6 @@ from lockstep.verify.sides.topic import AFTER_EVERY_END
 from lockstep.verify.waiting import Waiting
 
 KEYS_MAX: Final = 10_000
-READ_MAX_S: Final = 60.0
-"""A topic has no index: the tag of one key is found by reading its partition from the beginning."""
 
 
 class _OutOfTime(Exception):
@@ -81,7 +80,7 @@ def topic_tags(
     keys: Collection[Key],
     *,
     waiting: Waiting,
-    read_max_s: float = READ_MAX_S,
+    read_max_s: float = TOPIC_READ_S,
 ) -> dict[Key, str] | None:
     """The tag of the newest event of each of these keys. A key without events is absent.
 

@@ -184,7 +184,7 @@ def _status(config: Config, of: Description, view: ViewSettings, *, is_only: boo
         case JobState.STOPPED:
             state, hint = ViewState.STOPPED, start if hint is None else f"{hint}; then {of.job.start_again}"
         case JobState.SILENT:
-            state, reason, hint = ViewState.SILENT, "its job ended without a word", start
+            state, reason, hint = ViewState.SILENT, "its job ended without a word, or hangs", start
         case JobState.STARTING:
             state, reason, hint = ViewState.STARTING, "its job is starting", None
         case JobState.ABSENT:

@@ -18,12 +18,12 @@ from typing import Final, Protocol
 import orjson
 
 from cdc.model.errors import ConfigurationError, Unavailable
+from cdc.model.timeouts import ALERT_COMMAND_S
 from cdc.webhook import Webhook, WebhookSettings
 from monitor.alerts.book import Kind, Message
 from monitor.alerts.settings import WEBHOOK_URL_VARIABLE, AlertSettings, MailSettings
 
 _TIMEOUT_S: Final = 10.0
-_COMMAND_TIMEOUT_S: Final = 30.0
 
 
 class Channel(Protocol):
@@ -93,11 +93,11 @@ class Command:
             raise Unavailable(f"{self._command[0]} can't be started: {error.strerror}") from error
         with process:
             try:
-                process.communicate(orjson.dumps(message.to_json()), timeout=_COMMAND_TIMEOUT_S)
+                process.communicate(orjson.dumps(message.to_json()), timeout=ALERT_COMMAND_S)
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                raise Unavailable(f"{self._command[0]} didn't end within {_COMMAND_TIMEOUT_S:.0f} s") from None
+                raise Unavailable(f"{self._command[0]} didn't end within {ALERT_COMMAND_S:.0f} s") from None
         if process.returncode:
             raise Unavailable(f"{self._command[0]} ended with exit code {process.returncode}")
 

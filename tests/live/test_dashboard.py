@@ -314,14 +314,21 @@ def test_a_stream_begins_with_the_newest_state_and_goes_on(dashboard: Dashboard)
     assert again[0][0] >= first[1][0], "who comes back gets the newest state, whatever it had"
 
 
+@pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
 def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
-    captured: Captured, dashboard: Dashboard, tmp_path: Path
+    captured: Captured, dashboard: Dashboard, tmp_path: Path, sent: list[signal.Signals]
 ) -> None:
-    with _stream(dashboard, "/api/events") as events, _stream(dashboard, "/api/tail") as tail:
+    with (
+        _stream(dashboard, "/api/events") as events,
+        _stream(dashboard, "/api/tail") as tail,
+        _stream(dashboard, "/api/events"),  # a page in a window that takes nothing
+    ):
         assert events.readline()
         assert tail.readline()
-        dashboard.process.send_signal(signal.SIGTERM)
+        for number in sent:
+            dashboard.process.send_signal(number)
         assert dashboard.process.wait(300) == 0, "nobody has to end the streams"
+    assert "Traceback" not in dashboard.messages.read_text()
     again = Dashboard(captured.path, tmp_path)
     until(lambda: _has_looked(again))
     again.stop()

@@ -238,7 +238,7 @@ def test_what_was_lost_to_one_task_is_not_reported_to_the_next(log: Log) -> None
 def test_a_topic_that_is_gone_and_brokers_that_dont_answer(
     log: Log, reader: LogReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(log_reader, "KAFKA_SILENT_S", 1.0)
     with pytest.raises(Unavailable):
         list(reader.read([Range(f"{log.name}.none", 0, 0, 10)]))
     nobody = LogReader({**log.kafka.client(), "bootstrap.servers": "127.0.0.1:1"})

@@ -244,7 +244,7 @@ class Stop:
 def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
     sink: SearchedSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(signs, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(signs, "SEARCHES_SILENT_S", 1.0)
     monkeypatch.setattr(commands, "_LOOK_EVERY_S", 0.1)
     sink.add("bern", IN_BERN)
     stop = Stop()

@@ -2,14 +2,14 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, cast
 
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import LockstepError, PositionMismatch
+from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from jobs.asked_build import AskedBuild
 from jobs.driver import Source, run_sinks
 from jobs.generations.build_request import (
@@ -27,6 +27,7 @@ from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, 
 from jobs.settings import SparkSettings
 from lockstep.rebuild.driver_job import DriverJob
 from lockstep.rebuild.outcome import NoDriver
+from sinks.contract import OpenedSink
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.registry import definition
@@ -83,7 +84,15 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return store
 
 
-def _plan(store: MemoryStore, *, once: bool = False) -> SinkPlan:
+def _plan(store: MemoryStore, *, once: bool = False, failures: Iterable[LockstepError] = ()) -> SinkPlan:
+    """``failures`` are raised before the destination can be opened, one each time."""
+    left = iter(failures)
+
+    def opened(_name: str, _settings: Any, number: int) -> OpenedSink:
+        for failure in left:
+            raise failure
+        return open_memory(store, number)
+
     source = Source("shop", _KAFKA, [ORDERS.name], SparkSettings())
     return source.plan(
         "cache",
@@ -91,7 +100,7 @@ def _plan(store: MemoryStore, *, once: bool = False) -> SinkPlan:
         _BUILT,
         once=once,
         bulk=once,
-        open_sink=lambda _name, _settings, number: open_memory(store, number),
+        open_sink=opened,
     )
 
 
@@ -154,6 +163,40 @@ def test_what_the_job_fails_with_is_raised_where_it_was_asked_for_alone(store: M
     assert seen == []
 
 
+def _begun(store: MemoryStore, failures: Iterable[LockstepError], *, report: Reporter) -> tuple[DriverJob, AskedBuild]:
+    asking = DriverJob(_plan(store), report=lambda _: None)
+    _until(lambda: load_request(open_memory(store).records, _BUILT))
+    request = load_request(open_memory(store).records, _BUILT)
+    assert request is not None
+    return asking, AskedBuild(_plan(store, failures=failures), _SPARK, request, report=report)
+
+
+def test_a_destination_that_is_away_when_a_build_begins_gets_the_answer_once_it_is_back(store: MemoryStore) -> None:
+    away = Unavailable("the store is silent")
+    asking, build = _begun(store, [away, away, away], report=lambda _: None)
+    _until(lambda: load_answer(open_memory(store).records, _BUILT))
+    _Job.made[0].ended.set()
+    assert _ended(asking) is None
+    build.stop()
+
+
+def test_a_driver_ends_though_the_destination_of_a_build_is_away(store: MemoryStore) -> None:
+    seen = list[Report]()
+    asking, build = _begun(store, itertools.repeat(Unavailable("the store is silent")), report=seen.append)
+    build.stop()
+    assert (_Job.made[0].is_alive, seen) == (False, [])
+    asking.stop()
+
+
+def test_a_build_that_can_not_be_answered_ends_with_its_reason(store: MemoryStore) -> None:
+    seen = list[Report]()
+    refusal = LockstepError("the store refuses")
+    asking, build = _begun(store, [refusal], report=seen.append)
+    _until(lambda: not build.is_alive)
+    assert (_Job.made[0].is_alive, seen) == (False, [SinkFailed("cache", _BUILT, refusal)])
+    asking.stop()
+
+
 def test_who_needs_no_job_any_more_waits_for_its_end(store: MemoryStore) -> None:
     asking = DriverJob(_plan(store), report=lambda _: None)
     _, build, job = _asked(store)
@@ -167,7 +210,7 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = open_memory(store).records
-    monkeypatch.setattr("jobs.asked_build.SILENCE_MAX_S", 0.0)
+    monkeypatch.setattr("jobs.asked_build.BUILD_SILENT_S", 0.0)
     save_request(records, _BUILT, BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True))
     _, build, job = _asked(store)
     _until(lambda: not build.is_alive)
@@ -187,7 +230,7 @@ def test_another_driver_goes_on_where_the_first_has_ended(store: MemoryStore) ->
 
 
 def test_who_finds_no_driver_is_told(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lockstep.rebuild.driver_job.SILENCE_MAX_S", 0.0)
+    monkeypatch.setattr("lockstep.rebuild.driver_job.BUILD_SILENT_S", 0.0)
     assert isinstance(_ended(DriverJob(_plan(store), report=lambda _: None)), NoDriver)
     assert load_request(open_memory(store).records, _BUILT) is None
 

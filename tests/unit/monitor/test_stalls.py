@@ -13,7 +13,7 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from monitor.lag import LagReport, SinkFacts, SourceFacts, Stage, StageState, report
-from monitor.stalls import CAPTURE_SILENT_S, LONG_SILENT_S, STALLED_S, Look, Stalls, unreachable
+from monitor.stalls import CAPTURE_PREPARES_S, CAPTURE_SILENT_S, LONG_SILENT_S, STALLED_S, Look, Stalls, unreachable
 from monitor.visible import Visible
 from tests.lag import NOW_MS, sink_facts, source_facts
 from views.counters import Counters
@@ -112,6 +112,22 @@ def test_a_capture_that_hung_and_lost_its_reader_is_named_by_the_first_look() ->
     assert not gone.needs_somebody
     copying = Watching().look(replace(source, copied_from_lsn=500, published_lsn=None, captured_silent_s=60.0))
     assert _worst(copying).state is StageState.SILENT
+
+
+def test_a_capture_that_never_comes_to_read_its_slot_needs_somebody_and_one_that_gets_on_does_not() -> None:
+    source = _source(wal_end=2000, slot_active=False, walsender=None, is_captured=True, captured_silent_s=0.0)
+    watching = Watching()
+    for waits in ("pid 7 (psql)", None):
+        lag = watching.watch(replace(source, slot_waits_for=waits), _sink(), seconds=CAPTURE_PREPARES_S - 2)
+        assert lag.stages[1].state is StageState.STARTING
+    for _ in range(2):
+        worst = _worst(watching.watch(source, _sink(), seconds=CAPTURE_PREPARES_S))
+        assert (worst.name, worst.state) == ("received", StageState.ABSENT)
+        assert f"hasn't come to read slot {_SLOT}" in (worst.reason or "")
+    reads = watching.look(_source(wal_end=2000), _sink())
+    assert reads.stages[1].state is StageState.BEHIND
+    again = watching.look(source, _sink())
+    assert again.stages[1].state is StageState.STARTING
 
 
 def test_a_capture_that_ends_while_it_waits_for_a_lock_may_have_been_told_to() -> None:

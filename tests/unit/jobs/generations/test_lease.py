@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from cdc.model.errors import DataLost, Fenced, Unavailable
+from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import HEARTBEAT_S, PAUSE_MAX_S, GenerationLease, NewerJob, is_running, wait_for_pause
+from jobs.generations.lease import HEARTBEAT_S, GenerationLease, NewerJob, is_running, wait_for_pause
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from tests.generations import Time, lease_of, prepared_store
 

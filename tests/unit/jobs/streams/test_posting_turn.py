@@ -5,8 +5,9 @@ from functools import partial
 import pytest
 
 from cdc.model.errors import Unavailable
+from cdc.model.timeouts import PAUSE_MAX_S
 from jobs.generations.batch_gate import BatchGate
-from jobs.generations.lease import PAUSE_MAX_S, SILENCE_S, GenerationLease
+from jobs.generations.lease import SILENCE_S, GenerationLease
 from jobs.generations.record import Record, begin_generation, list_generations
 from jobs.streams.posting_turn import PostingTurn
 from jobs.streams.records import POSTING_PAUSE

@@ -3,7 +3,8 @@
 import pytest
 
 from cdc.model.errors import Fenced
-from lockstep.searches.signs import PATIENCE_S, Signs, Silence
+from cdc.model.timeouts import SEARCHES_SILENT_S
+from lockstep.searches.signs import Signs, Silence
 from sinks.opensearch.searches import Claim, SearchStatus
 
 OWN, NEWER = Claim(1, "aa"), Claim(2, "bb")
@@ -82,7 +83,7 @@ def test_who_waits_takes_the_place_of_one_who_gives_no_sign_and_of_no_other() ->
     for at_ms in range(100, 110):  # by a clock of its own, which may be any
         assert not silence.is_long(SearchStatus(at_ms))
         clock.now += 10
-    clock.now += PATIENCE_S - 11
+    clock.now += SEARCHES_SILENT_S - 11
     assert not silence.is_long(SearchStatus(109))
     clock.now += 1
     assert silence.is_long(SearchStatus(109))
@@ -103,7 +104,7 @@ def test_of_two_who_wait_for_each_other_one_gets_the_time_to_begin() -> None:
     silence.end()
     silence.begin()
     assert not silence.is_long(SearchStatus(7))
-    clock.now += PATIENCE_S
+    clock.now += SEARCHES_SILENT_S
     assert silence.is_long(SearchStatus(7))
 
 

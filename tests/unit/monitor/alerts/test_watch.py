@@ -477,7 +477,7 @@ def test_a_command_that_fails_is_no_delivery(tmp_path: Path, monkeypatch: pytest
         Command((sys.executable, "-c", "raise SystemExit(3)")).send(_MESSAGE)
     with pytest.raises(Unavailable, match="can't be started"):
         Command((str(tmp_path / "missing"),)).send(_MESSAGE)
-    monkeypatch.setattr("monitor.alerts.channels._COMMAND_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("monitor.alerts.channels.ALERT_COMMAND_S", 0.2)
     with pytest.raises(Unavailable, match="didn't end"):
         Command(("sleep", "60")).send(_MESSAGE)
 

@@ -1,0 +1,66 @@
+"""A thread of its own for a job, and what becomes known of its end."""
+
+import threading
+
+from pyspark.sql import SparkSession
+
+from cdc.model.errors import ConfigurationError, Fenced, LockstepError
+from jobs.executor.result import Failure
+from jobs.report import Reporter
+from jobs.spark.session import SparkEnded, has_jvm_ended
+
+
+class EndingThread:
+    """Runs ``_run`` until it returns or raises, then ``_at_end``, in a thread that begins with ``start``.
+
+    A bug in one job ends that job alone.
+    """
+
+    def __init__(self, name: str, spark: SparkSession, *, report: Reporter) -> None:
+        # What it ended with, once it isn't alive any more; None where it just ended.
+        self.failure: LockstepError | None = None
+        self._spark = spark
+        self._report = report
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=name)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def was_asked_to_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Until it has ended, but no longer than this."""
+        self._thread.join(seconds)
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End it after the running batch."""
+        self.ask_to_stop()
+        self._thread.join()
+
+    def _run(self) -> None:
+        raise NotImplementedError
+
+    def _at_end(self) -> None:
+        raise NotImplementedError
+
+    def _work(self) -> None:
+        try:
+            self._run()
+        except (Fenced, ConfigurationError) as error:
+            self.failure = error
+        except Exception as error:
+            if has_jvm_ended(self._spark, error):
+                self.failure = SparkEnded()
+            else:
+                self.failure = error if isinstance(error, LockstepError) else Failure.of(error).error()
+        self._at_end()
