@@ -128,6 +128,7 @@ class Progress:
     says nothing of them. Empty where nobody knows.
     ``shards`` are the next offsets of each task of a view that several of them keep, none of which is behind
     ``next_offsets``. Empty for all else.
+    ``log_epoch`` is the newest epoch of the log that the job had heard of, applied or not.
     """
 
     next_offsets: Mapping[TopicPartition, int]
@@ -143,6 +144,7 @@ class Progress:
     joining: tuple[str, ...] = ()
     selection: str = ""
     shards: tuple[Mapping[TopicPartition, int], ...] = ()
+    log_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ def dump_progress(progress: Progress) -> bytes:
             "joining": list(progress.joining),
             "selection": progress.selection,
             "shards": [_triples(offsets) for offsets in progress.shards],
+            "log_epoch": progress.log_epoch,
         }
     )
 
@@ -46,6 +47,7 @@ def load_progress(text: bytes | str) -> Progress:
         joining=tuple(value.get("joining", ())),
         selection=value.get("selection", ""),
         shards=tuple(map(_offsets, value.get("shards", ()))),
+        log_epoch=value.get("log_epoch", 0),
     )
 
 

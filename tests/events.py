@@ -95,6 +95,7 @@ class Log:
         self.pipeline = pipeline
         self.tables = list(tables)
         self.lsn = _FIRST_LSN
+        self.epoch = EPOCH
         self._seq = 0  # of the transaction that is open
         self._cluster = TopicAdmin(kafka.client())
         remove_later(kafka.client(), pipeline)
@@ -150,7 +151,7 @@ class Log:
                     self._publisher.send(topic, key_bytes(table, row), value)
                 case Empty(table):
                     source = encoder(table).source(commit_time_ms=commit_time_ms, xid=commit_lsn & 0xFFFF)
-                    prefix = tag_prefix(EPOCH, commit_lsn)
+                    prefix = tag_prefix(self.epoch, commit_lsn)
                     value = event_value(b"t", prefix, seq, b"null", b"null", source, commit_lsn, commit_time_ms)
                     self._publisher.send(topic, key_bytes(table, {}), value)
                 case Delete(table, key, tombstone_only):
@@ -158,9 +159,14 @@ class Log:
                         value = value_bytes(table, "d", key, lsn=commit_lsn, seq=seq, commit_time_ms=commit_time_ms)
                         self._publisher.send(topic, key_bytes(table, key), value)
                     self._publisher.send(
-                        topic, key_bytes(table, key), None, tag_text(tag_prefix(EPOCH, commit_lsn), seq)
+                        topic, key_bytes(table, key), None, tag_text(tag_prefix(self.epoch, commit_lsn), seq)
                     )
         self._seq += len(changes)
+
+    def begin_epoch(self) -> None:
+        """As `lockstep recover` does, before anything is copied."""
+        self.epoch += 1
+        self.commit([])
 
     def close(self) -> None:
         self._publisher.close()
@@ -208,7 +214,7 @@ class Log:
             database="app",
             system_id="1",
             timeline=1,
-            epoch=EPOCH,
+            epoch=self.epoch,
             phase=SnapshotPhase.DONE,
             handoff=_FIRST_LSN,
             commit_lsn=commit_lsn,

@@ -87,7 +87,7 @@ def _check_position(sql: psycopg.Connection[Any], state: CaptureState) -> Lsn:
         raise PositionMismatch(
             f"slot {state.slot} is at {confirmed_at}, but only {format_lsn(state.end_lsn)} was published:"
             " what lies between is lost to this slot",
-            hint=f"was the slot advanced or recreated by hand? Or did Kafka lose a transaction? {COMMIT_MARKER_LOSS}."
-            f" {RECOVER}",
+            hint="was the slot advanced or recreated by hand? Was Kafka put back to an earlier copy, or did it lose a"
+            f" transaction? {COMMIT_MARKER_LOSS}. {RECOVER}",
         )
     return slot.confirmed

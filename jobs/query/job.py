@@ -4,14 +4,14 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
 
-from cdc.kafka.control_topics import ProgressReader
+from cdc.kafka.control_topics import ProgressReader, read_progress
 from cdc.kafka.kept_topics import check_kept
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, view_topic_plans
 from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic, view_topic
@@ -71,7 +71,7 @@ from jobs.query.log_facts import LogFacts, have_shapes_changed, read_log_facts, 
 from jobs.query.progress import ProgressKeeper
 from jobs.query.progress_at_start import as_of_start, keeper_at_start, left_topics
 from jobs.query.query import QueryPlan, SinkQuery
-from jobs.query.resume_check import ResumePoint, check_destination, check_resume
+from jobs.query.resume_check import ResumePoint, check_destination, check_epochs, check_resume, known_epoch
 from jobs.query.sink_plan import NO_TASK_LEFT, SinkPlan, why_micro_batches
 from jobs.query.start_position import (
     StartPosition,
@@ -849,6 +849,14 @@ class SinkJob:
     ) -> None:
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
+        if point.progress is not None and self._newest_epoch() > known_epoch(point.progress):
+            records = read_progress(self._plan.kafka.client(), self._plan.pipeline)
+            check_epochs(point.sink, point.progress, records)
+
+    def _newest_epoch(self) -> int:
+        """Of the log, 0 where nothing is known of that."""
+        with closing(ProgressReader(self._plan.kafka.client(), self._plan.pipeline, [])) as reader:
+            return max((record.epoch for record in reader.new_records()), default=0)
 
     def _view_input(self, view: PlannedView | None, log: LogFacts, reached: Offsets | None) -> ViewInput | None:
         plan, view_settings = self._plan, self._plan.settings.view

@@ -90,6 +90,7 @@ class ProgressKeeper:
         self._learned_any = False
         self._is_behind = False
         self._held = _position(watermark) if holds_watermark or is_paused else None
+        self._log_epoch = 0 if stored is None else max(stored.log_epoch, stored.epoch)
         self._selection = selection
         self._tables = dict(tables or {})
         self._is_paused = is_paused
@@ -249,6 +250,8 @@ class ProgressKeeper:
             self._read_mark.learn(records, now_ms=now_ms)
             is_other = selection not in ("", self._selection)
             self._selection = selection or self._selection
+            known_epoch = self._log_epoch
+            self._log_epoch = max([known_epoch, *(record.epoch for record in records)])
             for record in records:
                 # The first covers all that was published while this sink was away.
                 at_ms = now_ms if self._learned_any else self._complete_at_ms
@@ -259,6 +262,8 @@ class ProgressKeeper:
             has_risen = self._watermark.advance(self._applied)
             has_caught_up = self._held is not None and self._joining() != self._saved_joining
             raised = (has_risen and self._held is None) or self._owes_watermark or has_caught_up
+            # At once: what is applied next is of the new epoch.
+            raised |= self._log_epoch > known_epoch and any(self._applied.values())
             behind_since_ms = self._watermark.behind_since_ms
             self._complete_at_ms = now_ms if behind_since_ms is None else behind_since_ms
             if self._beyond is not None:
@@ -315,6 +320,7 @@ class ProgressKeeper:
             joining=joining,
             selection=self._selection,
             shards=tuple(self._shards),
+            log_epoch=self._log_epoch,
         )
         self._check_claim()
         behind = behind_the_watermark(progress)

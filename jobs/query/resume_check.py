@@ -1,13 +1,14 @@
 """May this sink go on where it was? Every case in which events would be missing unnoticed is refused. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from cdc.model.errors import PositionMismatch
+from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
 from jobs.query.start_position import skipped_by
-from sinks.contract import Progress
+from sinks.contract import Progress, TopicPartition
 
 FOR_EVER_MS: Final = 1 << 62
 """How long a topic that isn't compacted keeps a tombstone, or a version: compaction takes neither."""
@@ -48,6 +49,7 @@ def check_resume(
     everything is read again, and the tags make that harmless.
     """
     _check_log_is_whole(point, begins)
+    _check_read_is_there(point, ends)
     if point.progress is not None:
         _check_topics(point, point.progress, topics)
         _check_absence(point, point.progress, topics=topics, ends=ends, now_ms=now_ms)
@@ -69,6 +71,47 @@ def _check_log_is_whole(point: ResumePoint, begins: Offsets) -> None:
                 " (lockstep snapshot table TABLE), then build with `lockstep rebuild --trimmed`, which compares"
                 " with the source",
             )
+
+
+def _check_read_is_there(point: ResumePoint, ends: Offsets) -> None:
+    """What counts as read must exist: what comes next in its place would be passed over."""
+    stored = {} if point.progress is None else {**point.progress.next_offsets, **point.progress.skipped}
+    for read in (stored, point.start or {}, point.committed or {}):
+        for at, end in sorted(ends.items()):
+            if read.get(at, 0) > end:
+                raise _put_back(point.sink, at, read=read[at], end=end)
+
+
+def check_epochs(sink: str, progress: Progress, records: Iterable[ProgressRecord]) -> None:
+    """Raise PositionMismatch when more had been read than there was when an epoch began that the sink doesn't know.
+
+    ``records`` are all that the progress topic still holds, in order. The first one of an epoch says where each topic
+    stood then.
+    """
+    epoch = known_epoch(progress)
+    for record in records:
+        if record.epoch <= epoch:
+            continue
+        epoch = record.epoch
+        ends = {(topic, number): end for topic, of in record.bounds.items() for number, end in enumerate(of)}
+        for at, read in sorted(progress.next_offsets.items()):
+            if read > ends.get(at, read):
+                raise _put_back(sink, at, read=read, end=ends[at], then=" when capture was recovered")
+
+
+def known_epoch(progress: Progress) -> int:
+    """The newest epoch of the log that a sink has heard of."""
+    return max(progress.epoch, progress.log_epoch)
+
+
+def _put_back(sink: str, at: TopicPartition, *, read: int, end: int, then: str = "") -> PositionMismatch:
+    topic, partition = at
+    return PositionMismatch(
+        f"sink {sink!r} has read topic {topic}, partition {partition}, up to {read}, but the end was {end}{then}:"
+        " Kafka was put back to an earlier copy, or has lost its newest records",
+        hint="the sink may have rows that no topic has. Start capture, and where it stops, do what it says; then"
+        f" {_rebuild(sink, 'rows that only the lost records had would stay')}",
+    )
 
 
 def check_same_topics(sink: str, known: Mapping[str, TopicFacts], now: Mapping[str, tuple[str, int]]) -> None:

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -729,6 +730,26 @@ def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
     assert "lockstep snapshot table TABLE" in failure["error"]
     job.wait_for("SinkStopped", sink=pipeline.warehouse_name)
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
+
+
+def test_a_log_that_kafka_has_an_earlier_copy_of_is_refused_before_and_after_a_recovery(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    pipeline.write(put(1))
+    assert pipeline.apply_once(spark).poll() == 0
+    # As if it had read records that this copy of Kafka hasn't got.
+    opened = open_sink("cache", pipeline.cache, 1)
+    stored = opened.generations.load_progress()
+    assert stored is not None
+    ahead = {at: offset + 10 for at, offset in stored.next_offsets.items()}
+    opened.generations.save_progress(replace(stored, next_offsets=ahead))
+    opened.sink.close()
+    for _ in range(2):
+        job = pipeline.apply_once(spark)
+        assert job.poll() == 1
+        assert "Kafka was put back to an earlier copy" in job.wait_for("SinkFailed")["error"]
+        pipeline.log.begin_epoch()
+        pipeline.write(*(put(key, "copied") for key in range(100)))
 
 
 @pytest.mark.soak

@@ -91,6 +91,17 @@ def test_a_watermark_that_is_held_is_not_taken_for_one_of_a_new_epoch() -> None:
     assert (released.epoch, released.watermark_lsn) == (1, 0)
 
 
+def test_a_new_epoch_is_known_before_anything_of_it_is_applied() -> None:
+    kept, generations = keeper()
+    kept.learn([replace(record(100, 5), epoch=1)])
+    assert generations.load_progress() is None
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    kept.learn([replace(record(50, 9), epoch=2)])
+    stored = generations.load_progress()
+    assert stored is not None
+    assert (stored.epoch, stored.log_epoch) == (1, 2)
+
+
 def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:
     kept, _ = keeper(Progress({(TOPIC, 0): 5}, 0, 0, 0, {}, 3))
     assert kept.batch_applied({(TOPIC, 0): 5}, rejected=3).rejected == 3

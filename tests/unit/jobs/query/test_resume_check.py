@@ -6,8 +6,16 @@ from dataclasses import replace
 import pytest
 
 from cdc.model.errors import PositionMismatch
+from cdc.protocol.control_records import ProgressRecord
 from jobs.offsets import Offsets
-from jobs.query.resume_check import FOR_EVER_MS, ResumePoint, TopicFacts, check_resume, check_same_topics
+from jobs.query.resume_check import (
+    FOR_EVER_MS,
+    ResumePoint,
+    TopicFacts,
+    check_epochs,
+    check_resume,
+    check_same_topics,
+)
 from sinks.contract import Progress
 
 TOPIC = "shop.public.orders"
@@ -124,6 +132,36 @@ def test_a_log_that_has_lost_what_is_still_to_be_read_is_refused() -> None:
         check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 5})
     check(progress(), STORED, begins=begins)  # what was deleted has been read
     check(None, None, begins=begins, start={(TOPIC, 0): 0, (TOPIC, 1): 15})
+
+
+@pytest.mark.parametrize("remembered", ["progress", "checkpoint", "start"])
+def test_a_log_that_ends_before_what_was_read_is_refused(remembered: str) -> None:
+    ends = {(TOPIC, 0): 10, (TOPIC, 1): 19}
+    stored = progress({}) if remembered == "start" else progress()
+    committed = STORED if remembered == "checkpoint" else None
+    start = STORED if remembered == "start" else None
+    with pytest.raises(PositionMismatch, match=r"partition 1, up to 20, but the end was 19: Kafka was put") as caught:
+        check(stored, committed, ends=ends, start=start)
+    assert "lockstep rebuild search --switch" in str(caught.value)
+    check(stored, committed, ends=STORED, start=start)
+
+
+def epoch_record(epoch: int, *ends: int) -> ProgressRecord:
+    return ProgressRecord(100, 100, {TOPIC: ends}, epoch)
+
+
+def test_a_log_that_had_less_when_an_epoch_began_is_refused_though_it_has_more_now() -> None:
+    records = [epoch_record(0, 5, 10), epoch_record(1, 10, 19), epoch_record(1, 30, 40)]
+    with pytest.raises(PositionMismatch, match="up to 20, but the end was 19 when capture was recovered"):
+        check_epochs("search", progress(), records)
+
+
+def test_a_sink_that_knows_the_epoch_or_had_read_no_more_goes_on() -> None:
+    records = [epoch_record(1, 10, 19), epoch_record(1, 30, 40)]
+    for known in (replace(progress(), log_epoch=1), replace(progress(), epoch=1)):
+        check_epochs("search", known, records)
+    check_epochs("search", progress(), [epoch_record(1, 10, 20), epoch_record(2, 11, 22)])
+    check_epochs("search", progress(), [ProgressRecord(100, 100, {}, 1)])
 
 
 def same(*, topic_id: str = "first", partitions: int = 2) -> None:
