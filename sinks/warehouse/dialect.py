@@ -184,6 +184,13 @@ class Dialect(Protocol):
         """What these relations of the generation's schema are stored in, those that are there."""
         ...
 
+    def keeps_rows(self, relation: str) -> bool:
+        """Whether a relation of the generation's schema has a row that was there before its file was.
+
+        For one that has got another file, and to which nobody but a merge has written since.
+        """
+        ...
+
     def bookkeeping_storage(self) -> Storage: ...
 
     def drop_key(self, held: "HeldTable") -> None:

@@ -37,21 +37,26 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """How it is now. ``storages`` are those of relations that are there, ``purged`` those from which rows have gone."""
+    """How it is now. ``storages`` are those of relations that are there, ``purged`` those from which rows have gone.
+
+    ``keeps_rows`` says of a relation whether it has a row that was there before its file was.
+    """
 
     bookkeeping: int
     storages: Mapping[str, Storage]
     purged: Collection[str]
     is_empty: Callable[[str], bool]
+    keeps_rows: Callable[[str], bool]
 
 
 def what_became(before: Identity | None, relations: Iterable[str], now: Now) -> str | None:
     """What has become of a table that was known like this; None where it is the same one.
 
     ``relations`` are those that it has by the bookkeeping, none where that doesn't know it any more. VACUUM FULL and
-    some ALTER TABLE store a table in another file, and so does TRUNCATE: that leaves no row, and no deletion takes the
-    last one but a purge. In a copy of a whole database all have other numbers, and the bookkeeping is as old as the
-    rows.
+    CLUSTER store a table in another file, in which rows stay as old as they were. So does TRUNCATE: that leaves no row,
+    and no deletion takes the last one but a purge. Rows that are loaded after it are no older than the file; neither
+    are those that ALTER TABLE has written anew, and nobody can tell the two apart. In a copy of a whole database all
+    have other numbers, and the bookkeeping is as old as the rows.
     """
     if not relations:
         return "the bookkeeping doesn't know it any more"
@@ -65,6 +70,10 @@ def what_became(before: Identity | None, relations: Iterable[str], now: Now) -> 
         if storage.relation != noted.storage.relation:
             return f"{relation} was dropped, and another one of its name is there"
         is_due = noted.has_rows or relation not in now.purged
-        if storage.file != noted.storage.file and is_due and now.is_empty(relation):
+        if storage.file == noted.storage.file or not is_due:
+            continue
+        if now.is_empty(relation):
             return f"{relation} was emptied"
+        if not now.keeps_rows(relation):
+            return f"{relation} was emptied and filled again, or ALTER TABLE has written all of its rows anew"
     return None

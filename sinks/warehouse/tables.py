@@ -157,6 +157,7 @@ class WarehouseTables:
             self._storages(tables),
             self._purged_relations(tables),
             self._is_empty,
+            self.dialect.keeps_rows,
         )
         found = {
             name: what_became(

@@ -194,6 +194,9 @@ class DuckDb:
         """A file has no numbers that last, and nobody else writes to it: what is said is that they are there."""
         return {relation: Storage() for relation in relations if self.connection.has_relation(self._schema, relation)}
 
+    def keeps_rows(self, relation: str) -> bool:
+        return True  # what isn't known to have another file has kept its own
+
     def bookkeeping_storage(self) -> Storage:
         return Storage()
 

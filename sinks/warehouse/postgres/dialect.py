@@ -89,6 +89,13 @@ class PostgreSql:
     def storages(self, relations: Collection[str]) -> dict[str, Storage]:
         return self._storages(self._schema, relations)
 
+    def keeps_rows(self, relation: str) -> bool:
+        # The transaction that gave it the file has written its entry of the catalogue.
+        target = self._qualified(relation)
+        began = self.connection.execute("select xmin::text from pg_class where oid = to_regclass(:name)", name=target)
+        older = f"select exists (select from {target} as held where age(held.xmin) > age('{began.scalar_one()}'::xid))"
+        return bool(self.connection.run(older).scalar())
+
     def bookkeeping_storage(self) -> Storage:
         return self._storages(SCHEMA, [VERSION_TABLE]).get(VERSION_TABLE, Storage())
 

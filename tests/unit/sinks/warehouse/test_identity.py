@@ -9,8 +9,10 @@ FULL = Identity(9, {"items": Noted(Storage(1, 11), has_rows=True)})
 EMPTY = Identity(9, {"items": Noted(Storage(1, 11), has_rows=False)})
 
 
-def now(*, bookkeeping: int = 9, purged: bool = False, is_empty: bool = False, **storages: Storage) -> Now:
-    return Now(bookkeeping, storages, {"items"} if purged else (), lambda _: is_empty)
+def now(
+    *, bookkeeping: int = 9, purged: bool = False, is_empty: bool = False, keeps_rows: bool = True, **storages: Storage
+) -> Now:
+    return Now(bookkeeping, storages, {"items"} if purged else (), lambda _: is_empty, lambda _: keeps_rows)
 
 
 def test_what_is_kept_of_a_table_is_read_again() -> None:
@@ -50,6 +52,15 @@ def test_another_file_without_a_row_is_that_of_an_emptied_table_unless_all_rows_
     before: Identity, is_empty: bool, purged: bool, what: str | None
 ) -> None:
     assert what_became(before, ["items"], now(items=Storage(1, 12), is_empty=is_empty, purged=purged)) == what
+
+
+@pytest.mark.parametrize("before", [FULL, EMPTY])
+def test_another_file_without_a_row_from_before_is_that_of_a_table_that_was_filled_again(before: Identity) -> None:
+    what = what_became(before, ["items"], now(items=Storage(1, 12), keeps_rows=False))
+    assert what is not None
+    assert "was emptied and filled again" in what
+    assert what_became(before, ["items"], now(items=Storage(1, 11), keeps_rows=False)) is None
+    assert what_became(EMPTY, ["items"], now(items=Storage(1, 12), keeps_rows=False, purged=True)) is None
 
 
 def test_a_history_that_is_new_is_no_loss_and_one_that_is_gone_is() -> None:
