@@ -96,6 +96,7 @@ class Sampler:
         self._has_watcher_failed = False
         self.report: LagReport | None = None
         self.state: PipelineState | None = None
+        self._told: PipelineState | None = None  # with the problems at which nobody can look now
         self.lag: dict[str, Any] = {}
         self.rates = Rates()
 
@@ -207,9 +208,10 @@ class Sampler:
             open_alerts=self._open_alerts(),
             stream_queries=self._stream_queries(),
         )
-        for change in changes(self.state, state):
+        told = with_out_of_sight(self._told, state)
+        for change in changes(self._told, told):
             self._log.add("state", change)
-        self.state = state
+        self._told, self.state = told, state
         self._keep_point(state)
         self._on_state(state)
         self._tell_watcher(seen)
@@ -279,6 +281,26 @@ def _topics_by_label(config: Config, report: LagReport) -> Mapping[str, Sequence
         for stage in report.stages
         if stage.sink is not None
     }
+
+
+def with_out_of_sight(before: PipelineState | None, after: PipelineState) -> PipelineState:
+    """The state with the problems of before that nobody can look at now: they aren't over for that. Pure.
+
+    Of a sink that doesn't answer these are its own, and of anything else all.
+    """
+    silent = {problem.where for problem in after.problems if problem.state == "unanswered"}
+    if before is None or not silent:
+        return after
+    sinks = {label_of(sink) for sink in (*before.sinks, *after.sinks)} | {sink.name for sink in before.sinks}
+    seen = {(problem.where, problem.state) for problem in after.problems}
+    hidden = [
+        problem
+        for problem in before.problems
+        if problem.state != "unanswered"
+        and (problem.where, problem.state) not in seen
+        and (not silent <= sinks or any(problem.where == at or problem.where.endswith(f" in {at}") for at in silent))
+    ]
+    return after.model_copy(update={"problems": (*after.problems, *hidden)})
 
 
 def changes(before: PipelineState | None, after: PipelineState) -> Iterator[str]:

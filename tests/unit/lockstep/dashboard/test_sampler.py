@@ -9,7 +9,7 @@ from cdc.model.errors import LockstepError
 from lockstep.config import Config, load
 from lockstep.dashboard.documents import Rates, Subject
 from lockstep.dashboard.model import PipelineState, Problem
-from lockstep.dashboard.sampler import Log, Sampler, changes
+from lockstep.dashboard.sampler import Log, Sampler, changes, with_out_of_sight
 from monitor.lag import LagReport
 from tests.browser import example
 
@@ -95,6 +95,32 @@ def test_two_problems_of_one_sink_are_told_once_each() -> None:
     assert list(changes(both, both)) == []
     assert list(changes(both, state(("cache", "rejected")))) == ["cache isn't absent any more"]
     assert list(changes(both, state())) == ["cache is well again"]
+
+
+def _told(*states: PipelineState) -> list[str]:
+    """What is told of the last one after those before."""
+    known, told = None, list[str]()
+    for each in states:
+        seen = with_out_of_sight(known, each)
+        told = list(changes(known, seen))
+        known = seen
+    return told
+
+
+@pytest.mark.parametrize("silent", ["pipeline", "kafka", "cache"])
+def test_what_nobody_can_look_at_is_not_well_again(silent: str) -> None:
+    stalled, hidden = state(("cache", "stalled"), ("orders in cache", "failed")), state((silent, "unanswered"))
+    assert _told(stalled, hidden) == [f"{silent} is unanswered: why"]
+    assert _told(stalled, hidden, hidden) == []
+    assert _told(stalled, hidden, stalled) == [
+        "cache isn't unanswered any more" if silent == "cache" else f"{silent} is well again"
+    ]
+    assert "cache is well again" in _told(stalled, hidden, state())
+
+
+def test_a_sink_that_does_not_answer_hides_no_other() -> None:
+    before, after = state(("cache", "stalled")), state(("search", "unanswered"))
+    assert _told(before, after) == ["search is unanswered: why", "cache is well again"]
 
 
 def test_a_generation_that_was_not_there_before_is_told() -> None:
