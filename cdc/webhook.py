@@ -230,9 +230,12 @@ class Webhook:
         if scheme == "https":
             ca_file = self._settings.ca_file
             context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-            connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_S, context=context)
+            connection = http.client.HTTPSConnection(
+                host, port or http.client.HTTPS_PORT, timeout=_TIMEOUT_S, context=context
+            )
         else:
-            connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+            # Without a port it would take what follows the last colon of an IPv6 address for one.
+            connection = http.client.HTTPConnection(host, port or http.client.HTTP_PORT, timeout=_TIMEOUT_S)
         connection.response_class = _AnswerInTime
         return connection
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,30 @@ def test_documents_share_a_connection_and_one_that_was_closed_meanwhile_loses_no
         sender.post(b'{"number": 3}')
     assert [document["number"] for document in receiver.documents] == [0, 1, 2, 3]
     assert receiver.connections == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://[::1]/hook", ("::1", 80)),
+        ("https://[fd00::7]/hook", ("fd00::7", 443)),
+        ("http://[fd00::7]:8080/hook", ("fd00::7", 8080)),
+        ("https://hooks.example/hook", ("hooks.example", 443)),
+    ],
+)
+def test_an_address_may_be_a_number_of_either_protocol(
+    monkeypatch: pytest.MonkeyPatch, url: str, address: tuple[str, int]
+) -> None:
+    asked = []
+
+    def refuse(where: tuple[str, int], *_: object) -> None:
+        asked.append(where)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with webhook(url=url) as sender, pytest.raises(Unavailable):
+        sender.post(b"{}")
+    assert asked == [address]
 
 
 @pytest.mark.parametrize(
