@@ -4,9 +4,11 @@ A browser asks for the token by itself (HTTP Basic, any user name), and sends it
 is new at each start, and only pages of this server get browsers to send it.
 """
 
+import asyncio
 import base64
 import binascii
 import hmac
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,6 +19,11 @@ from urllib.parse import urlsplit
 import orjson
 
 from lockstep.dashboard_settings import TOKEN_VARIABLE
+
+logger = logging.getLogger("lockstep.dashboard")
+
+GUESS_S: Final = 1.0
+"""How long the answer to a wrong token takes. It is no longer, since it holds a connection."""
 
 BODY_MAX: Final = 16 * 1024
 """Bytes of a request's body."""
@@ -73,6 +80,9 @@ class Access:
         is_known = self._has_token(headers) or self._has_session(headers)
         if self.token is not None and not is_known:
             return Refused(401, f"This needs the token that {TOKEN_VARIABLE} holds where the server runs.")
+        if path.startswith("/api/") and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            # A page of another server reads no answer, but what is asked for is done: `lockstep doctor` runs.
+            return Refused(403, "The request comes from a page of another server.")
         if self._needs_session(path) and not is_known:
             return Refused(401, "This is for whoever has loaded the page since the server started: load it again.")
         if "transfer-encoding" in headers:  # in chunks, whose end nobody knows
@@ -87,6 +97,11 @@ class Access:
             if int(length) > BODY_MAX:
                 return Refused(413, f"The request is longer than {BODY_MAX} bytes.")
         return None
+
+    def is_guess(self, headers: Mapping[str, str]) -> bool:
+        """Whether a token was given that is a wrong one."""
+        given = headers.get("authorization") or headers.get(_TOKEN_HEADER)
+        return self.token is not None and bool(given) and not self._has_token(headers)
 
     def gives_session(self, method: str, path: str) -> bool:
         """Whether the answer has the session. The page that comes back after a restart gets it with its stream."""
@@ -131,6 +146,7 @@ class Guard:
     def __init__(self, app: Any, access: Access) -> None:
         self._app = app
         self._access = access
+        self._guesses = 0  # wrong tokens since the start
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -155,6 +171,8 @@ class Guard:
         if refused is None:
             await self._app(scope, receive, send_guarded)
             return
+        if refused.status == 401 and self._access.is_guess(headers):
+            await self._tell_guess()
         body = orjson.dumps({"message": refused.message})
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if refused.status == 401 and self._access.token is not None:
@@ -163,6 +181,14 @@ class Guard:
             answer.append((b"www-authenticate", _BEARER if is_asked_by_page else _BASIC))
         await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
         await send_guarded({"type": "http.response.body", "body": body})
+
+    async def _tell_guess(self) -> None:
+        """Log the number of wrong tokens each time that it has doubled, and let whoever guesses wait."""
+        self._guesses += 1
+        if self._guesses & (self._guesses - 1) == 0:
+            times = "once" if self._guesses == 1 else f"{self._guesses} times"
+            logger.warning("a wrong token was given %s since the server started", times)
+        await asyncio.sleep(GUESS_S)
 
 
 def _host_name(host: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lockstep.dashboard.access import BODY_MAX, Access, Guard
+from lockstep.dashboard.access import BODY_MAX, GUESS_S, Access, Guard
 
 LOCAL = Access(token=None)
 OPEN = Access(token="right", host="0.0.0.0")
@@ -46,6 +46,51 @@ def test_what_a_proxy_has_passed_on_needs_a_token(name: str) -> None:
     behind = {"host": "page.example", name: "1", "authorization": "Bearer right"}
     assert status(with_token, "GET", "/api/pipeline", behind) is None
     assert status(with_token, "GET", "/api/pipeline", behind | {"authorization": "Bearer wrong"}) == 401
+
+
+async def _answer(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+def _status_of(guard: Guard, headers: Mapping[str, str]) -> int:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    raw = [(name.encode(), value.encode()) for name, value in {**HOST, **headers}.items()]
+    asyncio.run(guard({"type": "http", "method": "GET", "path": "/api/pipeline", "headers": raw}, None, send))
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_sites_page_starts_nothing(site: str) -> None:
+    for access, more in ((LOCAL, {}), (OPEN, {"authorization": "Bearer right"})):
+        assert status(access, "GET", "/api/findings", {**HOST, **more, "sec-fetch-site": site}) == 403
+        assert status(access, "GET", "/", {**HOST, **more, "sec-fetch-site": site}) is None, "a link leads here"
+        for own in ("same-origin", "none"):
+            assert status(access, "GET", "/api/findings", {**HOST, **more, "sec-fetch-site": own}) is None
+
+
+def test_wrong_tokens_are_counted_and_take_their_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    guard = Guard(_answer, OPEN)
+    for _ in range(5):
+        assert _status_of(guard, {"authorization": "Bearer guessed"}) == 401
+    assert _status_of(guard, {}) == 401, "a browser asks without one first"
+    assert _status_of(guard, {"authorization": "Bearer right"}) == 200
+    assert waited == [GUESS_S] * 5
+    assert [record.getMessage() for record in caplog.records] == [
+        f"a wrong token was given {times} since the server started" for times in ("once", "2 times", "4 times")
+    ]
+    assert "guessed" not in caplog.text
 
 
 @pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key", "/views/v/changes"])
