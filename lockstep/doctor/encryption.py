@@ -20,7 +20,7 @@ from sinks.registry import SinkSettings, kind_of
 _SSLMODE_DEFAULT: Final = "prefer"
 """libpq's own: it tries TLS, and goes on without where the server, or whoever answers in its place, has none."""
 
-_ENCRYPTED_MODES: Final = ("require", "verify-ca", "verify-full")
+_VERIFIED_MODES: Final = ("verify-ca", "verify-full")
 
 _AS_IT_IS: Final = ("PLAIN", "OAUTHBEARER")
 """Mechanisms that send the password itself, or a token."""
@@ -34,7 +34,7 @@ def source_encryption(connection: psycopg.Connection[Any]) -> list[Finding]:
     """Whether this connection of ours to the source is encrypted, and would be if somebody interfered."""
     parameters = connection.info.get_parameters()
     mode = parameters.get("sslmode", _SSLMODE_DEFAULT)
-    if _is_local(connection.info.hostaddr or connection.info.host) or mode in _ENCRYPTED_MODES:
+    if _is_local(connection.info.hostaddr or connection.info.host) or mode in _VERIFIED_MODES:
         return []
     return [_optional("source", mode, encrypted=connection.pgconn.ssl_in_use, where="source.dsn")]
 
@@ -96,14 +96,16 @@ def _plain(subject: str, addresses: Iterable[str], *, better: str, why: str = _W
 def _libpq(subject: str, parts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Finding]:
     hosts = str(parts.get("host") or parts.get("hostaddr") or "").split(",")
     mode = parts.get("sslmode") or environment.get("PGSSLMODE", _SSLMODE_DEFAULT)
-    if mode in _ENCRYPTED_MODES or all(map(_is_local, hosts)):
+    if mode in _VERIFIED_MODES or all(map(_is_local, hosts)):
         return []
     return [_optional(subject, mode, encrypted=None, where="the address, or set tls of this sink")]
 
 
 def _optional(subject: str, mode: str, *, encrypted: bool | None, where: str) -> Finding:
     """``encrypted`` is None where nobody has looked."""
-    if encrypted or (encrypted is None and mode != "disable"):
+    if mode == "require":
+        what = "the connection is encrypted, and nobody looks whose server answers (sslmode require)"
+    elif encrypted or (encrypted is None and mode != "disable"):
         what = f"the connection may do without encryption (sslmode {mode})"
     else:
         what = f"the connection isn't encrypted (sslmode {mode})"
