@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.model.event import JsonValue
+from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Table, TableName
 from sinks.contract import Sink
 from tests.builders import batch, column, delete, table, tag, upsert
@@ -49,6 +49,45 @@ def test_odd_single_keys_stay_apart(destination: Destination, name: str) -> None
     assert {stored.key["k"]: stored.row["note"] for stored in sink.scan(single)} == {k: f"note {k}" for k in keys}
     sink.apply(batch(*(delete({"k": key}, 2, of=single) for key in keys)))
     assert rows_of(sink, single) == {}
+
+
+@pytest.mark.parametrize(
+    ("of", "before", "after"),
+    [
+        (column("k", "numeric"), "1.0", "1.00"),
+        (column("k", "float8"), 0, -0.0),
+        (column("k", "interval"), "1 day", "24:00:00"),
+        (column("k", "numeric", is_array=True), ["1.0"], ["1.00"]),
+    ],
+    ids=lambda of: getattr(of, "type_name", ""),
+)
+def test_a_key_that_is_written_differently_is_the_row_of_its_newest_text(
+    destination: Destination, name: str, of: Any, before: JsonValue, after: JsonValue
+) -> None:
+    """To a source, and to some stores, both texts are one value."""
+    keyed = table(of, column("note"), name=TableName("public", "keyed"), key=("k",))
+
+    def row(of: JsonValue, number: int) -> RowEvent:
+        return upsert({"k": of, "note": str(number)}, number, of=keyed)
+
+    sink = destination.sink(name, 1, keyed)
+    sink.apply(batch(row(before, 1)))
+    sink.apply(batch(delete({"k": before}, 2, of=keyed), row(after, 3)))
+    assert _texts(sink, keyed) == [(repr(after), "3")]
+    sink.apply(batch(delete({"k": after}, 4, of=keyed)))
+    sink.apply(batch(row(before, 5)))
+    assert _texts(sink, keyed) == [(repr(before), "5")]
+    # A repair deletes the text that the source hasn't, and writes the row, at one tag: in any order, alone or together.
+    for number, events in enumerate(([0, 1], [1, 0], [0], [1]), 6):
+        pair = [delete({"k": before}, number, of=keyed), row(after, number)]
+        sink.apply(batch(*(pair[which] for which in events)))
+        for which in {0, 1} - set(events):
+            sink.apply(batch(pair[which]))
+        assert _texts(sink, keyed) == [(repr(after), str(number))]
+
+
+def _texts(sink: Sink, of: Table) -> list[tuple[str, JsonValue]]:
+    return [(repr(stored.key["k"]), stored.row["note"]) for stored in sink.scan(of)]
 
 
 def _rows_of_keys(sink: Sink, of: Table, keys: Sequence[Mapping[str, JsonValue]]) -> list[tuple[Any, ...]]:

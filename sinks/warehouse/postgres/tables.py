@@ -216,18 +216,21 @@ class Statements(Rows):
         self.copy = f"copy {stage} ({listed(stored)}) from stdin"
         # In key order, so that two writers take their row locks in the same order and can't wait for each other.
         # Different texts of one value are different keys of the log: 1.0 and 1.00.
-        distinct = newest = ""
-        if any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns):
-            distinct, newest = f"distinct on ({listed(shape.table.key)}) ", f", {quote_identifier(TAG_COLUMN)} desc"
+        key, tag, deleted = listed(shape.table.key), quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
+        has_texts = any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns)
+        distinct, newest = (f"distinct on ({key}) ", f", {tag} desc, {deleted}") if has_texts else ("", "")
         synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
         self._into = f"insert into {target} as known ({listed(stored)})\nselect {distinct}{listed(stored)} from {stage}"
         self._merge = (
-            f"order by {listed(shape.table.key)}{newest}\n"
-            f"on conflict ({listed(shape.table.key)}) do update\n"
-            f"set {assignments((*stored, *synced), shape.table.key)}\n"
-            f"where excluded.{quote_identifier(TAG_COLUMN)} > known.{quote_identifier(TAG_COLUMN)}"
+            f"order by {key}{newest}\n"
+            f"on conflict ({key}) do update\n"
+            f"set {assignments((*stored, *synced), () if has_texts else shape.table.key)}\n"
+            f"where excluded.{tag} > known.{tag}"
         )
-        self._or_equal = f" or excluded.{quote_identifier(TAG_COLUMN)} = known.{quote_identifier(TAG_COLUMN)}"
+        # What a copy reads has one tag: a text that no row has any more is deleted beside the row that has another.
+        if has_texts:
+            self._merge += f" or excluded.{tag} = known.{tag} and known.{deleted} and not excluded.{deleted}"
+        self._or_equal = f" or excluded.{tag} = known.{tag}"
         same_row = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, shape.table.key))
         self._is_there = f"exists (select from {target} as held where {same_row})"
 
@@ -247,7 +250,7 @@ class Statements(Rows):
 
 
 def assignments(stored: Sequence[str], key: Sequence[str]) -> str:
-    """All columns but the key's, as ``on conflict do update`` sets them."""
+    """All columns but these of the key, as ``on conflict do update`` sets them."""
     return ", ".join(
         f"{quote_identifier(name)} = excluded.{quote_identifier(name)}" for name in stored if name not in key
     )
@@ -258,8 +261,8 @@ def newest_rows_sql(target: str, held: HeldTable) -> tuple[str, str]:
     key = listed(held.shape.table.key)
     ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
     stored = listed([*(column.name for column in held.shape.columns), *ours])
-    tag = quote_identifier(TAG_COLUMN)
-    return stored, f"select distinct on ({key}) {stored} from {target} order by {key}, {tag} desc"
+    newest = f"{quote_identifier(TAG_COLUMN)} desc, {quote_identifier(DELETED_COLUMN)}"
+    return stored, f"select distinct on ({key}) {stored} from {target} order by {key}, {newest}"
 
 
 def rows_by_key_sql(target: str, table: Table) -> str:
