@@ -86,7 +86,7 @@ def external_version(tag: Tag) -> ExternalVersion:
         raise ValueError(f"commit LSN {tag.commit_lsn:#x} is not a multiple of 8")
     lsn = tag.commit_lsn >> _LSN_ALIGNMENT_BITS
     if tag.epoch >> _VERSION_EPOCH_BITS or lsn >> _VERSION_LSN_BITS:
-        raise ValueError(f"tag {tag} doesn't fit into an external version: start a new index generation")
+        raise ValueError(f"tag {tag} has an LSN from 40000/0 on, or an epoch from 16 on")
     saturated = tag.seq >= VERSION_SEQ_MAX
     seq = min(tag.seq, VERSION_SEQ_MAX)
     number = (tag.epoch << _VERSION_LSN_BITS | lsn) << _VERSION_SEQ_BITS | seq

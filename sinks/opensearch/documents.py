@@ -254,7 +254,12 @@ def first_version(transaction: str) -> int:
     try:
         return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH))).number
     except ValueError as error:
-        raise LockstepError(f"the tag can't be an external version: {error}") from error
+        raise LockstepError(
+            f"OpenSearch's versions have no room for this position of the source: {error}",
+            hint="a generation that is built again has none either. A server that is filled from a dump begins with"
+            " small LSNs: move the source there, and start a pipeline of another name. Other kinds of sinks have no"
+            " such limit",
+        ) from error
 
 
 def _as_it_is(value: Any, _: str) -> Any:

@@ -3,9 +3,12 @@
 from typing import Any
 
 import orjson
+import pytest
 
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table
+from cdc.model.tag import Tag
 from sinks.columns.shape import Shape
 from sinks.opensearch.documents import Target, searchable_json
 from sinks.opensearch.ids import IdTemplate
@@ -20,6 +23,15 @@ def test_a_delete_is_a_delete_or_a_marker() -> None:
     assert written[0].count(b"\n") == 1
     assert written[1].startswith(b'{"index":')
     assert b'"_deleted":true' in written[1]
+
+
+@pytest.mark.parametrize("at", [Tag(1, 1 << 50, 1), Tag(16, 8, 1)])
+def test_a_position_without_a_version_says_a_way_out_that_helps(at: Tag) -> None:
+    event = upsert({"id": 1}, str(at))
+    target = Target("w", Shape.of(table()), False)
+    with pytest.raises(LockstepError, match="no room for this position of the source") as raised:
+        target.lines(TableEvents.of(event.table, [event]), 0)
+    assert "filled from a dump" in (raised.value.hint or "")
 
 
 def test_json_for_searching_is_left_out_where_it_cannot_be_indexed() -> None:
