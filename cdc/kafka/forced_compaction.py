@@ -406,7 +406,7 @@ class ForcedCompaction:
             return LockstepError(
                 f"Kafka refuses: {reason(error)}",
                 hint="it takes the right to write to the pipeline's topics, and with transactional ids that begin with"
-                " its name: docs/operations.md has the rights that are needed",
+                " its name: docs/kafka.md has the rights that are needed",
             )
         return Unavailable(f"Kafka doesn't answer: {reason(error)}")
 

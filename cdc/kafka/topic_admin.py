@@ -112,7 +112,7 @@ NOT_ALLOWED: Final = frozenset(
 )
 """A right lacks. Asking again changes nothing until somebody grants it."""
 
-WITHOUT_RIGHT: Final = "grant kafka.username the right {}: docs/operations.md has all that are needed"
+WITHOUT_RIGHT: Final = "grant kafka.username the right {}: docs/kafka.md has all that are needed"
 
 
 def without_rights(rights: Sequence[str]) -> str:
@@ -619,7 +619,7 @@ class TopicAdmin:
                 if _has_code(error, _REFUSED_CHANGE):
                     raise LockstepError(
                         f"topic {topic} can't be deleted: {reason(error.__cause__ or error)}",
-                        hint="it takes the right Delete on the topic: docs/operations.md has all rights",
+                        hint="it takes the right Delete on the topic: docs/kafka.md has all rights",
                     ) from error
                 raise
 
@@ -692,7 +692,7 @@ class TopicAdmin:
                         hint="`lockstep capture` creates it: it has never run under this pipeline.name with this Kafka,"
                         " or somebody has deleted the topic"
                         if is_missing
-                        else "docs/operations.md has the rights that are needed",
+                        else "docs/kafka.md has the rights that are needed",
                     ) from error
                 raise
 

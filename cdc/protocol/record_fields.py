@@ -133,7 +133,7 @@ def _foreign(what: str, why: str) -> ForeignRecord:
     return ForeignRecord(
         f"{what} isn't one of Lockstep's: {why}",
         hint="only Lockstep may write to its topics: find out who else does, and take the right away"
-        " (docs/operations.md, rights in Kafka); then write a null value under the key of that record, which removes"
+        " (docs/kafka.md); then write a null value under the key of that record, which removes"
         " it",
     )
 

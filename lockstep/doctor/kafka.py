@@ -185,7 +185,7 @@ def foreign_control_record_findings(
             f"topic {topic}",
             f"holds a record that isn't one of Lockstep's: {what}",
             "whoever writes to it can stop capture and every sink, or let them go on from a wrong place",
-            "find out who writes to it, and take that right away (docs/operations.md, rights in Kafka)",
+            "find out who writes to it, and take that right away (docs/kafka.md)",
         )
         for topic, what in first.items()
     ]

@@ -97,7 +97,7 @@ def _foreign_findings(config: Config, topic: str) -> list[Finding]:
                     f"topic {topic}",
                     f"holds a record that isn't one of Lockstep's: {what}",
                     "whoever writes to it tells of matches that there aren't, and nobody goes on from it",
-                    "find out who writes to it, and take that right away (docs/operations.md, rights in Kafka)",
+                    "find out who writes to it, and take that right away (docs/kafka.md)",
                 )
             ]
     return []

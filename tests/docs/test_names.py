@@ -165,8 +165,8 @@ def test_every_option_is_one_of_some_command(page: Path) -> None:
     assert sorted(named - known) == []
 
 
-def test_the_operations_page_has_every_command() -> None:
-    page = text_of(DOCS / "operations.md")
+def test_the_page_of_commands_has_every_command() -> None:
+    page = text_of(DOCS / "commands.md")
     missing = [name for name in command(())[0].commands if f"lockstep {name}" not in page]
     assert missing == []
 

@@ -48,7 +48,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GuardedKafka]:
 
 
 def _granted(broker: GuardedKafka, pipeline: str, user: str, *who: str) -> None:
-    for name, resource, operations in rights("operations.md", "Rights in Kafka", 3):
+    for name, resource, operations in rights("kafka.md", "Rights in Kafka", 3):
         if name in who:
             broker.grant(user, resource, operations.split(", "), pipeline=pipeline)
 
@@ -154,7 +154,7 @@ def test_a_table_joins_capture_only_once_its_topic_may_be_created(
     """Until then it is as one that lacks anything else: nothing was promised of it, and the others go on."""
     user = f"joins-{uuid.uuid4().hex[:10]}"
     broker.add_user(user)
-    for name, resource, operations in rights("operations.md", "Rights in Kafka", 3):
+    for name, resource, operations in rights("kafka.md", "Rights in Kafka", 3):
         if name in ("capture", "all"):
             broker.grant(user, resource.replace("<pipeline>.", "t"), operations.split(", "), pipeline="")
     (tmp_path / "password").write_text(PASSWORD)
@@ -189,7 +189,7 @@ def test_a_right_that_is_taken_away_stops_a_capture_that_runs(
 ) -> None:
     user = f"loses-{uuid.uuid4().hex[:10]}"
     broker.add_user(user)
-    for name, resource, operations in rights("operations.md", "Rights in Kafka", 3):
+    for name, resource, operations in rights("kafka.md", "Rights in Kafka", 3):
         if name in ("capture", "all"):
             broker.grant(user, resource.replace("<pipeline>.", "t"), operations.split(", "), pipeline="")
     (tmp_path / "password").write_text(PASSWORD)
