@@ -430,14 +430,15 @@ class SinkQuery:
             self._state.batch_done.set()
         if may_rest:
             try:
-                self._rest()
+                # After a large one there may be more that no progress record tells of, as rows of a first copy.
+                self._rest(look_now=self._state.planned_rows > self._plan.spark.small_batch_rows)
             except Exception as error:
                 self._owes_commit = False
                 self._state.keep_failure(error)
                 raise _Stopping from None
 
     def _run_batch(self, frame: DataFrame, batch_id: int) -> bool:
-        """Whether it had so little that there may be no more."""
+        """Whether the query may rest before it is committed."""
         if self._task.reads_whole_transactions:
             return self._run_whole_batch(frame, batch_id)
         self._batch_id, self._part_began = batch_id, time.monotonic()
@@ -473,7 +474,7 @@ class SinkQuery:
         # A long one ends when there is more. One with rejections is committed at once: they would be told again after
         # a kill, also those that somebody has closed since.
         has_told = bool(result.rejected or result.resolved)
-        return self._rests and is_small and not is_long and not has_told
+        return self._rests and not is_long and not has_told
 
     def _run_whole_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""

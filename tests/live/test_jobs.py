@@ -253,11 +253,17 @@ def test_a_job_purges_what_was_deleted_and_the_log_read_again_brings_none_of_it_
     assert pipeline.rows(pipeline.warehouse_name, purging) == pipeline.expected
 
 
-def test_an_idle_job_rests_and_goes_on_when_something_comes(pipeline: Pipeline, spark: SparkSession) -> None:
+SIZES = pytest.mark.parametrize("settings", [{}, {"small_batch_rows": 0}], ids=["small", "large"])
+
+
+@SIZES
+def test_an_idle_job_rests_and_goes_on_when_something_comes(
+    pipeline: Pipeline, spark: SparkSession, settings: dict[str, int]
+) -> None:
     """Spark's batch is committed when the rest is over: the next one shows that it was in one."""
     committed = Checkpoint(spark, pipeline.checkpoint()).committed
     lsn = pipeline.write(put(1))
-    with pipeline.job(spark, trigger="micro-batch") as job:
+    with pipeline.job(spark, trigger="micro-batch", **settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         for number in (2, 3):
             assert committed() != pipeline.progress().next_offsets
@@ -300,9 +306,12 @@ def test_a_job_that_is_to_read_again_does_so_though_nothing_comes(pipeline: Pipe
 
 
 @pytest.mark.soak
-def test_a_job_that_rests_gets_rows_without_a_progress_record(pipeline: Pipeline, spark: SparkSession) -> None:
+@SIZES
+def test_a_job_that_rests_gets_rows_without_a_progress_record(
+    pipeline: Pipeline, spark: SparkSession, settings: dict[str, int]
+) -> None:
     lsn = pipeline.write(put(1))
-    with pipeline.job(spark, trigger="micro-batch") as job:
+    with pipeline.job(spark, trigger="micro-batch", **settings) as job:
         job.wait_until(lambda seen: seen.get("watermark_lsn") == lsn)
         pipeline.log.commit([put(2)], progress=False)
         until(lambda: set(pipeline.rows()) == {1, 2})

@@ -491,6 +491,7 @@ def test_a_bug_in_a_rest_ends_the_query_with_itself_and_not_with_what_spark_make
         def __init__(self) -> None:
             self._state, self._gate = QueryState(), BatchGate()
             self._rate = RowRate(0, time.monotonic)
+            self._plan = _namespace(spark=_namespace(small_batch_rows=0))
 
         def _run_batch(self, *_: object) -> bool:
             return True
