@@ -89,9 +89,9 @@ class Stack:
     ) -> None:
         """Nothing is started yet.
 
-        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For tests and the
-        demo: `light=True` halves what the start of the two JVMs costs, for a lower peak. A start is given up once the
-        server has done nothing for ``quiet_seconds``.
+        For tests: `durable=False` doesn't wait for the disk, so data is lost when the machine fails. For all but the
+        bench: `light=True` halves what the start and the first minutes of the two JVMs cost, for a lower peak. A start
+        is given up once the server has done nothing for ``quiet_seconds``.
         """
         self.directory = directory.absolute()
         self._source = Postgres(

@@ -75,7 +75,7 @@ def up(
     from lockstep.console import say
     from stack.stack import NAMES, Stack
 
-    stack = Stack(directory)
+    stack = Stack(directory, light=True)
     wanted = server or list(NAMES)
     if not server and _has_other_source(config, stack.endpoints().source_dsn if stack.exists else None):
         wanted.remove("postgres")
