@@ -1,7 +1,6 @@
 """Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,10 +30,9 @@ _LOST = (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE)
 _BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""
 
-_RINGS_A_SECOND = 8
-_PAUSE_S = 0.1
-"""A bell that rings more often than that asks for nothing for a moment after each ring. The broker would answer twice
-for each commit: the record, and the marker behind it."""
+_LOOK_MS = 5_000
+_ENDS_S = 2.0
+"""How long a bell waits to know where it begins. Where it doesn't, it rings and can't say for what."""
 
 _RINGS_AT_ONCE = 1000
 """What has come meanwhile is one ring."""
@@ -270,6 +268,15 @@ def _progress_record(message: Message) -> ProgressRecord | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """All committed records of ``__progress`` from offset ``start`` on that lie below ``end``."""
+
+    start: int
+    end: int
+    messages: Sequence[Message]
+
+
 class ProgressReader:
     """Follows ``__progress``; keep one open and ask it again and again.
 
@@ -286,22 +293,32 @@ class ProgressReader:
         self._cluster = TopicAdmin(client)
         self._next: int | None = None
         self._topic_id = ""
+        self.known_at_ms = 0
+        """All that was committed by then is in the answers so far; in milliseconds since 1970."""
 
-    def new_records(self) -> list[ProgressRecord]:
+    def new_records(self, heard: Sequence[Heard] = ()) -> list[ProgressRecord]:
         """The committed records since the last call that returned, oldest first.
 
+        ``heard`` is what a ``LogBell`` has heard since then. Where something new is in it, and nothing lacks before
+        that, the topic itself is looked at only every five seconds: a process that hung doesn't know how old that is.
         Where Kafka has lost some of them, by age or because the topic was recreated, one record with new bounds of all
         topics, as in the first answer.
         Raises Unavailable, and LockstepError for a record of another version; then the next call gives all that this
         one would have given.
         """
         try:
-            high = _committed_end(self._cluster, self._topic)
-            if self._next == high:
-                return []
-            records, following = None, high
-            if self._next is not None and self._next < high:
-                records, following = self._since(self._next, high)
+            records, following = self._of(heard)
+            known_at_ms = self.known_at_ms
+            asked_at_ms = time.time_ns() // 1_000_000
+            if following == self._next or not 0 <= asked_at_ms - known_at_ms < _LOOK_MS:
+                known_at_ms = asked_at_ms
+                high = _committed_end(self._cluster, self._topic)
+                if self._next == high:
+                    self.known_at_ms = known_at_ms
+                    return []
+                records, following = None, high
+                if self._next is not None and self._next < high:
+                    records, following = self._since(self._next, high)
             # Offsets don't tell a topic that was recreated, and has grown since: only what is new makes that matter.
             if records is None or self._id() != self._topic_id:
                 records, following = self._anew()
@@ -311,7 +328,7 @@ class ProgressReader:
             if isinstance(error, Unavailable):
                 raise
             raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
-        self._next = following
+        self._next, self.known_at_ms = following, known_at_ms
         return records
 
     @property
@@ -323,6 +340,18 @@ class ProgressReader:
     def next_offset(self) -> int:
         """Where the topic goes on after the last answer; where it ended, before the first."""
         return self._next if self._next is not None else self._range()[1]
+
+    def _of(self, heard: Sequence[Heard]) -> tuple[list[ProgressRecord] | None, int | None]:
+        """The new records in it, and what is to be read next: the same as before where it has none of all."""
+        records: list[ProgressRecord] = []
+        following = self._next
+        for part in heard:
+            if following is None or part.start > following:
+                return None, self._next
+            new = [message for message in part.messages if (message.offset() or 0) >= following]
+            records += [record for message in new if (record := _progress_record(message)) is not None]
+            following = max(following, part.end)
+        return records, following
 
     def _range(self) -> tuple[int, int]:
         partition = (self._topic, 0)
@@ -391,11 +420,22 @@ class ProgressReader:
             self._consumer = None
 
 
-class LogBell:
-    """Rings when something was written to ``__progress`` or ``__schema``, for one who has nothing else to wait for.
+def _ends_of(consumer: Consumer, topics: Sequence[str]) -> list[TopicPartition]:
+    """Where these one-partition topics end for this consumer; ``OFFSET_END`` where that isn't known."""
+    at_end = [TopicPartition(topic, 0, OFFSET_END) for topic in topics]
+    try:
+        known = consumer.offsets_for_times(at_end, timeout=_ENDS_S)
+    except KafkaException:
+        return at_end
+    offsets = {each.topic: each.offset for each in known if each.error is None and each.offset >= 0}
+    return [TopicPartition(topic, 0, offsets.get(topic, OFFSET_END)) for topic in topics]
 
-    That costs a request every two seconds. Asking again and again where topics end costs more, the more topics there
-    are. Opened at the first use.
+
+class LogBell:
+    """Rings when something was committed to ``__progress`` or ``__schema``, for one who has nothing else to wait for.
+
+    That costs a request every two seconds, and one each time it rings. Asking again and again where topics end costs
+    more, the more topics there are. Opened at the first use.
     """
 
     def __init__(self, client: ClientSettings, prefix: str) -> None:
@@ -403,42 +443,42 @@ class LogBell:
         self._topics = [control_topic(prefix, kind) for kind in (PROGRESS, SCHEMA)]
         self._consumer: Consumer | None = None
         self._has_heard_error = False
-        self._rung_at: deque[float] = deque(maxlen=_RINGS_A_SECOND)
-        self._rang_with: Message | None = None
+        self._next: int | None = None
+        self.heard: Heard | None = None
+        """The records of ``__progress`` that it has rung for last. None where there may be others."""
 
     def rings(self, timeout_s: float) -> bool:
-        """Wait for it. What is written need not be committed, and may be long gone. Raises as ``new_client``.
+        """Wait for it. What is committed may be long gone. Raises as ``new_client``.
 
-        It rings once to begin with: for what was written before. It may ring for nothing, and does so when a connection
-        breaks: who looks then will know. And it may stay silent: nobody may depend on it.
+        It rings once to begin with: for what was committed before. It may ring for nothing, and does so when a
+        connection breaks: who looks then will know. And it may stay silent: nobody may depend on it.
         """
         if self._consumer is None:
-            # The brokers wake no reader of what is committed when a transaction ends. One who reads everything is woken
-            # by the record and by the marker behind it.
             heard = {**self._client, "error_cb": self._hear_error}
-            self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, committed=False)
+            self._consumer = open_consumer(heard, self._topics, fetch_wait_ms=_BELL_WAIT_MS, lost_is_error=True)
             # It stays assigned: a new question would wait behind the one that the broker keeps.
-            self._consumer.assign([TopicPartition(topic, 0, OFFSET_END) for topic in self._topics])
-        if self._rang_with is not None:  # whoever was rung for is at work by now
-            self._pause(self._consumer, self._rang_with)
-            self._rang_with = None
+            starts = _ends_of(self._consumer, self._topics)
+            self._next = starts[0].offset if starts[0].offset >= 0 else None
+            self._consumer.assign(starts)
+        self.heard = None
         message = self._consumer.poll(timeout_s)
         if message is not None:
-            self._rang_with = [message, *self._consumer.consume(_RINGS_AT_ONCE, 0)][-1]
+            self._hear([message, *self._consumer.consume(_RINGS_AT_ONCE, 0)])
         has_heard_error, self._has_heard_error = self._has_heard_error, False
         return has_heard_error or message is not None
 
-    def _pause(self, consumer: Consumer, message: Message) -> None:
-        """Ask for nothing for a moment, where much is written. What comes meanwhile is the next ring."""
-        now = time.monotonic()
-        self._rung_at.append(now)
-        is_often = len(self._rung_at) == _RINGS_A_SECOND and now - self._rung_at[0] < 1
-        if is_often and message.error() is None:
-            # Not ``pause``: after that, the client takes a second to ask again.
-            consumer.unassign()
-            time.sleep(_PAUSE_S)
-            heard = {message.topic(): (message.offset() or 0) + 1}
-            consumer.assign([TopicPartition(topic, 0, heard.get(topic, OFFSET_END)) for topic in self._topics])
+    def _hear(self, messages: Sequence[Message]) -> None:
+        errors = {error.code() for message in messages if (error := message.error()) is not None}
+        if errors - {KafkaError._PARTITION_EOF}:
+            # Records may be lost. It still rings, and once it is a new one it knows again what it has heard.
+            self._next = None
+            if errors & set(_LOST):
+                self.close()
+        of_progress = [each for each in messages if each.error() is None and each.topic() == self._topics[0]]
+        if of_progress and self._next is not None:
+            end = (of_progress[-1].offset() or 0) + 1
+            self.heard = Heard(self._next, end, of_progress)
+            self._next = end
 
     def _hear_error(self, _: KafkaError) -> None:
         self._has_heard_error = True
@@ -447,4 +487,4 @@ class LogBell:
         """End the connection; the next question opens another one."""
         if self._consumer is not None:
             close_consumer(self._consumer)
-            self._consumer = self._rang_with = None
+            self._consumer = None

@@ -5,14 +5,18 @@ commit. A driver has a query for each sink, and one bell is enough for all.
 """
 
 import threading
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
-from cdc.kafka.control_topics import LogBell
+from cdc.kafka.control_topics import Heard, LogBell
 
 _LISTEN_S: Final = 1.0
 _SILENT_S: Final = 1.0
 """How long a bell is waited for, and for how long it isn't after brokers that didn't answer."""
+
+_HEARD_MAX: Final = 100
+"""What it has rung for longer ago than that is read from the log."""
 
 
 class Bell(Protocol):
@@ -23,10 +27,16 @@ class Bell(Protocol):
     def close(self) -> None: ...
 
 
+class HearingBell(Bell, Protocol):
+    """Keeps what it has rung for last, as ``LogBell`` does."""
+
+    heard: Heard | None
+
+
 class SharedBell:
     """A bell that many listen to, each in a thread of its own. One more thread rings for them while there are any."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: HearingBell) -> None:
         self._bell = bell
         self._changed = threading.Condition()
         self._listeners: set[Listener] = set()
@@ -56,7 +66,7 @@ class SharedBell:
         while self._goes_on():
             try:
                 if self._bell.rings(_LISTEN_S):
-                    self._tell(None)
+                    self._tell(None, self._bell.heard)
             except Exception as error:
                 self._tell(error)
                 with self._changed:
@@ -72,11 +82,11 @@ class SharedBell:
             self._is_heard = bool(self._listeners)
             return self._is_heard
 
-    def _tell(self, error: Exception | None) -> None:
+    def _tell(self, error: Exception | None, heard: Heard | None = None) -> None:
         with self._changed:
             listeners = list(self._listeners)
         for listener in listeners:
-            listener.hear(error)
+            listener.hear(error, heard)
 
 
 class Listener:
@@ -87,9 +97,12 @@ class Listener:
         self._rung = threading.Event()
         self._error: Exception | None = None
         self._is_added = False
+        self._heard: deque[Heard] = deque(maxlen=_HEARD_MAX)
 
-    def hear(self, error: Exception | None) -> None:
+    def hear(self, error: Exception | None, heard: Heard | None = None) -> None:
         """It has rung, or has failed."""
+        if heard is not None:
+            self._heard.append(heard)
         self._error = error
         self._rung.set()
 
@@ -105,6 +118,10 @@ class Listener:
         if error is not None:
             raise error
         return has_rung
+
+    def take_heard(self) -> Sequence[Heard]:
+        """What it has rung for since this was asked last, as far as it is known."""
+        return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def close(self) -> None:
         """Listen no more. The next question begins anew."""

@@ -239,13 +239,16 @@ class ProgressKeeper:
         with self._lock:
             self._rejected += rejected
 
-    def learn(self, records: Iterable[ProgressRecord], *, selection: str = "") -> Progress | None:
+    def learn(
+        self, records: Iterable[ProgressRecord], *, selection: str = "", known_at_ms: int | None = None
+    ) -> Progress | None:
         """Take new progress records; store and return the progress when the watermark rises, or after a long time.
 
+        They are all that were committed by ``known_at_ms``; None: by now.
         ``selection`` is of the tables that are captured as of these records. The sink has the same of them as before.
         """
         with self._lock:
-            now_ms = self._now_ms()
+            now_ms = self._now_ms() if known_at_ms is None else min(known_at_ms, self._now_ms())
             records = list(records)
             self._read_mark.learn(records, now_ms=now_ms)
             is_other = selection not in ("", self._selection)

@@ -730,7 +730,7 @@ class SinkQuery:
     def _read_progress(self) -> bool:
         """Whether there were new records. Raises PositionMismatch when they are of a topic that was recreated."""
         if not self._unlearned:  # while nobody answers, no more is held than there was to learn then
-            self._unlearned = self._progress_reader.new_records()
+            self._unlearned = self._progress_reader.new_records(self._bell.take_heard())
         records = self._unlearned
         if self._captured is not None and self._captured.has_changed(records):
             # What they say isn't true of a table that the sink doesn't read. The next query begins with all of them.
@@ -744,7 +744,9 @@ class SinkQuery:
         self._unlearned = []
         known = records[-1].selection if records else ""
         selection = known if self._captured is None else self._captured.selection
-        progress = self._keeper.learn(map(self._of_captured, records), selection=selection)
+        known_at_ms = self._progress_reader.known_at_ms
+        learned = map(self._of_captured, records)
+        progress = self._keeper.learn(learned, selection=selection, known_at_ms=known_at_ms)
         if progress is not None:
             self._report(
                 WatermarkRaised(self._task.sink, self._task.generation, progress.watermark_lsn, progress.commit_time_ms)

@@ -186,11 +186,7 @@ def side_threads(
 
 
 def listen_to_log(state: QueryState, bell: Bell) -> None:
-    """Have the others look as soon as something is published. Closes the bell at the end.
-
-    One ring is followed by the next look at once, as long as looks find nothing: a transaction's record comes before it
-    is committed.
-    """
+    """Have the others look as soon as something is published. Closes the bell at the end."""
     try:
         while not state.ended.is_set():
             if state.bell_is_deaf.is_set():

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from cdc.capture.settings import CaptureSettings
-from cdc.kafka.control_topics import LogBell, ProgressReader, read_progress, read_schema_records
+from cdc.kafka.control_topics import Heard, LogBell, ProgressReader, read_progress, read_schema_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -19,7 +19,7 @@ from cdc.kafka.topic_names import PROGRESS, SCHEMA, control_topic, table_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.databases import until
@@ -274,7 +274,7 @@ def test_what_lies_beside_the_shapes_is_passed_over(log: Log, key: bytes) -> Non
         read_schema_records(log.settings.client(), log.prefix)
 
 
-def test_a_bell_rings_for_what_is_published_also_before_it_is_committed(log: Log) -> None:
+def test_a_bell_rings_once_what_is_published_is_committed(log: Log) -> None:
     bell = LogBell(log.settings.client(), log.prefix)
     for _ in range(2):
         assert bell.rings(30)  # for what was before
@@ -283,6 +283,91 @@ def test_a_bell_rings_for_what_is_published_also_before_it_is_committed(log: Log
         log.publish(log.orders)
         assert bell.rings(30)
         bell.close()
+
+
+def heard_of(bell: LogBell, lsn: int) -> list[Heard]:
+    """What it rings for, until it has rung for the record of this LSN."""
+    heard: list[Heard] = []
+    while True:
+        bell.rings(1)
+        if bell.heard is None:
+            continue
+        heard.append(bell.heard)
+        values = [message.value() for message in bell.heard.messages]
+        if any(isinstance(value, bytes) and ProgressRecord.from_bytes(value, "").lsn == lsn for value in values):
+            return heard
+
+
+def test_what_a_bell_has_heard_need_not_be_read(log: Log) -> None:
+    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
+    bell.rings(0)
+    reader.new_records()
+    for _ in range(3):
+        lsns = [log.publish(log.orders), log.publish(log.orders)]
+        heard = heard_of(bell, lsns[-1])
+        known_at_ms = reader.known_at_ms
+        log.delete_progress_records(kept=0)
+        assert [record.lsn for record in reader.new_records(heard)] == lsns
+        assert reader.known_at_ms == known_at_ms, "nobody knows when it was heard"
+        assert reader.new_records(heard) == [], "it has them"
+        assert reader.known_at_ms > known_at_ms
+    bell.close()
+    reader.close()
+
+
+def test_each_record_comes_once_whatever_a_bell_has_heard(log: Log) -> None:
+    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
+    bell.rings(0)
+    reader.new_records()
+    published, got = [], []
+    for number in range(12):
+        published.append(log.publish(log.orders))
+        heard = heard_of(bell, published[-1])
+        if number % 3 == 0:
+            continue  # nobody takes it
+        if number == 7:
+            bell.close()
+            bell.rings(0)
+        got += [record.lsn for record in reader.new_records(heard if number % 4 else [*heard, *heard])]
+    assert got == published
+    bell.close()
+    reader.close()
+
+
+def test_a_bell_that_hears_another_topic_leads_to_a_new_beginning(log: Log) -> None:
+    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
+    bell.rings(0)
+    reader.new_records()
+    log.publish(log.orders)
+    reader.new_records()
+    log.recreate_progress()
+    lsns = [log.publish(log.orders) for _ in range(5)]
+    bell.close()
+    bell.rings(0)
+    lsns.append(log.publish(log.orders))
+    heard = heard_of(bell, lsns[-1])
+    # As of the topic that was: it would go on in the middle of the new one.
+    found = reader.new_records([Heard(0, part.end, part.messages) for part in heard])
+    assert [record.lsn for record in found] == [lsns[-1]]
+    assert found[0].bounds.keys() == set(log.topics), "the ends of all topics, as at first"
+    bell.close()
+    reader.close()
+
+
+def test_a_look_after_the_bell_has_rung_finds_what_it_rang_for(log: Log) -> None:
+    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
+    reader.new_records()
+    while bell.rings(0.5):
+        pass
+    for _ in range(20):
+        log.publish(log.orders)
+        assert bell.rings(30)
+        found = reader.new_records()
+        assert len(found) == 1
+        while bell.rings(0.5):  # the end of the topic may ring, too
+            pass
+    bell.close()
+    reader.close()
 
 
 @pytest.mark.soak

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from cdc.kafka.control_topics import Heard
 from cdc.model.errors import Unavailable
 from jobs.query.log_bell import SharedBell, listener_to
 from tests.databases import until
@@ -16,10 +17,11 @@ class _Bell:
         self.pulled = threading.Semaphore(0)
         self.error: Exception | None = None
         self.closed = 0
-        self.heard = 0
+        self.asked = 0
+        self.heard: Heard | None = None
 
     def rings(self, timeout_s: float) -> bool:
-        self.heard += 1
+        self.asked += 1
         if not self.pulled.acquire(timeout=0.01):
             return False
         error, self.error = self.error, None
@@ -61,11 +63,11 @@ def test_nobody_hears_it_once_nobody_listens_and_one_who_comes_later_does(bell: 
     assert second.rings(300)
     second.close()
     until(lambda: bell.closed == 2)
-    heard = bell.heard
+    asked = bell.asked
     assert first.rings(300), "for what was before"
     bell.pulled.release()
     assert first.rings(300)
-    assert bell.heard > heard
+    assert bell.asked > asked
     first.close()
 
 
@@ -83,6 +85,25 @@ def test_all_who_listen_learn_of_a_failure_and_it_rings_on(bell: _Bell) -> None:
     for each in listeners:
         assert each.rings(300)
         each.close()
+
+
+def test_each_gets_what_it_rang_for_and_a_hundred_of_them_at_most(bell: _Bell) -> None:
+    shared = SharedBell(bell)
+    first, second = shared.listener(), shared.listener()
+    assert (first.rings(300), second.rings(300)) == (True, True)
+    for number in range(150):
+        bell.heard = Heard(number, number + 1, ())
+        bell.pulled.release()
+        assert first.rings(300)
+        assert [each.start for each in first.take_heard()] == [number]
+        assert not first.take_heard()
+    bell.heard = None
+    bell.pulled.release()
+    assert first.rings(300)
+    assert not first.take_heard()
+    assert [each.start for each in second.take_heard()] == list(range(50, 150))
+    first.close()
+    second.close()
 
 
 def test_all_queries_of_a_pipeline_share_one() -> None:

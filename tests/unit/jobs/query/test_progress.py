@@ -128,6 +128,20 @@ def test_an_idle_sink_renews_its_progress_now_and_then() -> None:
     assert stored.updated_at_ms == clock.now_ms
 
 
+def test_a_sink_has_been_here_when_the_log_was_last_looked_at() -> None:
+    """A process that hung for days may learn of what it had heard before that."""
+    clock = Clock()
+    kept, _ = keeper(clock=clock)
+    looked_at_ms = clock.now_ms
+    clock.now_ms += RENEWAL_MS
+    kept.learn([record(100, 5)], known_at_ms=looked_at_ms)
+    assert kept.batch_applied({(TOPIC, 0): 5}, rejected=0).updated_at_ms == looked_at_ms
+    kept.learn([], known_at_ms=looked_at_ms)
+    assert kept.complete_at_ms == looked_at_ms
+    kept.learn([], known_at_ms=clock.now_ms + 1)  # the clock was set back
+    assert kept.complete_at_ms == clock.now_ms
+
+
 def test_a_sink_that_is_behind_does_not_look_as_if_it_had_been_here() -> None:
     clock = Clock()
     kept, _ = keeper(Progress({(TOPIC, 0): 5}, 50, 0, 7, {}), clock)

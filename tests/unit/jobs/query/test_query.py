@@ -250,6 +250,7 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
 
     class Reader:
         answers: ClassVar = [[record], [], []]
+        known_at_ms = 0
 
         class cluster:  # noqa: N801  as ProgressReader has it
             answer: ClassVar[Exception | str] = Unavailable("no answer")
@@ -261,18 +262,19 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
                     raise cls.answer
                 return {name: TopicIdentity(cls.answer, 1) for name in topics}
 
-        def new_records(self) -> list[ProgressRecord]:
+        def new_records(self, _: object) -> list[ProgressRecord]:
             return self.answers.pop(0)
 
     class Keeper:
         learned: ClassVar[list[ProgressRecord]] = []
 
-        def learn(self, records: list[ProgressRecord], *, selection: str) -> None:
+        def learn(self, records: list[ProgressRecord], *, selection: str, known_at_ms: int) -> None:
             self.learned += records
 
     class Reading(SinkQuery):
         def __init__(self) -> None:
             self._unlearned, self._progress_reader, self._keeper = [], cast("Any", Reader()), cast("Any", Keeper())
+            self._bell = _namespace(take_heard=tuple)
             self._captured = None
             self._topics = TopicWatch("cache", {topic: TopicFacts("first", 1, 0)})
             self._task = cast("Any", SimpleNamespace(tables={topic: TableName("public", "orders")}))
@@ -338,7 +340,7 @@ def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn
     reads = 0
 
     class Reader:
-        def new_records(self) -> list[ProgressRecord]:
+        def new_records(self, _: object) -> list[ProgressRecord]:
             nonlocal reads
             reads += 1
             return [ProgressRecord(reads, 0, {}, selection="more")]
@@ -351,6 +353,7 @@ def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn
     class Loading(SinkQuery):
         def __init__(self) -> None:
             self._unlearned, self._progress_reader = [], cast("Any", Reader())
+            self._bell = _namespace(take_heard=tuple)
             self._captured = CapturedWatch((), Captured([], selection="before"), look)
             self._plan = cast("Any", SimpleNamespace(takes_up=False))
             self._stop = threading.Event()
