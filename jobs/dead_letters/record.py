@@ -119,13 +119,13 @@ def read_dead_letter(record_key: bytes, value: bytes, record_offset: int) -> Dea
     )
 
 
-def event_of(record_key: bytes) -> tuple[str, bytes] | None:
-    """The topic and the key of the event that a record is about, by the record's key; None where it doesn't say."""
+def event_of(record_key: bytes) -> tuple[str, bytes, str] | None:
+    """The topic, key and tag of the event that a record is about, by the record's key; None where it doesn't say."""
     names = _parsed(record_key)
     if not (isinstance(names, list) and len(names) == 5 and _are(names, str, int, str, dict, str)):
         return None
     key = _event_key(record_key, names, names[4])
-    return None if key is None else (names[2], key)
+    return None if key is None else (names[2], key, names[4])
 
 
 def event_value(value: bytes) -> bytes | None:

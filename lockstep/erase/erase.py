@@ -147,9 +147,10 @@ class _Erasing:
         # A sink that has the row still may have refused its deletion, which is a dead letter then.
         is_gone = all(place.is_proven for place in of_sinks)
 
-        def is_rejected(event: tuple[str, bytes]) -> bool:
-            is_own = event[0] == self._topic and (event[1] == key or event[1] in earlier.of_the_row)
-            return is_own or queries.is_rejected_row(*event)
+        def is_rejected(topic: str, of: bytes, tag: str) -> bool:
+            # One of a later tag is of a row that was inserted since: nobody else has that one.
+            is_own = topic == self._topic and tag < gone_at and (of == key or of in earlier.of_the_row)
+            return is_own or queries.is_rejected_row(topic, of)
 
         close = not dry_run and is_gone
         places += self._dead_letters(is_rejected, views.dead_letters_of(), queries, close=close, only_look=dry_run)
@@ -202,7 +203,7 @@ class _Erasing:
 
     def _dead_letters(
         self,
-        is_rejected: Callable[[tuple[str, bytes]], bool],
+        is_rejected: Callable[[str, bytes, str], bool],
         of_views: set[str],
         queries: StreamQueryErasing,
         *,
@@ -215,7 +216,7 @@ class _Erasing:
 
         def is_wanted(record_key: bytes) -> bool:
             event = event_of(record_key)
-            return event is not None and is_rejected(event)
+            return event is not None and is_rejected(*event)
 
         def is_of_a_view(record_key: bytes) -> bool:
             event = event_of(record_key)

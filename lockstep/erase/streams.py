@@ -327,7 +327,7 @@ class StreamQueryErasing:
         whys, of_query = list[str](), dict[str | None, list[bytes]]()
         for rejection in rejections:
             event = event_of(rejection)
-            of_query.setdefault(None if event is None else self._query_of(*event), []).append(rejection)
+            of_query.setdefault(None if event is None else self._query_of(*event[:2]), []).append(rejection)
         for query, those in of_query.items():
             if query is None or self._config.stream_queries[query].webhook is None:
                 close(those)

@@ -23,6 +23,7 @@ from cdc.kafka.forced_compaction import TEMPORARY
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
 from cdc.model.event import Position, RowEvent
 from cdc.model.table import TableName
+from cdc.model.tag import LSN_MAX, Tag
 from jobs.dead_letters.record import dead_letter_key
 from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.executor.stream_results import batch_tag
@@ -44,6 +45,7 @@ pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 SECRET = "zq5secret"
 KEY = "zq5key"
+MINE = f'{{"id":"{KEY}"}}'.encode()
 
 
 def log_of(client: Any, topic: str) -> list[tuple[bytes | None, bytes | None]]:
@@ -240,20 +242,21 @@ def test_a_killed_one_is_gone_on_with_and_nothing_stays_changed(captured: Captur
     assert SECRET.encode() not in b"".join(value or b"" for _, value in log_of(captured.client, topic))
 
 
-@pytest.mark.soak
-def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_stay(captured: Captured) -> None:
+def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_and_of_a_newer_row_stay(captured: Captured) -> None:
     topic = captured.topic("public.t")
     letters = DeadLetterTopic(captured.client, captured.name)
     tag = "0" * 28
-    mine = [dead_letter_key("gone", number, topic, f'{{"id":"{KEY}"}}'.encode(), tag) for number in (1, 2)]
-    other = dead_letter_key("gone", 1, topic, b'{"id":"b"}', tag)
+    mine = [dead_letter_key("gone", number, topic, MINE, tag) for number in (1, 2)]
+    inserted_since = str(Tag(0, LSN_MAX, 1))
+    others = [dead_letter_key("gone", 1, topic, *at) for at in ((b'{"id":"b"}', tag), (MINE, inserted_since))]
     letters.send((key, f'{{"value":"{SECRET}"}}'.encode()) for key in mine)
-    letters.send([(other, b'{"value":"stays"}')])
+    letters.send((other, b'{"value":"stays"}') for other in others)
     code, report, _ = erased(captured.path, "public.t", KEY)
     assert code == 5, report
     assert left_of(report)[f"topic {letters.name}"] == ["a tombstone with the key"]
     log = [record for record in log_of(captured.client, letters.name) if record[0] != b"\0"]
-    assert sorted(log, key=str) == sorted([(other, b'{"value":"stays"}'), *((key, None) for key in mine)], key=str)
+    expected = [*((other, b'{"value":"stays"}') for other in others), *((key, None) for key in mine)]
+    assert sorted(log, key=str) == sorted(expected, key=str)
 
 
 @pytest.mark.soak
