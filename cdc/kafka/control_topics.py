@@ -1,7 +1,9 @@
 """Reads the control topics: everything a compacted one holds, or what is new on the progress topic."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -36,6 +38,9 @@ _ENDS_S = 2.0
 
 _RINGS_AT_ONCE = 1000
 """What has come meanwhile is one ring."""
+
+_FORGED_MAX = 100
+"""So many records of others are passed over in place of a state: each may be large."""
 
 _ASK_AGAIN_S = 1.0
 """When nothing comes for so long, a topic may have been deleted. The client takes half a minute to tell of that."""
@@ -196,10 +201,36 @@ def read_compacted_of_others(
 def read_state(client: ClientSettings, prefix: str, slot: str) -> CaptureState | None:
     """Capture's state of this slot, or None when it never ran.
 
+    Where somebody else has written in its place, it is the last one of capture's own, as long as the topic has that.
     Raises as ``read_compacted``, ForeignRecord, and LockstepError for a state of another version.
     """
-    record = read_compacted(client, control_topic(prefix, STATE)).get(slot.encode())
-    return None if record is None else CaptureState.from_bytes(record.value, record.what)
+    topic = control_topic(prefix, STATE)
+    record = read_compacted(client, topic).get(slot.encode())
+    if record is None:
+        return None
+    try:
+        return CaptureState.from_bytes(record.value, record.what)
+    except ForeignRecord:
+        for earlier in reversed(_records_of_key(client, topic, slot.encode())):
+            with suppress(ForeignRecord):
+                return CaptureState.from_bytes(earlier.value, earlier.what)
+        raise
+
+
+def _records_of_key(client: ClientSettings, topic: str, key: bytes) -> Sequence[StoredRecord]:
+    """The newest records of a key that a one-partition topic still has, but its tombstones, in order."""
+    consumer = open_consumer(client, [topic])
+    found: deque[StoredRecord] = deque(maxlen=_FORGED_MAX)
+    try:
+        for message in _records(consumer, {topic: (0, _committed_end(TopicAdmin(client), topic))}):
+            value = message.value()
+            if message.key() == key and isinstance(value, bytes):
+                found.append(StoredRecord(value, _what(message)))
+    except KafkaException as error:
+        raise Unavailable(f"topic {topic} can't be read: {reason(error)}") from error
+    finally:
+        close_consumer(consumer)
+    return found
 
 
 def read_copied_ranges(client: ClientSettings, prefix: str, slot: str) -> list[CopiedRange]:

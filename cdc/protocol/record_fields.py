@@ -133,8 +133,8 @@ def _foreign(what: str, why: str) -> ForeignRecord:
     return ForeignRecord(
         f"{what} isn't one of Lockstep's: {why}",
         hint="only Lockstep may write to its topics: find out who else does, and take the right away"
-        " (docs/kafka.md); then write a null value under the key of that record, which removes"
-        " it",
+        " (docs/kafka.md). docs/troubleshooting.md has what to do about the record: a null value"
+        " under the key of a state or a shape would remove what is left of it",
     )
 
 

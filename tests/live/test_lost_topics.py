@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.kafka import topic_reader
-from cdc.kafka.control_topics import read_schema_records
+from cdc.kafka.control_topics import read_schema_records, read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.kafka.topic_reader import TopicReader
@@ -260,6 +260,24 @@ def _error_of_a_start(captured: Captured) -> str:
     error = captured.wait_error()
     assert isinstance(error, PositionMismatch)
     return str(error)
+
+
+@pytest.mark.parametrize("forged", [b"no JSON", b'{"format": 4, "end_lsn": 1}'])
+def test_what_somebody_writes_in_place_of_the_state_costs_no_position(
+    database: Database, captured: Captured, forged: bytes
+) -> None:
+    captured.start().settle()
+    captured.stop()
+    database.execute("insert into u values (2)")
+    before = read_state(captured.client, captured.name, captured.config.slot)
+    producer = Producer(dict(captured.client))
+    for _ in range(3):
+        producer.produce(control_topic(captured.name, STATE), forged, captured.config.slot.encode())
+    assert producer.flush(60) == 0
+    assert read_state(captured.client, captured.name, captured.config.slot) == before
+    captured.start().settle()
+    captured.assert_equal("public.u")
+    assert _copies(captured, "public.u") == 1, "nothing was copied again"
 
 
 @pytest.mark.parametrize("lose", [_rename_slot, _lose_state])
