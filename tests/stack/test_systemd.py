@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep import supervisor
+from cdc.model.timeouts import STOPS_S
 from lockstep.cli.main import COMMANDS
 from lockstep.config import load
 from lockstep.console import EXIT_CONFIGURATION, EXIT_TAKEN_OVER
@@ -70,7 +70,7 @@ def test_the_unit_starts_again_what_may_be_started_again(unit: Path) -> None:
 def test_the_unit_gives_processes_the_time_that_they_take_to_end(unit: Path) -> None:
     rules = service(unit)
     assert rules["KillMode"] == "mixed"
-    assert int(rules["TimeoutStopSec"]) > supervisor._STOP_S
+    assert int(rules["TimeoutStopSec"]) > STOPS_S
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=named(UNITS))
