@@ -369,7 +369,7 @@ def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Brokers that have lost a commit's marker show one. That the end is where it was is no answer."""
-    monkeypatch.setattr(topic_reader, "_PATIENCE_S", 5.0)
+    monkeypatch.setattr(topic_reader, "KAFKA_SILENT_S", 5.0)
     create_missing_topics(captured.config.as_pipeline(), lambda _: None)
     topic = captured.topic("public.t")
     producer = _open_transaction(captured, topic)

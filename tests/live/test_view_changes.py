@@ -228,7 +228,7 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None
 @pytest.mark.soak
 def test_a_reader_that_does_not_keep_up_is_told_to_resume(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.step(*((1, tweet, "a") for tweet in range(2_000)))
-    monkeypatch.setattr(view_changes, "_BEHIND_S", 0.0)
+    monkeypatch.setattr(view_changes, "STEP_READ_S", 0.0)
 
     async def work(changes: ViewChanges) -> None:
         reader = Reader(changes.follow("timeline", KEY, {}, None))
