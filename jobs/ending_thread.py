@@ -1,6 +1,7 @@
 """A thread of its own for a job, and what becomes known of its end."""
 
 import threading
+from abc import ABC, abstractmethod
 
 from pyspark.sql import SparkSession
 
@@ -10,7 +11,7 @@ from jobs.report import Reporter
 from jobs.spark.session import SparkEnded, has_jvm_ended
 
 
-class EndingThread:
+class EndingThread(ABC):
     """Runs ``_run`` until it returns or raises, then ``_at_end``, in a thread that begins with ``start``.
 
     A bug in one job ends that job alone.
@@ -47,11 +48,13 @@ class EndingThread:
         self.ask_to_stop()
         self._thread.join()
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """What it does."""
 
+    @abstractmethod
     def _at_end(self) -> None:
-        raise NotImplementedError
+        """What it leaves, once ``failure`` is known."""
 
     def _work(self) -> None:
         try:

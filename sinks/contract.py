@@ -345,14 +345,6 @@ class Generations(Protocol):
         """Readers find from now on what was applied before. Has no effect where they always do."""
         ...
 
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        """Remove all other tables of this generation, their rows and the names that readers know them by.
-
-        Returns the removed tables. No job may apply to the generation meanwhile. Idempotent: what it interrupts is done
-        by the next call, which returns it again.
-        """
-        ...
-
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """By what each of these tables of this generation is told from whatever takes its place, as text to be kept.
 

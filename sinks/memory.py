@@ -272,17 +272,6 @@ class MemoryGenerations:
     def refresh(self) -> None:
         """Has no effect: readers see each write."""
 
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        with self._store.lock:
-            generation = self._store.generations.get(self._number, _Generation())
-            others = sorted(generation.shapes.keys() - set(tables))
-            for name in others:
-                del generation.shapes[name]
-                del generation.newest[name]
-                del generation.made[name]
-                generation.erased.pop(name, None)
-            return others
-
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._store.lock:
             made = self._store.generations.get(self._number, _Generation()).made

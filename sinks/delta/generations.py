@@ -141,20 +141,6 @@ class DeltaGenerations:
     def refresh(self) -> None:
         """Has no effect: readers see what was committed."""
 
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        if self._number not in self._bookkeeping.read().builds:
-            return []
-
-        def without(state: CatalogueState, _live: int | None) -> CatalogueState:
-            return state.without(self._number, self._tables.build(state).tables.keys() - set(tables))
-
-        state = self._bookkeeping.change(without)
-        self._bookkeeping.expose(lambda _, live: live if live == self._number else None)
-        gone = sorted(name for number, name in state.doomed.values() if number == self._number)
-        self._tables.forget(gone)
-        self._delete_doomed()
-        return gone
-
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         build = self._bookkeeping.read().builds.get(self._number)
         paths = {} if build is None else build.tables

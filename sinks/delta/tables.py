@@ -1,7 +1,7 @@
 """The Delta tables of one generation: created, opened, widened, and fenced."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -65,13 +65,8 @@ class DeltaTables:
             )
         return path
 
-    def forget(self, names: Collection[TableName]) -> None:
-        """Know nothing of these tables any more: they are removed."""
-        for name in names:
-            self._opened.pop(name, None)
-
     def forget_all(self) -> None:
-        """As ``forget``, of all tables."""
+        """Know nothing of any table any more: they are removed."""
         self._opened.clear()
 
     def close(self) -> None:

@@ -75,16 +75,6 @@ class OpenSearchGenerations:
     def refresh(self) -> None:
         self._indexes.refresh(f"{self._indexes.prefix}.*_g{self._number}")
 
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        others = []
-        for index in self._mine(self._indexes.undisturbed()):
-            held = self._indexes.held(index.name)
-            if held is not None and held.shape.table.name not in tables:
-                self._remove(index)
-                self._indexes.targets.pop(held.shape.table.name, None)
-                others.append(held.shape.table.name)
-        return sorted(others)
-
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         indexes = self._indexes.uuids()
         names = {name: self._indexes.index(name) for name in tables}

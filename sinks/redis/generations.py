@@ -9,8 +9,8 @@ from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.progress_json import dump_progress, load_progress
 from sinks.redis.connection import Client, Evictions, history_of
-from sinks.redis.layout import Template, glob_text, table_field
-from sinks.redis.stored_rows import keys_of, scan_keys
+from sinks.redis.layout import glob_text, table_field
+from sinks.redis.stored_rows import scan_keys
 from sinks.redis.tables import RedisTables
 from sinks.stored_progress import check_stored
 
@@ -55,26 +55,6 @@ class RedisGenerations:
 
     def refresh(self) -> None:
         """Has no effect: readers see each write."""
-
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        with self._connection.talking() as client:
-            shapes = self._tables.shapes(client)
-            fields = {field: shape.table.name for field, shape in shapes.items() if shape.table.name not in tables}
-            if not fields:
-                return []
-            rows: list[Template] = []
-            memos: list[Template] = []
-            for field, name in fields.items():
-                layout = self._tables.settings.layout.of(name)
-                rows += [layout.template(shapes[field].table.key), *layout.sets]
-                memos += [layout.template(shapes[field].table.key), *layout.sets] if layout.ttl_s else []
-            for prefix, templates in ((self._keys.rows, rows), (self._keys.memos, memos)):
-                for _, keys in keys_of(client, prefix, templates) if templates else ():
-                    client.unlink(*keys)
-            client.hdel(self._keys.tables, *fields)  # last: until the rows are gone this tells of them
-        others = list(fields.values())
-        self._tables.forget(others)
-        return sorted(others)
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         """What the server has evicted by then. Nobody counts a table's keys, or walks them."""

@@ -67,9 +67,5 @@ class RedisTables:
                     raise unprepared(name)
             self._prepared.update(unknown)
 
-    def forget(self, names: Iterable[TableName]) -> None:
-        """These tables are removed."""
-        self._prepared.difference_update(names)
-
     def forget_all(self) -> None:
         self._prepared.clear()

@@ -179,14 +179,6 @@ class WarehouseBookkeeping:
             ],
         )
 
-    def forget_table(self, name: TableName) -> None:
-        self._execute(
-            "delete from lockstep.prepared_table where view_schema = :view_schema and generation = :generation "
-            "and source_schema = :source_schema and source_table = :source_table",
-            source_schema=name.schema,
-            source_table=name.name,
-        )
-
     # Writers and progress
 
     def claim(self) -> int:

@@ -140,10 +140,6 @@ class Views(Protocol):
         """So that the views, with their grants and what others built on them, stay the same ones."""
         ...
 
-    def drop(self, relations: Mapping[str, str]) -> None:
-        """Drop those that read this generation alone."""
-        ...
-
 
 class Dialect(Protocol):
     """One generation's tables in one database.

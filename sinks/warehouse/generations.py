@@ -9,7 +9,7 @@ from cdc.model.table import TableName
 from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
 from sinks.stored_progress import behind_the_watermark, check_stored, check_written, watermark_tag
 from sinks.warehouse.purged import BLOCKS, IDLE_S, PASS_S, PURGE_S
-from sinks.warehouse.tables import WarehouseTables, relations_of_all
+from sinks.warehouse.tables import WarehouseTables
 
 _CHECK_S: Final = 60.0
 """How often all views are looked at though they are the same ones: their tables may have got another schema."""
@@ -100,20 +100,6 @@ class WarehouseGenerations:
 
     def refresh(self) -> None:
         """Has no effect: readers see what was committed."""
-
-    def keep_only(self, tables: Collection[TableName]) -> list[TableName]:
-        with self._connection.transaction():
-            if not self._bookkeeping.exist():
-                return []
-            live = self._bookkeeping.hold_live()
-            held = self._bookkeeping.tables()
-            others = sorted(held.keys() - set(tables))
-            if live == self._number:
-                self._tables.views.drop(relations_of_all(held[name] for name in others))
-            for name in others:
-                self._tables.remove(held[name])
-        self._connection.disconnect()  # staging tables are like those that are gone
-        return others
 
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         with self._connection.looking():

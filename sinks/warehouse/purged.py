@@ -50,12 +50,6 @@ class Purged:
         known = self.load()
         self._save(known | {table: max(tag, known.get(table, "")) for table, tag in tags.items()})
 
-    def forget(self, name: TableName) -> None:
-        """The table is gone. One that takes its place begins with the log's oldest events."""
-        known = self.load()
-        if known.pop(name, None) is not None:
-            self._save(known)
-
     def _save(self, tags: Mapping[TableName, str]) -> None:
         self._execute(
             "insert into lockstep.coordination_record (view_schema, name, content) "

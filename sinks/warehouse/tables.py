@@ -317,17 +317,6 @@ class WarehouseTables:
         self.dialect.create_history(held)
         self.histories.begin(held.shape.table.name, held.name + HISTORY_SUFFIX)
 
-    def remove(self, held: HeldTable) -> None:
-        """Remove a table and its history, and forget both."""
-        name = held.shape.table.name
-        for purged in (self.purged, self.purged_versions):
-            purged.forget(name)
-        for relation in held.relations:
-            self.connection.run(f"drop table {qualified(self._schema, relation)}")
-        self.bookkeeping.forget_table(name)
-        if held.has_history:
-            self.histories.forget([name])
-
     def expose(self, tables: Mapping[TableName, HeldTable]) -> None:
         """Point the views at this generation; tables that it doesn't have lose theirs."""
         self._create(self._view_schema)

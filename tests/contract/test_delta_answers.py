@@ -515,18 +515,6 @@ def test_a_late_writer_of_a_dropped_generation_does_not_get_into_the_next_of_its
     assert [row["note"] for row in lake.rows("shop_g2/items-1")] == ["new"]
 
 
-def test_a_drop_and_a_removal_that_were_interrupted_are_finished_by_the_next(lake: Lake) -> None:
-    others = replace(ITEMS, name=TableName("public", "others"))
-    lake.sink(1, ITEMS, others)
-    sink = lake.sink(1)
-    sink._bookkeeping.change(lambda state, _: state.without(1, [others.name]))  # killed after the first commit
-    assert generations_of(sink).keep_only([ITEMS.name]) == [others.name]
-    assert not (lake.root / "shop_g1/others").exists()
-    (live,) = DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist()
-    assert live["table_name"] == "items"
-    assert generations_of(sink).keep_only([ITEMS.name]) == []
-
-
 def test_a_table_that_somebody_has_removed_is_an_error(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     sink.apply(batch(item(1, "a", 1)))

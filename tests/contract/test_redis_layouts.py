@@ -82,8 +82,6 @@ def test_tables_are_told_apart_where_one_ones_keys_begin_as_the_others(opened: O
     sink.apply(batch(order(1, 1), order(2, 1), upsert({"id": 1, "note": "other"}, 1, of=OTHERS)))
     assert sorted(str(stored.row["id"]) for stored in sink.scan(ORDERS)) == ["1", "2"]
     assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
-    assert generations_of(sink).keep_only([OTHERS.name]) == [ORDERS.name]
-    assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
 
 
 def test_tables_whose_scans_are_planned_are_found_in_one_walk(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,16 +193,13 @@ def test_a_set_of_somebody_elses_is_a_rejection_and_nothing_is_half_done(client:
     assert (members(client, name, 7), members(client, name, 8)) == ({"public.orders:2"}, {"public.orders:1"})
 
 
-def test_sets_and_memos_go_with_their_generation_and_table(client: Any, opened: Open, name: str) -> None:
+def test_sets_and_memos_go_with_their_generation(client: Any, opened: Open, name: str) -> None:
     chosen = {"sets": {"public.orders": [OF_CUSTOMER]}, "ttl_s": {"public.orders": 1000, "public.others": 1000}}
     first, second = opened(1, **chosen), opened(2, **chosen)
     for sink in (first, second):
         generations_of(sink).begin_bulk()
         sink.apply(batch(order(1, 1), upsert({"id": 1, "note": "a"}, 1, of=OTHERS)))
         generations_of(sink).end_bulk()
-    assert generations_of(first).keep_only([OTHERS.name]) == [ORDERS.name]
-    kept = [f"{name}:g1.tables", f"{name}:g1.tags:public.others:1", f"{name}:g1:public.others:1"]
-    assert sorted(client.scan_iter(f"{name}:g1*")) == kept
     assert members(client, name, 7, 2) == {"public.orders:1"}
     generations_of(second).drop()
     assert list(client.scan_iter(f"{name}:g2*")) == []

@@ -1,81 +1,21 @@
 """What every sink promises when tables and columns come and go, or are left out."""
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from cdc.model.errors import LockstepError, NeedsRebuild
-from cdc.model.event import JsonValue, RowEvent
+from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName
 from sinks.contract import Batch, Outcome, Sink
 from sinks.wrappers.masks import Salt, Truncation
 from sinks.wrappers.projecting import ProjectingSink
 from sinks.wrappers.projection import Projection
 from sinks.wrappers.renaming import Renaming
-from tests.builders import batch, column, delete, progress, tag, upsert
+from tests.builders import batch, column, delete, tag, upsert
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import ODD, PLAIN, VALUES, carried, counts, gone, item, rows_of
-
-OTHERS = replace(ITEMS, name=TableName("public", "item"))  # its name begins that of the other
-
-
-HELD = TableName("public", "items*")
-
-
-def test_tables_that_are_not_kept_are_gone_and_no_others(destination: Destination, name: str) -> None:
-    held_table = replace(ITEMS, name=HELD)
-    opened = destination.opened(name, 1, ITEMS, OTHERS, held_table)
-    beside = destination.opened(name, 2, ITEMS, OTHERS, held_table)
-    neighbour = destination.opened(f"{name}x", 1, ITEMS, OTHERS, held_table)
-    for neighbouring in (opened, beside, neighbour):
-        neighbouring.sink.apply(
-            batch(
-                *(_named(table_shape) for table_shape in (ITEMS, OTHERS, held_table)), fence=neighbouring.sink.claim()
-            )
-        )
-        neighbouring.records.save("g1.a", "kept")
-    opened.generations.save_progress(progress(7))
-    assert opened.generations.keep_only([ITEMS.name]) == [OTHERS.name, HELD]
-    assert rows_of(opened.sink) == {"(1,)": "public.items"}
-    assert opened.generations.live() == 1
-    for table_shape in (OTHERS, held_table):
-        with pytest.raises(LockstepError):
-            rows_of(destination.sink(name, 1), table_shape)
-        assert (
-            rows_of(beside.sink, table_shape) == rows_of(neighbour.sink, table_shape) == {"(1,)": str(table_shape.name)}
-        )
-    assert (opened.generations.load_progress(), opened.records.load("g1.a")) == (progress(7), "kept")
-    assert destination.opened(name, 1).generations.keep_only([ITEMS.name]) == []
-    with destination.reader(name) as find:
-        assert find(1) == "public.items"
-
-
-def test_a_table_that_comes_back_is_empty(destination: Destination, name: str) -> None:
-    opened = destination.opened(name, 1, ITEMS, OTHERS)
-    opened.sink.apply(batch(_named(ITEMS), _named(OTHERS), fence=opened.sink.claim()))
-    assert opened.generations.keep_only([OTHERS.name]) == [ITEMS.name]
-    with destination.reader(name) as find, suppress(LookupError):  # mostly the name that readers know is gone, too
-        assert find(1) is None
-    opened.sink.prepare([ITEMS, OTHERS])
-    assert (rows_of(opened.sink), rows_of(opened.sink, OTHERS)) == ({}, {"(1,)": "public.item"})
-    # Nothing is remembered of what was there, so an older event is taken, too.
-    opened.sink.apply(batch(upsert({"id": 2, "note": "a", "number": 1}, 1, of=ITEMS), fence=opened.sink.claim()))
-    assert rows_of(opened.sink) == {"(2,)": "a"}
-    with destination.reader(name) as find:
-        assert find(2) == "a"
-
-
-def test_where_nothing_is_nothing_is_removed(destination: Destination, name: str) -> None:
-    assert destination.opened(name, 1).generations.keep_only([]) == []
-    destination.sink(name, 1, ITEMS)
-    assert destination.opened(name, 2).generations.keep_only([]) == []
-    assert rows_of(destination.sink(name, 1)) == {}
-
-
-def _named(of: Table) -> RowEvent:
-    return upsert({"id": 1, "note": str(of.name), "number": 1}, 5, of=of)
 
 
 def test_prepare_twice_changes_nothing(destination: Destination, name: str) -> None:

@@ -156,7 +156,6 @@ def _refusals(store: Store) -> Iterator[LockstepError]:
         lambda opened: opened.records.save("previous", None),
         lambda opened: opened.records.create("next", "1"),
         lambda opened: opened.generations.switch(),
-        lambda opened: opened.generations.keep_only([]),
         lambda opened: opened.generations.save_progress(progress()),
     ]
     if store.fences:

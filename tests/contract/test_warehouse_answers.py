@@ -104,30 +104,6 @@ def test_offsets_of_many_partitions_are_stored_in_one_question(
     assert warehouse.execute(query, (name,)).fetchone() == (500, 500 * 501 // 2)
 
 
-def test_a_table_on_which_somebody_built_a_view_is_not_removed(warehouse: Any, sink: WarehouseSink, name: str) -> None:
-    sink.prepare([table(), OTHER])
-    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    warehouse.execute(f"create view {name}_somebodys as select * from {name}.orders")
-    with pytest.raises(LockstepError, match="2BP01"):
-        generations_of(sink).keep_only([OTHER.name])
-    assert warehouse.execute(f"select * from {name}_somebodys").fetchall() == [(1, "a")]
-    warehouse.execute(f"drop view {name}_somebodys")
-    assert generations_of(sink).keep_only([OTHER.name]) == [table().name]
-
-
-def test_a_table_is_not_removed_while_it_is_read(
-    endpoints: Any, warehouse: Any, sink: WarehouseSink, name: str
-) -> None:
-    sink.prepare([table(), OTHER])
-    with psycopg.connect(endpoints.warehouse_dsn) as reader:
-        reader.execute(f"select * from {name}.orders")
-        with pytest.raises(Unavailable):
-            generations_of(sink).keep_only([OTHER.name])
-        assert reader.execute(f"select * from {name}.orders").fetchall() == []
-    assert generations_of(sink).keep_only([OTHER.name]) == [table().name]
-    assert warehouse.execute("select to_regclass(%s)", (f"{name}.orders",)).fetchone() == (None,)
-
-
 @pytest.fixture
 def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Iterator[WarehouseSink]:
     """A second generation whose views have other columns."""

@@ -187,17 +187,6 @@ def test_a_writer_that_was_replaced_purges_nothing(open_sink: Open, stored: Any)
     assert len(stored()) == 3
 
 
-def test_a_table_that_comes_back_gets_its_oldest_events_again(open_sink: Open, stored: Any) -> None:
-    opened = open_sink()
-    opened.sink.prepare([table(), OTHER])
-    opened.sink.apply(batch(delete({"id": 1}, 9)))
-    opened.generations.save_progress(up_to(9))
-    assert opened.generations.keep_only([OTHER.name]) == [table().name]
-    opened.sink.prepare([table()])
-    assert opened.sink.apply(batch(upsert({"id": 2, "note": "a"}, 1))).applied == 1
-    assert stored() == [(2, False)]
-
-
 def test_a_dropped_generation_leaves_nothing_of_it(open_sink: Open, warehouse: Any, name: str) -> None:
     open_sink(2).sink.prepare([table()])
     opened = open_sink()

@@ -76,11 +76,6 @@ class DuckDbViews:
     def rename_columns(self, relations: Mapping[str, str], renamed: Mapping[str, str]) -> None:
         """``expose`` replaces them."""
 
-    def drop(self, relations: Mapping[str, str]) -> None:
-        for view in self.held(relations):
-            if view.generations == {self._generation}:
-                self._connection.run(f"drop view {view.name}")
-
     def _generations(self, query: str) -> frozenset[int]:
         """Those whose tables a view reads, none when it reads anything else."""
         driver: Any = self._connection.driver

@@ -127,16 +127,6 @@ class WarehouseViews:
                         f"alter view {view.name} rename column {quote_identifier(old)} to {quote_identifier(new)}"
                     )
 
-    def drop(self, relations: Mapping[str, str]) -> None:
-        """Drop those that read this generation alone.
-
-        One that reads something else too is somebody's own: then the server refuses to drop the table.
-        """
-        views = [view for view in self.held(relations) if view.generations == {self._generation}]
-        self._hold(views)
-        for view in views:
-            self._connection.run(f"drop view {view.name}")
-
     def hold(self, relations: Mapping[str, str]) -> None:
         self._hold(self.held(relations))
 
