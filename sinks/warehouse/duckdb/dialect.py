@@ -120,7 +120,7 @@ class DuckDb:
     def __init__(self, name: str, settings: WarehouseSettings, *, views: str, schema: str, generation: int) -> None:
         _check_schemas(settings, views)
         self.connection = DuckDbConnection(settings, views=views, generation=generation)
-        self.views = DuckDbViews(self.connection, views, generation)
+        self.views = DuckDbViews(self.connection, views)
         self._schema = schema
         self._bookkeeping = WarehouseBookkeeping(self.connection, name, generation)
         self._written: dict[TableName, _Written] = {}

@@ -28,10 +28,9 @@ class View:
 class DuckDbViews:
     """The views of one sink, in the schema ``schema``. Every method is called inside a transaction."""
 
-    def __init__(self, connection: DuckDbConnection, schema: str, generation: int) -> None:
+    def __init__(self, connection: DuckDbConnection, schema: str) -> None:
         self._connection = connection
         self._schema = schema
-        self._generation = generation
         self._generation_schema = re.compile(re.escape(schema) + r"_g(?P<generation>\d+)")
 
     def marks(self) -> str | None:
