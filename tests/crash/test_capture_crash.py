@@ -261,21 +261,40 @@ def _change(pipeline: Pipeline) -> None:
         sql.execute(f"update {pipeline.name}.entry set account_id = -account_id where account_id % 10 = 2")
 
 
-def _wait_copying(pipeline: Pipeline, capture: Any) -> list[psutil.Process]:
-    """Until rows are on their way to Kafka. Returns the processes: capture itself, then its workers."""
-    admin = TopicAdmin(pipeline.client)
+def _suspend_copying(pipeline: Pipeline, capture: Any, workers: int) -> list[psutil.Process]:
+    """Until rows are on their way to Kafka. Returns what is suspended then: capture itself, then its workers.
+
+    They run for a moment at a time, so that the copy can't end while this looks, however long a look takes.
+    """
+    wait_until(lambda: "handoff at" in capture.log.read_text(), what="the snapshot begins")
+    main = psutil.Process(capture.pid)
+    suspended: list[psutil.Process] = []
 
     def copying() -> bool:
-        state = pipeline.state() if "handoff at" in capture.log.read_text() else None
-        if state is None or state.phase is not SnapshotPhase.COPYING:
-            return False
-        counts = admin.all_partition_counts()
-        return any(admin.end_offsets(partitions_of(set(pipeline.config.topics().values()), counts)).values())
+        main.suspend()
+        suspended[:] = [main, *(child for child in main.children() if _is_worker(child))]
+        for process in suspended:
+            process.suspend()
+        state = pipeline.state()
+        assert state is None or state.phase in (SnapshotPhase.CREATING, SnapshotPhase.COPYING)
+        if len(suspended) == 1 + workers and _has_records(pipeline):
+            return True
+        _resume(suspended)
+        return False
 
     wait_until(copying, what="the snapshot is being copied")
-    process = psutil.Process(capture.pid)
-    workers = [child for child in process.children() if _is_worker(child)]
-    return [process, *workers]
+    return suspended
+
+
+def _has_records(pipeline: Pipeline) -> bool:
+    admin = TopicAdmin(pipeline.client)
+    counts = admin.all_partition_counts()
+    return any(admin.end_offsets(partitions_of(set(pipeline.config.topics().values()), counts)).values())
+
+
+def _resume(suspended: list[psutil.Process]) -> None:
+    for process in reversed(suspended):  # the workers have their turn first
+        process.resume()
 
 
 def _is_worker(child: psutil.Process) -> bool:
@@ -285,20 +304,22 @@ def _is_worker(child: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("snapshot", ["workers = 0", _SIDE_BY_SIDE], ids=["alone", "side by side"])
-def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snapshot: str) -> None:
+@pytest.mark.parametrize(
+    ("snapshot", "workers"), [("workers = 0", 0), (_SIDE_BY_SIDE, 2)], ids=["alone", "side by side"]
+)
+def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snapshot: str, workers: int) -> None:
     """Killed while it copies: the next start copies the missing tables under a later snapshot and ends the same."""
     name = f"crash{os.getpid()}_{next(_numbers)}"
     pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": snapshot})
     try:
         _fill(pipeline)
         killed = pipeline.start_capture()
-        processes = _wait_copying(pipeline, killed)
-        assert len(processes) == (3 if snapshot == _SIDE_BY_SIDE else 1)
+        _, *copying = _suspend_copying(pipeline, killed, workers)
         os.kill(killed.pid, signal.SIGKILL)
         killed.wait()
+        _resume(copying)
         _change(pipeline)  # between the two snapshots
-        wait_until(lambda: not any(process.is_running() for process in processes), what="the workers end, too")
+        wait_until(lambda: not any(process.is_running() for process in copying), what="the workers end, too")
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         pipeline.wait_published(capture)
@@ -316,18 +337,14 @@ def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: 
     try:
         _fill(pipeline)
         old = pipeline.start_capture()
-        frozen = _wait_copying(pipeline, old)
-        assert len(frozen) == 3
-        for process in frozen:
-            process.suspend()
+        frozen = _suspend_copying(pipeline, old, 2)
         try:
             new = pipeline.start_capture()
             pipeline.wait_streaming(new)
             _change(pipeline)
             pipeline.wait_published(new)
         finally:
-            for process in reversed(frozen):  # the workers have their turn first
-                process.resume()
+            _resume(frozen)
         assert pipeline.wait_ended(old) == EXIT_TAKEN_OVER, old.log.read_text()
         wait_until(lambda: not any(process.is_running() for process in frozen), what="the workers end, too")
         pipeline.wait_published(new)
@@ -346,8 +363,9 @@ def test_a_server_that_is_killed_while_workers_copy(stack: Any, tmp_path: Path, 
     try:
         _fill(pipeline)
         capture = pipeline.start_capture()
-        _wait_copying(pipeline, capture)
+        copying = _suspend_copying(pipeline, capture, 2)
         stack.kill(server)
+        _resume(copying)
         stack.start(server)
         _change(pipeline)
         pipeline.wait_streaming(capture)
