@@ -482,8 +482,6 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
-        if not member.started:
-            member.opened.generations.migrate()
         today = definition(member.settings)
         generations = [
             generation

@@ -302,14 +302,6 @@ class Generations(Protocol):
     ``Unavailable`` and ``LockstepError`` as ``Sink`` does.
     """
 
-    def migrate(self) -> None:
-        """Bring what an earlier version of Lockstep has stored to this version's form, where that can be done.
-
-        Whoever goes on to apply calls it first. Every other method but ``live`` and ``Sink.prepare`` raises
-        LockstepError for an earlier form: who only looks must not take a store from under a job of that version.
-        """
-        ...
-
     def live(self) -> int | None:
         """The number of the generation that readers see, or None when there is none.
 

@@ -248,9 +248,6 @@ class MemoryGenerations:
         self._sink = sink
         self._known: Progress | None = None
 
-    def migrate(self) -> None:
-        """Has no effect: nothing here outlives its process."""
-
     def live(self) -> int | None:
         return self._store.live
 

@@ -226,7 +226,6 @@ class ViewPipeline:
         """A task of generation 1, which this prepares. ``view`` are further facts of ViewInput."""
         opened = open_sink(self.sink, settings, 1)
         try:
-            opened.generations.migrate()
             opened.sink.prepare([self.result])
             fence = opened.sink.claim()
         finally:

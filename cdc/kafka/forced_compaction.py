@@ -73,7 +73,7 @@ class Compacted(Enum):
 class Pass:
     """A compaction that had reached these offsets, by partition, at a time in milliseconds since 1970.
 
-    ``up_to_ms``: all that was there at that time is before them. None: an earlier version hasn't noted it.
+    ``up_to_ms``: all that was there at that time is before them. None where that isn't known.
     """
 
     at_ms: int
@@ -112,11 +112,10 @@ class TopicRecord:
         """Raises LockstepError for a record that isn't one."""
         try:
             value = {_FORMAT: orjson.loads(record.value)}[orjson.loads(record.value)["format"]]
-            # An earlier version has left no marks, and no up_to_ms.
             passes = tuple(
-                Pass(int(each["at_ms"]), _numbers(each["through"]), each.get("up_to_ms")) for each in value["passes"]
+                Pass(int(each["at_ms"]), _numbers(each["through"]), each["up_to_ms"]) for each in value["passes"]
             )
-            marks = tuple(Mark(int(each["at_ms"]), _numbers(each["at"])) for each in value.get("marks", ()))
+            marks = tuple(Mark(int(each["at_ms"]), _numbers(each["at"])) for each in value["marks"])
             return cls(None if value["settings"] is None else dict(value["settings"]), passes, marks)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise LockstepError(

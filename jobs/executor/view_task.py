@@ -188,8 +188,6 @@ def _follow(task: Task, progress: "_SinkProgress", result: Result, line: DriverL
 def _opened_state(task: Task, view: ViewInput) -> Iterator[FileState]:
     directory = Path(view.directory)
     own = identity(view.plan, task.shapes, view.shard)
-    # An earlier version kept the tables' rows there while it built a state. One that was killed has left them.
-    shutil.rmtree(directory / "inbox", ignore_errors=True)
     try:
         state = FileState(directory, identity=own)
     except UnusableState:
@@ -218,8 +216,7 @@ def _is_usable(view: View, run: str, reached: Offsets) -> bool:
 
 
 def _is_of_last_run(view: View, task: Task) -> bool:
-    """Whether no other state has written the result since this one did, or begun to while it was built. A job of an
-    earlier version has noted nothing.
+    """Whether no other state has written the result since this one did, or begun to while it was built.
 
     Another one, as on another machine, may have written rows of which nobody was told, and that are gone since. This
     state has never had them, so it wouldn't have them removed.

@@ -250,9 +250,7 @@ def dump_asides(asides: Asides) -> str | None:
     entries = [
         [
             *(table.schema, table.name, aside.state, aside.since_ms, aside.order),
-            *(aside.reason, aside.hint, aside.awaited, aside.begun),
-            # Where there are none, an earlier version can read it.
-            *((aside.tries, aside.retry_at_ms) if aside.tries or aside.retry_at_ms is not None else ()),
+            *(aside.reason, aside.hint, aside.awaited, aside.begun, aside.tries, aside.retry_at_ms),
         ]
         for table, aside in sorted(asides.items())
     ]

@@ -53,7 +53,7 @@ class Columns:
         return cls(
             {TableName(schema, name): HeldTable(*held) for schema, name, *held in fields["tables"]},
             {TableName(schema, name): values for schema, name, values in fields["lacking"]},
-            fields.get("filled", True),
+            fields["filled"],
         )
 
 

@@ -151,7 +151,6 @@ class StreamJob:
     def _run_once(self) -> bool:
         """Run the query into the newest generation to the end of the query. Whether another one is due."""
         with closing((opened := self._plan.opened(1)).sink):
-            opened.generations.migrate()
             number = newest_generation(self._plan, opened)
             if number is None:
                 record = Record(self._plan.pipeline, {}, created_at_ms=_now_ms())

@@ -35,8 +35,7 @@ class Posted:
             "waiting": self.waiting,
             "since_ms": self.since_ms,
             "reason": self.reason,
-            # Where there are none, an earlier version can read it.
-            **({"rejected": self.rejected} if self.rejected else {}),
+            "rejected": self.rejected,
         }
 
     @classmethod

@@ -15,7 +15,6 @@ def begin_again(plan: StreamQueryPlan) -> int:
     """
     opened = plan.opened(1)
     try:
-        opened.generations.migrate()
         live = opened.generations.live() or 0
         for each in plan.builds(opened):
             if each.number > live and each.is_planned:

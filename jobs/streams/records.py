@@ -20,13 +20,8 @@ def waiting_name(generation: int) -> str:
 
 
 def figures_name(generation: int) -> str:
-    """What has been done for it: ``Figures``. ``load_figures`` finds those that an earlier version has stored, too."""
+    """What has been done for it: ``Figures``."""
     return f"g{generation}.stream_done"
-
-
-def earlier_figures_name(generation: int) -> str:
-    """The same in earlier versions, which stored it without a fence: such a record is never stored with one."""
-    return f"g{generation}.stream_figures"
 
 
 def posted_name(generation: int) -> str:

@@ -9,7 +9,7 @@ import orjson
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from cdc.model.event import JsonValue
 from jobs.offsets import Offsets
-from jobs.streams.records import earlier_figures_name, figures_name
+from jobs.streams.records import figures_name
 
 FIRST_STATE_FORM: Final = 1
 """The form of what Spark keeps for a query in SQL, which is Spark's own."""
@@ -64,7 +64,7 @@ class Figures:
             return cls()
         known = orjson.loads(text)
         offsets = _offsets(known.pop("offsets"))
-        starts = _offsets(known.pop("starts", ()))  # an earlier version hasn't noted them
+        starts = _offsets(known.pop("starts"))
         return cls(**known, offsets=offsets, starts=starts)
 
     def text(self) -> str:
@@ -88,8 +88,7 @@ def load_figures(load: Callable[[str], str | None], generation: int) -> Figures:
 
     Raises what ``load`` raises.
     """
-    text = load(figures_name(generation))
-    return Figures.parse(load(earlier_figures_name(generation)) if text is None else text)
+    return Figures.parse(load(figures_name(generation)))
 
 
 def _listed(offsets: Offsets) -> list[JsonValue]:

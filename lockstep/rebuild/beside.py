@@ -53,7 +53,6 @@ def begin_beside(config: Config, name: str, settings: SinkSettings, say: Callabl
     """
     with open_generation(name, settings, 1) as opened:
         wanted = definition(settings)
-        opened.generations.migrate()
         for generation in list_generations(opened):
             record, number = generation.record, generation.number
             if record is None or record.phase is not Phase.BUILDING:

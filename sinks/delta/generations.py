@@ -115,9 +115,6 @@ class DeltaGenerations:
         if not opened.is_bulk and not is_append_only(opened.rows().shape.table):
             purge(self._tables.lake, opened, before=before, below=below)
 
-    def migrate(self) -> None:
-        """Has no effect: what an earlier version has stored is refused, and built again."""
-
     def live(self) -> int | None:
         return self._bookkeeping.live()
 

@@ -32,9 +32,6 @@ class OpenSearchGenerations:
         self._known: Progress | None = None
         self._held: Held | None = None  # what this has stored last, as the server knows it
 
-    def migrate(self) -> None:
-        """Has no effect: what an earlier version has stored is refused, and built again."""
-
     def live(self) -> int | None:
         return self._indexes.live()
 

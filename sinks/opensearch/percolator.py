@@ -45,9 +45,6 @@ _MEND: Final = "mend the query; docs/searches.md says which can stand"
 _OWN: Final = re.compile(r"\.(?P<number>\d+)-(?P<run>[0-9a-f]+)\.[0-9a-f]+\.(?:g\d+|trial)")
 """The end of the name of an index of queries. No table's index has so many dots in its name."""
 
-_OF_EARLIER_VERSIONS: Final = re.compile(r"\..+\.g\d+")
-"""The same as earlier versions named it, by the table. Names of tables have no dots here, and end in ``_g1``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -342,10 +339,7 @@ def remove_left_over(indexes: OpenSearchIndexes, claim: Claim, *, but: Collectio
 
 
 def _query_indexes(indexes: OpenSearchIndexes) -> list[tuple[str, Claim]]:
-    """All indexes of queries of this sink, each with the claim that it is named by.
-
-    That is less than anybody's for one of an earlier version, which knew of no claims.
-    """
+    """All indexes of queries of this sink, each with the claim that it is named by."""
     beginning = f"{indexes.prefix}.{PERCOLATOR}"
     names = indexes.client.call("GET", f"/{beginning}.*/_alias", parameters={"expand_wildcards": "all"})
     found = []
@@ -353,6 +347,4 @@ def _query_indexes(indexes: OpenSearchIndexes) -> list[tuple[str, Claim]]:
         end = name.removeprefix(beginning)
         if (match := _OWN.fullmatch(end)) is not None:
             found.append((name, Claim(int(match["number"]), match["run"])))
-        elif _OF_EARLIER_VERSIONS.fullmatch(end):
-            found.append((name, Claim(0, "")))
     return found

@@ -150,6 +150,5 @@ def _claim(source: Any) -> Claim:
 def _status(source: Any) -> tuple[SearchStatus, Claim]:
     """The status, and who has told it."""
     fields = orjson.loads(source["text"])
-    # Those of earlier versions didn't say what was in the way.
-    status = SearchStatus(fields["at_ms"], fields["matching"], fields["refused"], fields.get("waiting", ""))
+    status = SearchStatus(fields["at_ms"], fields["matching"], fields["refused"], fields["waiting"])
     return status, Claim(*fields["claim"])

@@ -27,9 +27,6 @@ class RedisGenerations:
         self._number = tables.generation
         self._known: Progress | None = None
 
-    def migrate(self) -> None:
-        """Has no effect: what an earlier version has stored is refused, and built again."""
-
     def live(self) -> int | None:
         with self._connection.talking() as client:
             return self._live(client)

@@ -27,41 +27,26 @@ class WarehouseBookkeeping:
         self._are_current = False
 
     def create(self) -> None:
-        """Create the bookkeeping tables, or bring them to this version's format.
-
-        Raises LockstepError for a newer one.
-        """
+        """Create the bookkeeping tables. Raises LockstepError for those of another version."""
         # Alembic takes time, and its lock makes all sinks of a warehouse wait for the longest transaction of one.
         if self.stored_format() < HEAD:
             from migrations.warehouse import upgrade
 
             upgrade(self._connection.connected)
 
-    def migrate(self) -> None:
-        """Bring the tables that there are to this version's format. Raises LockstepError for a newer one."""
-        if not self._are_current and self.stored_format():
-            self.create()
-
     def exist(self) -> bool:
         """Whether there are any. Raises LockstepError for those of another version."""
         if self._are_current:
             return True
-        stored = self.stored_format()
-        if 0 < stored < HEAD:
-            raise LockstepError(
-                f"the bookkeeping of sink {self._name!r} has format {stored}, and this version needs {HEAD}",
-                hint="start its job with this version, which migrates it (lockstep apply, or lockstep run); until then"
-                " an earlier version can go on with it",
-            )
-        self._are_current = stored == HEAD
-        return stored > 0
+        self._are_current = self.stored_format() == HEAD
+        return self._are_current
 
     def stored_format(self) -> int:
-        """0 where there is nothing yet. Raises LockstepError for a newer one than this version knows."""
+        """0 where there is nothing yet. Raises LockstepError for one of another version."""
         if not self._connection.has_relation(SCHEMA, VERSION_TABLE):
             return 0
         stored = int(self._execute(f"select version_num from {SCHEMA}.{VERSION_TABLE}").scalar() or 0)
-        check_stored_format(self._name, max(stored, HEAD), known=HEAD, elsewhere="url")
+        check_stored_format(self._name, stored, known=HEAD, elsewhere="url")
         return stored
 
     def require(self) -> None:

@@ -31,10 +31,6 @@ class WarehouseGenerations:
         self._purge_at = self._trim_at = 0.0
         self._trimmed_blocks = 0
 
-    def migrate(self) -> None:
-        with self._connection.transaction():
-            self._bookkeeping.migrate()
-
     def live(self) -> int | None:
         with self._connection.looking():
             if not self._bookkeeping.stored_format():  # who only looks changes nothing

@@ -9,16 +9,13 @@ from typing import Any
 
 import duckdb
 import orjson
-import psycopg
 import pytest
 import redis
 from deltalake import DeltaTable
 from opensearchpy import OpenSearch
-from psycopg import sql
 from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError
-from jobs.generations.record import Phase, Record, load_record
 from sinks.contract import OpenedSink
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.sink import open_delta
@@ -31,7 +28,6 @@ from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
 from tests.builders import batch, progress, table, upsert
-from tests.databases import url_of
 
 pytestmark = pytest.mark.live
 
@@ -196,88 +192,3 @@ def test_what_was_stored_before_the_numbers_is_refused_with_the_way_out(store: S
     for refusal in _refusals(store):
         assert "was written by an earlier Lockstep: its stored format is 1" in refusal.message
         assert "lockstep apply" in (refusal.hint or "")
-
-
-# What a warehouse had at migration 0004, with the names of that time.
-_EARLIER_RECORD = orjson.dumps(
-    {
-        "pipeline": "shop",
-        "definition": {"computed": {"public.a.shown": "true"}},
-        "phase": "building",
-        "loaded": False,
-        "created_at_ms": 5,
-        "shown": True,
-    }
-).decode()
-_EARLIER = (
-    "drop table lockstep.coordination_record",
-    "create table lockstep.note (view_schema text not null, name text not null, note text not null, "
-    "updated_at timestamptz not null default now(), primary key (view_schema, name))",
-    "insert into lockstep.note (view_schema, name, note) select view_schema, name, note from lockstep.sink, "
-    "(values ('g1.runner', '{}'), ('g1.hold', 'x'), ('g1.reading', '{\"number\":1,\"start\":null,\"replays\":true}'),"
-    " ('g1.basis', 'build_inputs'), "
-    "('g1.names', 'column_names'), ('g12.excluded', 'hidden_columns'), ('g1.prepared', 'prepared'), "
-    f"('record.1', '{_EARLIER_RECORD}'), "
-    "('previous', 'previous')) as notes (name, note)",
-    "update lockstep.schema_version set version_num = '0004'",
-)
-
-
-@pytest.fixture(params=["duckdb", "postgres"])
-def earlier(request: pytest.FixtureRequest, name: str, tmp_path: Path) -> Iterator[str]:
-    """The address of a warehouse as the version before left it, with generation 1 of a sink."""
-    if request.param == "duckdb":
-        url = f"duckdb:///{tmp_path}/warehouse.duckdb"
-        _prepared(url, name)
-        with duckdb.connect(tmp_path / "warehouse.duckdb") as connection:
-            for statement in _EARLIER:
-                connection.execute(statement)
-        yield url
-        return
-    endpoints: Any = request.getfixturevalue("endpoints")
-    warehouse: psycopg.Connection[Any] = request.getfixturevalue("warehouse")
-    warehouse.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    try:
-        url = url_of(endpoints.warehouse_url, name)
-        _prepared(url, name)
-        with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
-            for statement in _EARLIER:
-                connection.execute(statement)
-        yield url
-    finally:
-        warehouse.execute(sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
-
-
-def _prepared(url: str, name: str) -> None:
-    opened = open_warehouse(name, WarehouseSettings(url=SecretStr(url)), 1)
-    opened.sink.prepare([table()])
-    opened.sink.close()
-
-
-def test_a_warehouse_of_an_earlier_version_is_migrated_with_all_that_jobs_agreed_on(earlier: str, name: str) -> None:
-    opened = open_warehouse(name, WarehouseSettings(url=SecretStr(earlier)), 1)
-    try:
-        assert opened.generations.live() == 1
-        looks: list[Callable[[], object]] = [
-            opened.generations.numbers,
-            opened.generations.load_progress,
-            lambda: load_record(opened.records, 1),
-            lambda: opened.records.save("previous", "2"),
-            opened.sink.claim,
-        ]
-        for look in looks:  # who only looks changes nothing: a job of that version may apply to it
-            with pytest.raises(LockstepError, match="has format 4, and this version needs 5"):
-                look()
-        opened.generations.migrate()
-        assert opened.generations.numbers() == [1]
-        for content in ("build_inputs", "column_names", "prepared"):
-            assert opened.records.load(f"g1.{content}") == content
-        assert opened.records.load("g1.start_position") == '{"number":1,"offsets":null,"overwrite_equal_tags":true}'
-        assert opened.records.load("g12.hidden_columns") == "hidden_columns"
-        assert load_record(opened.records, 1) == Record(
-            "shop", {"computed": {"public.a.shown": "true"}}, Phase.BUILDING, False, 5, exposed=True
-        )
-        assert [opened.records.load(record_name) for record_name in ("previous", "g1.runner")] == ["previous", None]
-        assert opened.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
-    finally:
-        opened.sink.close()

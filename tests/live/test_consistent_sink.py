@@ -88,7 +88,6 @@ class Pipeline:
         """A task of generation 1, which this prepares."""
         opened = open_sink(self.sink, self.settings, 1)
         try:
-            opened.generations.migrate()
             opened.sink.prepare(self.log.tables)
             fence = opened.sink.claim()
         finally:

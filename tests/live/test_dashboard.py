@@ -515,7 +515,6 @@ def test_a_page_gets_the_rows_of_a_view_and_then_its_changes(captured: Captured,
     settings = config.sinks["words"]
     assert settings.view is not None
     opened = open_sink("words", settings, 1)
-    opened.generations.migrate()
     opened.sink.prepare([planned_view(settings.view, shapes).table])
     opened.sink.close()
     topic, cluster = view_topic(captured.name, "words", 1), TopicAdmin(captured.client)

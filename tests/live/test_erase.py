@@ -347,7 +347,6 @@ def test_what_a_stream_query_has_of_a_row_goes_from_its_result_and_its_topics(
     cluster.change_config(result.name, {"min.compaction.lag.ms": "0"})
     opened = plan.opened(1)
     with contextlib.closing(opened.sink):
-        opened.generations.migrate()
         assert begin_generation(opened, Record(captured.name, {}, created_at_ms=0)) == 1
         opened.sink.prepare([_RESULT])
         opened.records.save(result_name(1), Shape.of(_RESULT).to_json())

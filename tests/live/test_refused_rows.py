@@ -362,9 +362,6 @@ class Commands:
     def turn(self) -> Iterator[PostingTurn]:
         """Turns to post, as a command has them."""
         plan = stream_query_plan(read(self.file), self._query)
-        opened = plan.opened(1)
-        with contextlib.closing(opened.sink):
-            opened.generations.migrate()
         with posting_turns(plan, say=lambda _: None) as turn:
             yield turn
 
@@ -437,7 +434,6 @@ def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
     opened, leased = plan.opened(2), plan.opened(2)
     lease = GenerationLease(leased, 2, pause_request=POSTING_PAUSE)
     with contextlib.closing(opened.sink), contextlib.closing(leased.sink):
-        opened.generations.migrate()
         begin_generation(opened, Record(plan.pipeline, {}))
         begin_generation(opened, Record(plan.pipeline, {}))
         poster = RowPoster(rows.streams.plan(), lease, generations=lambda: [2], said=lambda *_: None)

@@ -38,10 +38,6 @@ def test_a_record_was_there_at_the_first_compaction_that_got_beyond_it() -> None
     assert remembered.compacted_since_ms(1, 4) is None
 
 
-def test_what_an_earlier_version_has_remembered_has_no_marks() -> None:
-    assert TopicRecord.from_record(StoredRecord(b'{"format":1,"settings":null,"passes":[]}', "it")) == TopicRecord()
-
-
 def test_the_newest_mark_that_is_old_enough_counts_in_each_partition() -> None:
     assert MARKED.ripe_marks([0, 1], before_ms=8) == {0: 9, 1: 8}
     assert MARKED.ripe_marks([1, 2], before_ms=100) == {1: 20}
@@ -66,8 +62,6 @@ def test_what_was_there_by_then_has_been_compacted_in_all_of_the_partitions() ->
     assert remembered.compacted_up_to_ms([0]) == 8
     assert remembered.compacted_up_to_ms([0, 1]) == 4
     assert remembered.compacted_up_to_ms([0, 2]) is None
-    earlier = b'{"format":1,"settings":null,"passes":[{"at_ms":5,"through":{"0":3}}]}'
-    assert TopicRecord.from_record(StoredRecord(earlier, "it")).compacted_up_to_ms([0]) is None
 
 
 def test_who_comes_often_finds_a_mark_that_is_old_enough_in_the_end() -> None:

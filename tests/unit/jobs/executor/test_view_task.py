@@ -1,8 +1,7 @@
 """What a view's task decides by the state that it finds, and what it knows of the sink's progress."""
 
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -11,12 +10,10 @@ from cdc.model.event import Position, RowEvent
 from cdc.model.table import TableName
 from jobs.executor.long_batch import DriverLine
 from jobs.executor.result import RejectedEvent, Result
-from jobs.executor.task_input import Task, ViewInput
 from jobs.executor.view_task import (
     _arrange,
     _follow_beside_others,
     _is_usable,
-    _opened_state,
     _Run,
     _SinkProgress,
 )
@@ -173,12 +170,3 @@ def test_who_tries_again_knows_which_rejections_were_kept_before() -> None:
         assert attempt(told, line)._are_kept()
         again = attempt(Result(shard=1), line)
         assert [again._rejected_with({"id": number}) for number in (1, 2)] == ["", "2"]
-
-
-def test_rows_that_an_earlier_version_was_killed_with_while_it_built_are_removed(tmp_path: Path) -> None:
-    left = tmp_path / "inbox" / "data.mdb"
-    left.parent.mkdir()
-    left.write_bytes(b"rows")
-    task, view = SimpleNamespace(shapes=TABLES), SimpleNamespace(directory=str(tmp_path), plan=COUNTS, shard=None)
-    with _opened_state(cast(Task, task), cast(ViewInput, view)):
-        assert [path.name for path in tmp_path.iterdir() if path.name == "inbox"] == []

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import orjson
 import pytest
 
 from cdc.model.errors import LockstepError, NeedsRebuild, PositionMismatch
@@ -147,13 +146,6 @@ def test_what_an_earlier_version_has_set_aside_is_tried_again_by_an_order_alone(
     records.save(asides_name(1), '[["public","a","failed",9,3,"no room",null,true,false]]')
     assert load_asides(records, 1) == {A: Aside(AsideState.FAILED, 9, 3, "no room")}
     assert not load_asides(records, 1)[A].is_due(10**15)
-
-
-def test_an_earlier_version_can_read_what_it_knows_itself() -> None:
-    """A state and eight more fields. It may run beside this one, and be started again once no table has failed."""
-    text = dump_asides({A: Aside(AsideState.PAUSED, 5, 1), B: Aside(AsideState.UNCAPTURED, 6, awaited=False)})
-    assert text is not None
-    assert [len(entry) for entry in orjson.loads(text)] == [9, 9]
 
 
 def test_the_watermark_never_counts_a_table_that_was_out_until_it_has_caught_up() -> None:

@@ -33,11 +33,6 @@ def test_how_far_rows_are_posted_is_read_as_it_was_written() -> None:
     assert Posted.parse(replace(at, rejected=4).text()) == replace(at, rejected=4)
 
 
-def test_an_earlier_version_can_read_how_far_rows_are_posted_where_none_was_refused() -> None:
-    """It knows these six fields."""
-    assert set(json.loads(KNOWN.text())) == {"topic_id", "offset", "posted", "waiting", "since_ms", "reason"}
-
-
 KNOWN = Posted("topic", offset=7, posted=9, waiting=2, since_ms=1_000, reason="down")
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch
 from jobs.offsets import Offsets
-from jobs.streams.records import figures_name
 from jobs.streams.resume import (
     FIRST_STATE_FORM,
     PATTERN_STATE_FORM,
@@ -17,7 +16,6 @@ from jobs.streams.resume import (
     check_definition,
     check_new_topic,
     check_state_form,
-    load_figures,
     unfinished_batch,
 )
 
@@ -121,11 +119,3 @@ def test_a_pattern_whose_state_another_version_wrote_is_built_again() -> None:
         check_state_form("failed", begun, form=PATTERN_STATE_FORM)
     assert "lockstep streams rebuild failed" in (error.value.hint or "")
     check_state_form("failed", replace(begun, state_form=PATTERN_STATE_FORM), form=PATTERN_STATE_FORM)
-
-
-def test_figures_of_an_earlier_version_are_found_until_there_are_newer_ones() -> None:
-    records = {"g1.stream_figures": Figures(batch=3, results=5).text()}
-    assert load_figures(records.get, 1) == Figures(batch=3, results=5)
-    assert load_figures(records.get, 2) == Figures()
-    records[figures_name(1)] = Figures(batch=4).text()
-    assert load_figures(records.get, 1) == Figures(batch=4)

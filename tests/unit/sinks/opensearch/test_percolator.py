@@ -43,10 +43,9 @@ def there(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return names
 
 
-def test_what_earlier_versions_left_is_removed_and_no_index_of_a_table(there: set[str]) -> None:
-    prefix = f"{indexes().prefix}.lockstep_searches"
+def test_an_index_of_a_table_is_none_of_queries(there: set[str]) -> None:
     of_tables = {indexes().index(TableName("lockstep_searches", name)) for name in ("orders", "orders.g1", "x_g1")}
-    there |= of_tables | {f"{prefix}.public.orders.g1", f"{prefix}.chosen.g12"}
+    there |= of_tables
     assert newest_number(indexes()) == 0
     remove_left_over(indexes(), Claim(1, "aa"))
     assert there == of_tables
