@@ -13,11 +13,12 @@ from typing import Any, Final, Protocol
 
 from cdc.capture.key_moves import KeyMoves, RowMap
 from cdc.capture.messages_and_outbox import Headers, MessageChannel, OutboxChannel, OutboxRoute
+from cdc.capture.old_rows import OldRows, Partitions, filled
 from cdc.capture.published_table import PublishedTable, shape_difference
 from cdc.capture.toast_rows import ToastRows
 from cdc.model.errors import LockstepError, UnsupportedChange
 from cdc.model.lsn import Lsn
-from cdc.model.table import ReplicaIdentity, Table, TableName
+from cdc.model.table import TableName
 from cdc.model.tag import SEQ_MAX
 from cdc.protocol.control_records import PublishedPart, SchemaRecord, StreamedTransaction
 from cdc.protocol.envelope import event_value, tag_prefix, tag_text
@@ -169,7 +170,7 @@ class Assembler:
     began, and their topics aren't asked. ``unfinished`` gets the xids of all transactions.
 
     ``on_uncaptured`` is called for each description of a table that isn't captured. What it raises ends the run before
-    the end of the running transaction is published.
+    the end of the running transaction is published. ``on_partition`` is for each partition whose rows come.
     """
 
     def __init__(
@@ -200,7 +201,9 @@ class Assembler:
         moved_rows: RowMap | None = None,
         handoff: int = 0,
         on_uncaptured: Callable[[TableName], None] = lambda _: None,
+        on_partition: Callable[[TableName, int], None] = lambda *_: None,
     ) -> None:
+        self._on_partition = on_partition
         self._on_uncaptured = on_uncaptured
         self._handoff = handoff
         self._tables = dict(tables)
@@ -247,6 +250,9 @@ class Assembler:
         """Where the transaction commits that emptied a table last: its deletes go before ``position`` does."""
         self._touched: list[PublishedTable] = []
         self._moves = KeyMoves(moved_rows)
+        self._partitions = Partitions()
+        self._came: dict[int, TableName] = {}
+        """Partitions that the running transaction has described, and their tables."""
         self._seq = 0
         self.has_kernels = False
         """Whether the stream has described a table with a compiled encoder. Before, no frame is ordinary."""
@@ -383,7 +389,7 @@ class Assembler:
             frame,
             receive,
             relation=relation_id,
-            updates=published.delivers_key and not self._may_be_missing(published),
+            updates=not published.old_rows.lacking and not self._may_be_missing(published),
             prefix=self._prefix,
             seq=self._seq + 1,
             source=self._source(published),
@@ -428,7 +434,7 @@ class Assembler:
             case Commit():
                 self._commit(message)
             case Relation():
-                self._relation(message)
+                self._described_in_stream(message)
             case Truncate():
                 return tuple(self.truncate(message, lsn))
             case LogicalMessage():
@@ -469,6 +475,9 @@ class Assembler:
         if not self.in_transaction or commit.commit_lsn != self._commit_lsn:
             raise LockstepError("the stream commits a transaction that it didn't begin")
         self.in_transaction = False
+        for partition, name in self._came.items():
+            self._on_partition(name, partition)
+        self._came.clear()
         if commit.end_lsn > self.end_lsn:
             self.end_lsn = commit.end_lsn
             self.commit_time_ms = self._transaction_time_ms
@@ -527,15 +536,37 @@ class Assembler:
             return ()
         return (route.event(message.new, tag=tag_text(self._prefix, self._seq)),)
 
+    def _described_in_stream(self, relation: Relation) -> None:
+        is_captured = self._name_by(relation) is not None
+        at = (self._commit_lsn, self._messages_done)
+        table = self._partitions.described(relation, is_captured=is_captured, at=at)
+        if is_captured or table is None:
+            self._relation(relation)
+        else:
+            self._route(relation.relation_id, None)  # no row comes under its own name
+        published = self._relations.get(table.relation_id) if table is not None else None
+        if isinstance(published, PublishedTable) and table is not None:
+            self._judge_old_rows(published, table)
+            self._came[relation.relation_id] = published.table.name
+
+    def _judge_old_rows(self, published: PublishedTable, relation: Relation) -> None:
+        partitions = self._partitions.of(relation.relation_id)
+        swap = published.keys_can_swap
+        published.old_rows = OldRows.of(published.table, relation, partitions, keys_can_swap=swap)
+
+    def _name_by(self, relation: Relation) -> TableName | None:
+        """The captured table that a relation is. One that was recreated under its name takes its topic over."""
+        by_name = TableName(relation.schema, relation.name)
+        is_known = by_name in self._tables or by_name in self._passed_over
+        return by_name if is_known else self._of_oid.get(relation.relation_id)
+
     def _relation(self, relation: Relation) -> None:
         self._described[relation.relation_id] = relation
-        # A table keeps its topic when it is renamed; one that was recreated under its name takes it over.
         by_name = TableName(relation.schema, relation.name)
         if self._outbox is not None and by_name == self._outbox.table:
             self._route(relation.relation_id, self._outbox.route(relation))
             return
-        is_known = by_name in self._tables or by_name in self._passed_over
-        name = by_name if is_known else self._of_oid.get(relation.relation_id)
+        name = self._name_by(relation)
         if name is None:
             self._on_uncaptured(by_name)
             known_before = self._former.get(relation.relation_id) or self._uncaptured.get(by_name)
@@ -556,10 +587,7 @@ class Assembler:
             difference = shape_difference(published.table, relation)
             if difference:
                 raise UnsupportedChange(f"the shape of {name} changed: {difference}")
-        identity = {column.name for column in relation.columns if column.in_identity}
-        published.delivers_key = (
-            relation.replica_identity is ReplicaIdentity.FULL or set(published.table.key) <= identity
-        )
+        self._judge_old_rows(published, relation)
         self._route(relation.relation_id, published)
         if published.keys_can_swap and self.in_transaction and isinstance(before, PublishedTable):
             was = {column.identity: index for index, column in enumerate(before.table.columns)}
@@ -598,7 +626,7 @@ class Assembler:
         """An update of a table that is being copied can't be completed: its copy reads the row again, after this."""
         assert type(message) is Update
         encoder = published.encoder
-        keys = [encoder.key(_filled(message))]
+        keys = [encoder.key(filled(message))]
         if message.old is not None:
             keys.append(encoder.key(message.old.fields))
         if published.unrecorded is not None:
@@ -661,6 +689,12 @@ class Assembler:
         ``position`` moves on only after a table's last delete: whoever goes on in the middle finds what is still live.
         Raises UnsupportedChange without a log to read the keys from, LockstepError for an unknown relation.
         """
+        self._partitions.truncated(message.relation_ids)
+        for relation_id in message.relation_ids:
+            self._came.pop(relation_id, None)
+            described = self._relations.get(relation_id)
+            if isinstance(described, PublishedTable):
+                self._judge_old_rows(described, self._described[relation_id])
         for relation_id in message.relation_ids:
             try:
                 published = self._relations[relation_id]
@@ -740,16 +774,16 @@ class Assembler:
         return ((published.topic, key, self._value(b"c", published, encoder.row(new), _NULL, lsn), None),)
 
     def _update(self, published: PublishedTable, update: Update, lsn: int) -> Sequence[Event]:
-        if not published.delivers_key:
-            raise _no_key(published.table)
-        if self._may_be_missing(published) and not self._is_repeated():
-            raise _Incomplete(published, ())
         encoder = published.encoder
         old = update.old
+        if published.old_rows.lacking:
+            published.old_rows.require_key(published.table, old, encoder.key_positions)
+        if self._may_be_missing(published) and not self._is_repeated():
+            raise _Incomplete(published, ())
         new = update.new
         is_partial = UNCHANGED in new
         if is_partial:
-            new = _filled(update)
+            new = filled(update)
         key = encoder.key(new)
         old_key = key if old is None else encoder.key(old.fields)
         if self._is_repeated():
@@ -779,8 +813,8 @@ class Assembler:
         return (*vacated, (published.topic, key, self._value(b"c", published, row, _NULL, lsn), None))
 
     def _delete(self, published: PublishedTable, delete: Delete, lsn: int) -> Sequence[Event]:
-        if not published.delivers_key:
-            raise _no_key(published.table)
+        if published.old_rows.lacking:
+            published.old_rows.require_key(published.table, delete.old, published.encoder.key_positions)
         if self._may_be_missing(published) and not self._is_repeated():
             raise _Incomplete(published, ())
         key = published.encoder.key(delete.old.fields)
@@ -834,13 +868,12 @@ class Assembler:
             op, self._prefix, self._seq, before, after, self._source(published), lsn, self._transaction_time_ms
         )
 
-    def _before(self, published: PublishedTable, old: object) -> bytes:
+    def _before(self, published: PublishedTable, old: KeyImage | FullImage | None) -> bytes:
         """What the replica identity delivers of the old row: nothing, its key, or all of it."""
         if old is None or not self._include_before:
             return _NULL
-        if isinstance(old, FullImage):
-            return published.encoder.row(old.fields)
-        return published.encoder.key(old.fields)  # type: ignore[attr-defined]  # a KeyImage
+        whole = published.old_rows.whole(old)
+        return published.encoder.row(whole) if whole is not None else published.encoder.key(old.fields)
 
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
         """The JSON of a row without its unchanged large values, completed from the memory, else from the topic.
@@ -884,23 +917,11 @@ class Assembler:
         self._toast.forget(published, key)
 
 
-def _filled(update: Update) -> Fields:
-    """The new row with those unchanged values that the old image has: all in a whole row, those of the key in a key."""
-    old = update.old
-    if old is None:
-        return update.new
-    whole = isinstance(old, FullImage)
-    return tuple(
-        image if value is UNCHANGED and (whole or image is not None) else value
-        for value, image in zip(update.new, old.fields, strict=True)
-    )
-
-
 def _moves_key(published: PublishedTable, update: Update) -> bool:
     """Whether an update with an old image changes the row's key; not where a key can't be encoded."""
     assert update.old is not None
     try:
-        return published.encoder.key(_filled(update)) != published.encoder.key(update.old.fields)
+        return published.encoder.key(filled(update)) != published.encoder.key(update.old.fields)
     except (LockstepError, ValueError, TypeError, IndexError, AttributeError):
         return False
 
@@ -909,12 +930,3 @@ def _name_of(published: PublishedTable | _PassedOver | OutboxRoute) -> TableName
     if isinstance(published, OutboxRoute):
         return published.channel.table
     return (published.published if isinstance(published, _PassedOver) else published).table.name
-
-
-def _no_key(table: Table) -> UnsupportedChange:
-    return UnsupportedChange(
-        f"the replica identity of {table.name} doesn't deliver its key ({', '.join(table.key)}), so a changed row can't"
-        " be told from a new one",
-        hint=f"run: alter table {table.name.sql} replica identity full; that holds for changes from then on, and this"
-        " one was made before. Then run `lockstep recover`, which leaves it out and copies the tables again",
-    )

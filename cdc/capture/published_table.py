@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from cdc.capture.old_rows import ALL_WHOLE
 from cdc.model.table import Table
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.envelope import TableEncoder
@@ -21,10 +22,10 @@ class PublishedTable:
     """
 
     __slots__ = (
-        "delivers_key",
         "encoder",
         "kernel",
         "keys_can_swap",
+        "old_rows",
         "source",
         "table",
         "toast",
@@ -49,8 +50,8 @@ class PublishedTable:
         self.kernel = kernel
         self.source = b""
         """The ``source`` block of the current transaction; empty until its first row."""
-        self.delivers_key = True
-        """Whether the replica identity has all columns of the key, as of the last Relation message."""
+        self.old_rows = ALL_WHOLE
+        """What the stream has of old rows, as of the last Relation message."""
         self.unrecorded: SchemaRecord | None = None
         """The shape's record, when it is new and no row of it has come yet."""
 

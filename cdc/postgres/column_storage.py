@@ -1,6 +1,6 @@
 """What decides over TOAST: how a table's columns are stored, from the catalogue."""
 
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -44,13 +44,17 @@ order by r.attnum
 """
 
 # Rows of a partitioned table lie in its partitions, each of which has settings and dropped columns of its own.
-_STORAGE = """
+_FAMILY = """
 with recursive family as (
     select %(table)s::oid as oid
     union all
     select i.inhrelid from family f join pg_inherits i on i.inhparent = f.oid
     join pg_class c on c.oid = f.oid and c.relkind = 'p'
 )
+"""
+
+_STORAGE = f"""
+{_FAMILY}
 select max(c.relnatts)::int,
     min((select o.option_value::int from pg_options_to_table(c.reloptions) o
         where o.option_name = 'toast_tuple_target')),
@@ -58,6 +62,19 @@ select max(c.relnatts)::int,
     (select pg_encoding_to_char(encoding) from pg_database where datname = current_database())
 from family f join pg_class c on c.oid = f.oid
 """
+
+
+_HAS_LESSER: Final = f"""
+{_FAMILY}
+select exists (select from family f join pg_class c on c.oid = f.oid
+    where c.relkind = 'r' and c.relreplident <> 'f' and c.oid <> %(table)s)
+"""
+
+
+def has_lesser_partitions(connection: psycopg.Connection[Any], table: Table) -> bool:
+    """Whether the stream has less than the whole of old rows in some partition, whatever it has of the table's."""
+    row = connection.execute(_HAS_LESSER, {"table": table.oid}).fetchone()
+    return bool(row and row[0])
 
 
 def load_rule(connection: psycopg.Connection[Any], table: Table) -> ToastRule:

@@ -11,7 +11,7 @@ from cdc.kafka.topic_names import table_topic
 from cdc.model.table import ReplicaIdentity, Table
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import keys_can_swap
-from cdc.postgres.column_storage import load_rule
+from cdc.postgres.column_storage import has_lesser_partitions, load_rule
 from cdc.protocol.envelope import TableEncoder
 from cdc.protocol.row_kernel import RowEncoding
 from cdc.stream.row_encoding import chosen_row_encoding
@@ -30,7 +30,7 @@ class PublishedTables:
     def of(self, table: Table) -> PublishedTable:
         """How a table of this shape is published."""
         rule = None
-        if table.replica_identity is not ReplicaIdentity.FULL and table.key:
+        if table.key and (table.replica_identity is not ReplicaIdentity.FULL or has_lesser_partitions(self.sql, table)):
             rule = load_rule(self.sql, table)
         encoder = self._encoder(table)
         return PublishedTable(

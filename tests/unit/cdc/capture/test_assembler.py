@@ -178,9 +178,12 @@ def test_an_unchanged_large_value_comes_from_the_old_row() -> None:
     assert event["after"] == {"id": 1, "note": "large"}
 
 
-def test_an_unchanged_value_that_was_null_in_the_old_row_is_null() -> None:
-    (event,) = of_one_transaction(update(b"1", UNCHANGED, full=(b"1", None)), shape=FULL)
-    assert event["after"] == {"id": 1, "note": None}
+def test_an_unchanged_value_that_the_old_row_lacks_is_not_null() -> None:
+    """A null is never left out: the old row is of a partition that has less of it than the table says."""
+    follower = assembler(FULL)
+    published = events(follower, History([update(b"1", UNCHANGED, full=(b"1", None))]).messages(*relations(FULL)))
+    assert published == []
+    assert list(follower.passed_over) == [FULL.name]
 
 
 @pytest.mark.parametrize("key", [None, (b"2", None)], ids=["same key", "another key"])
@@ -794,3 +797,29 @@ def test_the_end_of_a_subtransaction_of_which_no_part_was_asked_for_means_nothin
 def test_a_part_of_a_transaction_is_nothing_to_make_events_of(message: Message) -> None:
     with pytest.raises(LockstepError, match="a part of a transaction, and whole ones were asked for"):
         assembler().feed(message, 0)
+
+
+_PARTITION = replace(relation(table()), relation_id=77, name="part")
+
+
+def _partitions_of(body: list[Message], *described: Relation) -> list[tuple[TableName, int]]:
+    """The partitions that are told of while the stream describes these, and has these messages."""
+    told: list[tuple[TableName, int]] = []
+    follower = assembler(on_partition=lambda name, oid: told.append((name, oid)))
+    begin, *rest = History(body).messages()
+    events(follower, [begin, *((0, one) for one in described), *rest])
+    return told
+
+
+def test_a_partition_whose_rows_come_is_told_of_before_they_are_committed() -> None:
+    (captured,) = relations()
+    assert _partitions_of([insert(b"1", b"x")], captured, _PARTITION) == [(table().name, 77)]
+
+
+def test_a_table_that_is_truncated_beside_another_is_no_partition_of_it() -> None:
+    (captured,) = relations()
+    both = Truncate((RELATION_ID, 77), cascade=False, restart_identity=False)
+    with pytest.raises(UnsupportedChange, match="TRUNCATE"):
+        _partitions_of([both], captured, _PARTITION)
+    other = Truncate((77,), cascade=False, restart_identity=False)
+    assert _partitions_of([other], captured, _PARTITION) == []
