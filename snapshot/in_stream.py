@@ -238,7 +238,9 @@ class StreamCopies:
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
         is_asked_for = name in loop.state.copying  # all of it
         leaves = (
-            change.partitions if change is not None and not change.whole and only_leaves and not is_asked_for else ()
+            change.partitions
+            if change is not None and not change.whole and only_leaves and not is_asked_for and shape.key
+            else ()
         )
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.

@@ -9,6 +9,7 @@ import psycopg
 
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
+from cdc.protocol.added_column import Holder
 
 _TYPE_SUFFIX = re.compile(r"[(\[].*$")
 """A type's modifier, and the brackets of an array."""
@@ -173,32 +174,26 @@ def keys_can_swap(connection: psycopg.Connection[Any], table: Table) -> bool:
     return bool(table.key and row and row[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Default:
-    """What rows from before a column was added have in it: ``text`` in PostgreSQL's own form.
+_HOLDERS: Final = """
+with recursive family as (
+    select %(table)s::oid as oid
+    union all
+    select i.inhrelid from family f join pg_inherits i on i.inhparent = f.oid
+    join pg_class c on c.oid = f.oid and c.relkind = 'p'
+)
+select c.oid::bigint, c.relfilenode::text, coalesce(a.attnum, 0)::int, coalesce(a.atthasmissing, false),
+    (a.attmissingval::text::text[])[1],
+    (select min(k.attnum)::int from pg_attribute k where k.attrelid = c.oid and k.atthasmissing)
+from family f join pg_class c on c.oid = f.oid and c.relkind <> 'p'
+left join pg_attribute a on a.attrelid = c.oid and a.attname = %(column)s and not a.attisdropped
+"""
 
-    ``is_known`` is False when every row got a value of its own (a volatile default, an identity, a generated column).
-    The table was rewritten then, and the stream shows nothing of it.
-    """
 
-    text: str | None
-    is_known: bool
-
-
-def added_column_default(connection: psycopg.Connection[Any], oid: int, column: str) -> Default:
-    """The default that a column was added with, as far as the catalogue still knows it."""
-    row = connection.execute(
-        # attmissingval is an array of one element, whatever the column's type.
-        "select atthasmissing, (attmissingval::text::text[])[1], atthasdef or attidentity <> ''"
-        " from pg_attribute where attrelid = %s and attname = %s and not attisdropped",
-        (oid, column),
-    ).fetchone()
-    if row is None:  # gone again by now
-        return Default(None, is_known=False)
-    has_missing, text, has_default = row
-    if has_missing:
-        return Default(text, is_known=True)
-    return Default(None, is_known=not has_default)
+def column_holders(connection: psycopg.Connection[Any], oid: int, column: str) -> list[Holder]:
+    """What each relation that holds a table's rows keeps of a column for the rows that were there before it."""
+    # attmissingval is an array of one element, whatever the column's type.
+    rows = connection.execute(_HOLDERS, {"table": oid, "column": column}).fetchall()
+    return [Holder(*row) for row in rows]
 
 
 def name_of_oid(connection: psycopg.Connection[Any], oid: int) -> TableName | None:

@@ -17,6 +17,7 @@ from cdc.model.lsn import format_lsn
 from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.model.tag import EPOCH_MAX, SEQ_MAX
 from cdc.model.times import time_text
+from cdc.protocol.membership import streamed
 from cdc.protocol.record_fields import FORMAT, RecordFields, parse_record
 
 _KEY_TEXTS: Final = 3
@@ -288,6 +289,16 @@ class CaptureState:
         """The state in which the copy of a table is there; None: nothing is known of one."""
         copying = {other: its_copy for other, its_copy in self.copying.items() if other != name}
         return replace(self, copying=copying if copy is None else {**self.copying, name: copy})
+
+    def with_partition(self, name: TableName, partition: int) -> Self:
+        """The state in which the stream has rows of this partition of a table."""
+        state, copy = self, self.copying.get(name)
+        recorded = self.memberships.get(name, "")
+        if recorded != (told := streamed(recorded, partition)):
+            state = replace(self, memberships={**self.memberships, name: told})
+        if copy is not None and copy.membership != (told := streamed(copy.membership, partition)):
+            state = state.with_copy(name, replace(copy, membership=told))
+        return state
 
     def with_unread(self, unread: Mapping[TableName, Collection[bytes]]) -> Self:
         """The state in which the copies of these tables have to read these keys again."""

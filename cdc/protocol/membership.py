@@ -8,8 +8,9 @@ Maintenance writes none of those rows: VACUUM keeps the number of the transactio
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from cdc.protocol.partition_files import packed, unpacked
@@ -31,6 +32,7 @@ class RecordedStorage:
     file: int
     toast: int
     columns: str
+    attributes: int
     partitions: Mapping[str, str]
     attached: str
 
@@ -41,38 +43,50 @@ class Storage:
 
     ``file`` is that of the rows: VACUUM FULL and TRUNCATE change it as well as a rewrite by ALTER TABLE. ``toast`` is
     the oid of the table of its large values, 0 for none: of those three, only the rewrite makes it anew. ``columns`` is
-    a digest of when its columns were last altered. ``partitions`` maps the oid of each one, at any depth, to its file,
-    and ``attached`` to the transaction that made it one. A table that ``can_be_unlogged`` is published without an entry
-    of its own.
+    a digest of when its columns were last altered, and ``attributes`` the greatest number that one of them ever had.
+    ``partitions`` maps the oid of each one, at any depth, to its file, and ``attached`` to the transaction that made it
+    one. Those in ``born`` were created as partitions, and not emptied, rewritten or attached again since: all the rows
+    that they ever had are in the stream. A table that ``can_be_unlogged`` is published without an entry of its own.
     """
 
     file: int
     toast: int
     columns: str
+    attributes: int
     partitions: Mapping[str, str]
     attached: Mapping[str, str]
+    born: frozenset[str]
     can_be_unlogged: bool
 
     def to_json(self) -> list[Any]:
         partitions = dict(self.partitions)
-        return [self.file, self.toast, self.columns, packed(partitions), self._attached(partitions)]
+        attached = self._attached(partitions)
+        return [self.file, self.toast, self.columns, self.attributes, packed(partitions), attached]
 
-    def rewritten_since(self, recorded: RecordedStorage) -> str:
-        """Why rows may have changed without an event since then; empty when they haven't."""
+    def moved_since(self, recorded: RecordedStorage) -> list[str]:
+        """The oids of partitions that are in another file by now: by VACUUM FULL, or with other rows."""
+        return [oid for oid, file in recorded.partitions.items() if self.partitions.get(oid, file) != file]
+
+    def rewritten_since(self, recorded: RecordedStorage, kept: Collection[str] = ()) -> str:
+        """Why rows may have changed without an event since then; empty when they haven't.
+
+        Of the partitions in another file, those in ``kept`` still have a row from before.
+        """
         if self.file != recorded.file and (self.toast != recorded.toast or not self.toast):
             if self.columns != recorded.columns:
                 return "an ALTER TABLE may have rewritten its rows"
             if self.can_be_unlogged:
                 return "it may have been UNLOGGED for a while"
-        if any(self.partitions.get(partition) != file for partition, file in recorded.partitions.items()):
+        moved = [oid for oid, file in recorded.partitions.items() if self.partitions.get(oid) != file]
+        if not set(moved).issubset(kept):
             return "a partition went, was emptied or was rewritten"
         if self._attached(recorded.partitions) != recorded.attached:
             return "a partition was detached for a while"
         return ""
 
     def added_since(self, recorded: RecordedStorage) -> tuple[int, ...]:
-        """The oids of partitions that came."""
-        return tuple(int(partition) for partition in self.partitions if partition not in recorded.partitions)
+        """The oids of partitions that came, and may have rows that didn't come by the stream."""
+        return tuple(int(oid) for oid in self.partitions if oid not in recorded.partitions and oid not in self.born)
 
     def _attached(self, partitions: Collection[str]) -> str:
         """Of these partitions."""
@@ -82,7 +96,7 @@ class Storage:
 @dataclass(frozen=True, slots=True)
 class MembershipChange:
     """``whole``: why any row may have changed without an event; empty when none has. ``altered``: columns were, and no
-    row changed by that. ``partitions``: oids of those that came, perhaps with rows."""
+    row changed by that. ``partitions``: oids of those that came, perhaps with rows of before."""
 
     whole: str
     altered: bool = False
@@ -100,6 +114,10 @@ class Membership:
     storage: Storage
     composites: Mapping[str, str]
     enums: Mapping[str, Sequence[tuple[int, str]]]
+    uniques: Mapping[str, Sequence[int]]
+    """Column names, as ``key_text`` has them -> the constraints and indexes that keep them unique together."""
+    horizon: int = field(compare=False)
+    """Transactions before this one had ended when it was read."""
 
     def to_text(self) -> str:
         """For comparison with another one, later."""
@@ -108,28 +126,51 @@ class Membership:
                 "oid": self.oid,
                 "facts": {fact.name: text for fact, text in self.facts.items()},
                 "storage": self.storage.to_json(),
+                "horizon": self.horizon,
+                "uniques": dict(self.uniques),
                 "composites": dict(self.composites),
                 # Labels are only ever added, with greater oids: the newest one says which of them were there.
                 "enums": [[oid, labels[-1][0], _digest(labels)] for oid, labels in self.enums.items() if labels],
             }
         )
 
-    def since(self, text: str) -> MembershipChange:
-        """What happened since the one that ``text`` holds."""
+    def since(self, text: str, kept: Collection[str] = (), key: Collection[str] = ()) -> MembershipChange:
+        """What happened since the one that ``text`` holds. ``kept`` is as for ``Storage.rewritten_since``.
+
+        ``key`` are columns that have to be unique together, beside those of the primary key.
+        """
         recorded = Recorded.from_text(text)
         if recorded is None:
             return MembershipChange("nothing that can be read was recorded of it")
         return MembershipChange(
-            self._whole(recorded) or self.storage.rewritten_since(recorded.storage),
+            self._whole(recorded)
+            or self.storage.rewritten_since(recorded.storage, kept)
+            or self._passed(recorded.streamed)
+            or self._was_not_unique(recorded, key),
             altered=self.storage.columns != recorded.storage.columns,
             partitions=self.storage.added_since(recorded.storage),
         )
 
+    def _passed(self, streamed: Collection[str]) -> str:
+        """What has become of partitions that came later, and of which the stream had rows."""
+        if not self.storage.partitions.keys() >= set(streamed):
+            return "a partition came, was written and went"
+        if not self.storage.born.issuperset(streamed):
+            return "a partition that came and was written was attached, emptied or rewritten"
+        return ""
+
+    def _was_not_unique(self, recorded: "Recorded", key: Collection[str]) -> str:
+        columns = key_text(key)
+        before = recorded.uniques.get(columns, ())
+        if not before or not set(before).isdisjoint(self.uniques.get(columns, ())):
+            return ""
+        return "what keeps its configured key unique was made again, so rows may have shared a key"
+
     def _whole(self, recorded: "Recorded") -> str:
         if recorded.oid != self.oid:
             return "another table has its name now"
-        if recorded.has_left:
-            return "it wasn't published for a while"
+        if recorded.left:
+            return recorded.left
         for fact, text in self.facts.items():
             if recorded.facts.get(fact.name) != text:
                 return fact.value
@@ -147,7 +188,8 @@ class Membership:
 class Recorded:
     """A membership out of what ``to_text`` gave. ``enums`` are (oid, the newest label's oid, a digest of the labels).
 
-    ``has_left``: the table wasn't published at some look after that.
+    ``left`` says why changes may have been missing at some look after that; empty when they weren't. ``streamed`` are
+    oids of partitions that came after that, and of which the stream had rows.
     """
 
     oid: int
@@ -155,35 +197,60 @@ class Recorded:
     storage: RecordedStorage
     composites: Mapping[str, str]
     enums: Sequence[tuple[str, int, str]]
-    has_left: bool
+    left: str
+    streamed: Collection[str]
+    horizon: int
+    uniques: Mapping[str, Sequence[int]]
 
     @classmethod
     def from_text(cls, text: str) -> "Recorded | None":
         """None where it isn't of this form: another version, or somebody else, may have written it."""
-        try:
-            parsed = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
-        match parsed:
-            case {
-                "oid": int(oid),
-                "facts": dict(facts),
-                "storage": [int(file), int(toast), str(columns), str(runs), str(attached)],
-                "composites": dict(composites),
-                "enums": list(enums),
-            } if all(isinstance(enum, list) and list(map(type, enum)) == [str, int, str] for enum in enums):
-                try:
-                    partitions = unpacked(runs)
-                except ValueError:
-                    return None
-                storage = RecordedStorage(file, toast, columns, partitions, attached)
-                return cls(oid, facts, storage, composites, [tuple(enum) for enum in enums], bool(parsed.get("left")))
+        return _recorded(text)
+
+
+@lru_cache(maxsize=1024)
+def _recorded(text: str) -> Recorded | None:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
         return None
+    match parsed:
+        case {
+            "oid": int(oid),
+            "facts": dict(facts),
+            "storage": [int(file), int(toast), str(columns), int(attributes), str(runs), str(attached)],
+            "horizon": int(horizon),
+            "uniques": dict(uniques),
+            "composites": dict(composites),
+            "enums": list(enums),
+        } if all(isinstance(enum, list) and list(map(type, enum)) == [str, int, str] for enum in enums):
+            try:
+                partitions = unpacked(runs)
+            except ValueError:
+                return None
+            storage = RecordedStorage(file, toast, columns, attributes, partitions, attached)
+            labels = [tuple(enum) for enum in enums]
+            later = (str(parsed.get("left", "")), list(map(str, parsed.get("streamed", []))))
+            return Recorded(oid, facts, storage, composites, labels, *later, horizon, uniques)
+    return None
 
 
-def left(text: str) -> str:
-    """The same for a table that isn't published now: when it is back, anything may have changed meanwhile."""
-    return json.dumps(json.loads(text) | {"left": True}) if Recorded.from_text(text) is not None else text
+def left(text: str, why: str = "it wasn't published for a while") -> str:
+    """The same for a table whose changes don't come now: when they do again, anything may have changed meanwhile."""
+    return json.dumps(json.loads(text) | {"left": why}) if Recorded.from_text(text) is not None else text
+
+
+def streamed(text: str, partition: int) -> str:
+    """The same where the stream has rows of this partition; as it was, if that is known of it."""
+    recorded = Recorded.from_text(text)
+    if recorded is None or str(partition) in recorded.storage.partitions or str(partition) in recorded.streamed:
+        return text
+    return json.dumps(json.loads(text) | {"streamed": [*recorded.streamed, str(partition)]})
+
+
+def key_text(columns: Collection[str]) -> str:
+    """Column names in one text, whatever their order."""
+    return json.dumps(sorted(columns), ensure_ascii=False)
 
 
 def _digest(parts: Sequence[object]) -> str:

@@ -13,14 +13,15 @@ from cdc.model.table import Column, ReplicaIdentity, Table, TableName
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import (
     KnownTypes,
-    added_column_default,
+    column_holders,
     declared_type,
     load_tables,
     table_of_oid,
     value_type,
 )
-from cdc.postgres.memberships import storage_of
+from cdc.postgres.memberships import partitions_kept, storage_of
 from cdc.postgres.slot import current_snapshot
+from cdc.protocol.added_column import value_before
 from cdc.protocol.control_records import SchemaRecord
 from cdc.protocol.membership import Recorded
 from cdc.protocol.pgoutput import Relation, RelationColumn
@@ -99,6 +100,7 @@ class CatalogueShapes:
             snapshot = current_snapshot(self._sql)
         else:
             snapshot = self._visible.wait_if_altered(xid, relation.relation_id, name)
+        recorded = Recorded.from_text(membership) if membership is not None else None
         # Of the table alone: asking for its publication would wait for its lock.
         current = table_of_oid(self._sql, relation.relation_id, self._types)
         table, change = changed_shape(
@@ -107,13 +109,13 @@ class CatalogueShapes:
             current=current,
             configured_key=self._keys.get(name),
             resolve=self._resolve,
-            added_value=lambda column: self._added_value(relation.relation_id, column),
+            added_value=lambda column: self._added_value(relation.relation_id, column, recorded),
             parse=orjson.loads,
             names_before=self._names_before(known_table.table),
         )
         published = self._publish(table)
         published.keys_can_swap |= known_table.keys_can_swap
-        rewritten = self._rewritten(relation, membership) if not change.rewritten else ""
+        rewritten = self._rewritten(relation, recorded) if not change.rewritten else ""
         if rewritten:
             change = replace(change, rewritten=rewritten)
             self._say(f"{table.name}: rows may have changed without an event: {rewritten}; copying it again")
@@ -131,16 +133,16 @@ class CatalogueShapes:
         """Ask again about each table. Called now and then: an xid comes round after four billion others."""
         self._unchanged.clear()
 
-    def _rewritten(self, relation: Relation, text: str | None) -> str:
+    def _rewritten(self, relation: Relation, recorded: Recorded | None) -> str:
         """Why the rows from before may be others by now, though the shape doesn't show it; empty when they aren't.
 
         The next look would find it too. Until then, updates would be completed with values of the rows from before.
         """
-        recorded = Recorded.from_text(text) if text is not None else None
-        if recorded is None:
+        now = storage_of(self._sql, relation.relation_id) if recorded is not None else None
+        if recorded is None or now is None:
             return ""
-        now = storage_of(self._sql, relation.relation_id)
-        return now.rewritten_since(recorded.storage) if now is not None else ""
+        kept = partitions_kept(self._sql, now.moved_since(recorded.storage), horizon=recorded.horizon)
+        return now.rewritten_since(recorded.storage, kept)
 
     def current_relation(self, name: TableName) -> Relation | None:
         """The table as the stream would describe it now; None when it is gone or not published."""
@@ -161,8 +163,9 @@ class CatalogueShapes:
         name = declared_type(types, row[0]) if row else base
         return Column(column.name, name, base, is_array, column.type_oid, column.type_modifier)
 
-    def _added_value(self, oid: int, column: Column) -> AddedValue:
-        default = added_column_default(self._sql, oid, column.name)
+    def _added_value(self, oid: int, column: Column, recorded: Recorded | None) -> AddedValue:
+        holders = column_holders(self._sql, oid, column.name)
+        default = value_before(oid, column.number, holders, recorded.storage if recorded is not None else None)
         if not default.is_known:
             return AddedValue(None)
         if default.text is None:

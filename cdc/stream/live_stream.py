@@ -272,6 +272,10 @@ class StreamOpener:
             for sentence in said:
                 self.say(sentence)
 
+        def of_partition(name: TableName, partition: int) -> None:
+            """Committed together with its rows: whoever reads on from there knows that there are some."""
+            batch.state = batch.state.with_partition(name, partition)
+
         assembler = Assembler(
             published,
             passed_over=passed_over,
@@ -298,6 +302,7 @@ class StreamOpener:
             moved_rows=moved_rows,
             handoff=state.handoff,
             on_uncaptured=lambda name: watch.described(batch.state, name, unfinished.newest, visible),
+            on_partition=of_partition,
         )
         return assembler
 

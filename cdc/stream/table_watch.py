@@ -2,7 +2,7 @@
 that partitions came and went.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,11 +16,13 @@ from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
-from cdc.postgres.memberships import memberships
+from cdc.postgres.memberships import changed_since, memberships
+from cdc.postgres.preflight.finding import Finding
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState
 from cdc.protocol.membership import Membership, Recorded, left
 from cdc.stream.catalogue_shapes import CatalogueShapes
+from cdc.stream.preconditions import Preconditions
 from cdc.stream.source_checks import not_published
 from cdc.stream.table_selection import SelectionChanged, can_join, select_tables, why_left
 from cdc.stream.visible_commits import VisibleCommits, created_or_altered
@@ -61,6 +63,9 @@ class TableWatch:
         self._altered: dict[TableName, _Altered] = {}
         self._only_leaves: dict[TableName, str] = {}
         self._waiting: dict[TableName, str] = {}
+        self._keys = pipeline.source.keys
+        self._preconditions = Preconditions(pipeline.source)
+        self._wrong: dict[TableName, Sequence[Finding]] = {}
 
     def inspect(
         self,
@@ -90,7 +95,11 @@ class TableWatch:
                 refreshed[name] = left(recorded)
                 continue
             self._absent.discard(name)
-            change = now[name].since(recorded)
+            hidden = next((finding for finding in self._wrong.get(name, ()) if finding.hides_changes), None)
+            if hidden is not None:
+                refreshed[name] = left(recorded, f"it had been so that it {hidden.what}")
+                continue
+            change = changed_since(self._sql, now[name], recorded, self._keys.get(name, ()))
             if change.whole:
                 changed.add(name)
                 if assembler is not None:
@@ -122,6 +131,16 @@ class TableWatch:
             raise not_published(self._pipeline, self._sql, [name])
         self._say_absent(name)
 
+    def _say_wrong(self, now: Mapping[TableName, Membership]) -> None:
+        """Say what preflight would find wrong with tables, once for each finding."""
+        found = self._preconditions.errors(self._sql, [name for name in now if name in self._captured])
+        for name, findings in found.items():
+            for finding in findings:
+                if finding not in self._wrong.get(name, ()):
+                    ending = " Until then it isn't right; it is copied again afterwards" * finding.hides_changes
+                    self._say(f"warning: {name} {finding.what}: {finding.why}\n{finding.fix}{ending}")
+        self._wrong = dict(found)
+
     def _say_absent(self, name: TableName) -> None:
         if name not in self._absent:
             called = self._renamed_to.get(name)
@@ -148,7 +167,7 @@ class TableWatch:
         for name, copy in state.copying.items():
             if not copy.has_begun or name not in self._captured:
                 continue
-            change = now[name].since(copy.membership) if name in now else None
+            change = changed_since(self._sql, now[name], copy.membership) if name in now else None
             if change is None or change.whole or change.altered:
                 changed.add(name)
                 if assembler is not None:
@@ -175,6 +194,7 @@ class TableWatch:
             now = memberships(sql, state.publication, pipeline.source.table_names)
             now |= self._renamed(state, now)
             self.require_selection(state)
+            self._say_wrong(now)
             return now, wal_end(sql)
         except (psycopg.errors.LockNotAvailable, psycopg.errors.InternalError_):
             return None  # there will be another look
@@ -255,13 +275,15 @@ class TableWatch:
             return False
         if waiting.columns != columns or state.end_lsn < waiting.seen_at:
             return False
-        relation, published = shapes.current_relation(name), assembler.tables.get(name)
-        if relation is not None and published is not None:
-            adopted = shapes.adopt(relation, published)
-            now = memberships(self._sql, state.publication, [name])
-            if name not in now or now[name].storage.columns != columns:
-                return False  # altered while we asked: the next look waits again
-            assembler.record(adopted)
+        called = self._renamed_to.get(name, name)
+        relation, published = shapes.current_relation(called), assembler.tables.get(name)
+        if relation is None or published is None:
+            return False
+        adopted = shapes.adopt(relation, published)
+        now = memberships(self._sql, state.publication, [called])
+        if called not in now or now[called].storage.columns != columns:
+            return False  # altered while we asked: the next look waits again
+        assembler.record(adopted)
         del self._altered[name]
         return True
 
@@ -272,6 +294,7 @@ class TableWatch:
         followed |= {name: recorded for name, recorded in state.memberships.items() if state.has_copy(name)}
         for name, recorded in followed.items():
             if name in present or name not in self._captured:
+                self._renamed_to.pop(name, None)
                 continue
             before = Recorded.from_text(recorded)
             called = name_of_oid(self._sql, before.oid) if before is not None else None

@@ -1,4 +1,4 @@
--- Optional. A statement that alters tables, types or publications writes a message into the WAL, in its own
+-- Optional. A statement that makes, alters or drops tables or types writes a message into the WAL, in its own
 -- transaction. Capture then compares the catalogue at that place of the stream, and not some seconds later.
 -- Only a superuser may make event triggers. To take it out again: drop schema lockstep cascade;
 create schema lockstep;
@@ -16,8 +16,9 @@ begin
 end
 $$;
 create event trigger lockstep_ddl on ddl_command_end
-    when tag in ('ALTER TABLE', 'ALTER TYPE', 'ALTER PUBLICATION')
+    when tag in ('CREATE TABLE', 'ALTER TABLE', 'CREATE SCHEMA', 'CREATE FOREIGN TABLE', 'CREATE TYPE', 'ALTER TYPE',
+        'ALTER PUBLICATION')
     execute function lockstep.tell_ddl();
 create event trigger lockstep_ddl_drop on sql_drop
-    when tag in ('DROP TABLE', 'DROP SCHEMA', 'DROP OWNED')
+    when tag in ('DROP TABLE', 'DROP INDEX', 'DROP SCHEMA', 'DROP OWNED')
     execute function lockstep.tell_ddl();

@@ -42,6 +42,9 @@ class _Counting:
         self.rows += answer.rowcount
         return answer
 
+    def transaction(self) -> Any:
+        return self._connection.transaction()
+
     def since_last(self) -> tuple[int, int]:
         """(queries, rows) since this was asked last."""
         counted = self.queries, self.rows

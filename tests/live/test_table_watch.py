@@ -8,6 +8,7 @@ import pytest
 
 from cdc.capture.confirmation import KeepAlive
 from cdc.kafka.control_topics import read_state
+from cdc.model.table import TableName
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.stream.catalogue_shapes import CatalogueShapes
@@ -38,7 +39,8 @@ def inspect(database: Database, captured: Captured) -> Inspect:
     """Looks at the tables as a capture that is as far as a state; returns the shapes that are recorded so far."""
     pipeline, sql = captured.config.as_pipeline(), database.connection
     published = PublishedTables(pipeline, sql, sql.info.dbname)
-    shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append, VisibleCommits(sql, KeepAlive()))
+    visible, recorded = VisibleCommits(sql, KeepAlive()), _state(captured).memberships
+    shapes = CatalogueShapes(sql, pipeline, published.of, captured.said.append, visible, recorded.get)
     watch = TableWatch(pipeline, sql, captured.said.append, shapes={}, was_published=set())
     follower = assembler(captured.schemas("public.t")[-1].table)
 
@@ -95,3 +97,13 @@ def test_a_table_that_is_dropped_under_the_look_is_looked_at_again(
     assert inspect(_state(captured)) == []
     captured.start()
     captured.assert_equal()
+
+
+def test_a_table_that_has_another_name_and_is_altered_is_recorded_too(
+    database: Database, captured: Captured, inspect: Inspect
+) -> None:
+    state = _state(captured)
+    database.execute("alter table t rename to renamed", "alter table renamed add d int default 7")
+    assert inspect(state) == []
+    (record,) = inspect(replace(state, end_lsn=wal_end(database.connection)))
+    assert (record.table.name, record.change.defaults) == (TableName("public", "t"), {"d": 7})

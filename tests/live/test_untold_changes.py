@@ -330,4 +330,4 @@ def test_statements_about_temporary_tables_are_not_told(database: Database) -> N
     )
     messages = [message for _, message in database.stream(slot, at) if isinstance(message, LogicalMessage)]
     told = [message.content for message in messages if message.prefix == DDL_PREFIX]
-    assert told == [b"ALTER TABLE", b"DROP TABLE", b"ALTER PUBLICATION"]
+    assert told == [b"CREATE TABLE", b"ALTER TABLE", b"DROP TABLE", b"ALTER PUBLICATION"]

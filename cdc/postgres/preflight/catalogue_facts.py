@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -17,7 +17,7 @@ _STRINGS = frozenset({"text", "varchar", "bpchar", "name", "char"})
 _SHORT_ENOUGH = 512
 """A declared length up to which a column doesn't count as large."""
 
-_TREE = """
+_FAMILY: Final = """
 with recursive captured as (
     select c.oid
     from pg_class c join pg_namespace n on n.oid = c.relnamespace
@@ -28,6 +28,10 @@ with recursive captured as (
     select t.root, i.inhrelid from tree t join pg_inherits i on i.inhparent = t.oid
     join pg_class c on c.oid = i.inhrelid where c.relispartition
 )
+"""
+
+_TREE = f"""
+{_FAMILY}
 select t.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition,
     c.relreplident::text, c.reltoastrelid <> 0, pg_get_userbyid(c.relowner), pg_has_role(c.relowner, 'usage'),
     has_schema_privilege(n.oid, 'usage'), has_table_privilege(c.oid, 'select'),
@@ -38,6 +42,18 @@ select t.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.r
           join pg_class pc on pc.oid = a.oid join pg_namespace pn on pn.oid = pc.relnamespace where pc.oid <> c.oid)
 from tree t join pg_class c on c.oid = t.oid join pg_namespace n on n.oid = c.relnamespace
 order by n.nspname, c.relname
+"""
+
+# Maintenance writes none of these rows anew: what it counts is changed in place.
+_DIGEST: Final = f"""
+{_FAMILY}
+select md5(concat_ws('; ',
+    (select string_agg(concat_ws(' ', t.root, c.oid, c.xmin), ', ' order by t.root, c.oid)
+     from tree t join pg_class c on c.oid = t.oid),
+    (select string_agg(concat_ws(' ', i.indexrelid, i.xmin), ', ' order by i.indexrelid)
+     from (select distinct oid from tree) t join pg_index i on i.indrelid = t.oid),
+    (select string_agg(concat_ws(' ', a.attrelid, a.attnum, a.xmin), ', ' order by a.attrelid, a.attnum)
+     from captured t join pg_attribute a on a.attrelid = t.oid where a.attnum > 0)))
 """
 
 # Of a domain, length and type are those of its base. A NOT NULL that was never validated (18) lets old rows be null.
@@ -173,6 +189,12 @@ class Relation:
         candidates = [a for a in self.attributes if not a.generated]
         suspects = [a for a in candidates if a.is_long] or candidates
         return [a.name for a in suspects if a.can_be_large]
+
+
+def family_digest(connection: psycopg.Connection[Any], names: Sequence[TableName]) -> str:
+    """Another one where something that ``load_relations`` reads may be otherwise, as far as tables can be altered."""
+    row = connection.execute(_DIGEST, ([name.schema for name in names], [name.name for name in names])).fetchone()
+    return str(row[0]) if row else ""
 
 
 def load_relations(connection: psycopg.Connection[Any], names: Sequence[TableName]) -> dict[TableName, Relation]:

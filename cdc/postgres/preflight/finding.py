@@ -20,7 +20,8 @@ class Severity(StrEnum):
 class Finding:
     """One thing that was checked: what, why it matters, and what to run or set.
 
-    ``fix`` is SQL that runs unchanged, or, where only people can decide, a sentence.
+    ``fix`` is SQL that runs unchanged, or, where only people can decide, a sentence. Where it ``hides_changes``, what
+    is published meanwhile isn't what the table holds, and the stream doesn't say so.
     """
 
     severity: Severity
@@ -28,6 +29,7 @@ class Finding:
     what: str
     why: str = ""
     fix: str = ""
+    hides_changes: bool = False
 
 
 def ok(subject: str, what: str, why: str = "") -> Finding:
@@ -38,8 +40,8 @@ def warning(subject: str, what: str, why: str, fix: str = "") -> Finding:
     return Finding(Severity.WARNING, subject, what, why, fix)
 
 
-def error(subject: str, what: str, why: str, fix: str) -> Finding:
-    return Finding(Severity.ERROR, subject, what, why, fix)
+def error(subject: str, what: str, why: str, fix: str, *, hides_changes: bool = False) -> Finding:
+    return Finding(Severity.ERROR, subject, what, why, fix, hides_changes)
 
 
 def one_per_statement(statements: Sequence[str]) -> str:

@@ -147,6 +147,7 @@ def _partitions(relation: Relation) -> list[Finding]:
                 )
                 if all(leaf.ancestors[:1] == (relation.name,) for leaf in foreign)
                 else "detach them, and capture them on their own server",
+                hides_changes=True,
             )
         )
     if unlogged:
@@ -159,6 +160,7 @@ def _partitions(relation: Relation) -> list[Finding]:
                     as_owner([f"alter table {leaf.name.sql} set logged;"], owner=leaf.owner, is_ours=leaf.is_ours)
                     for leaf in unlogged
                 ),
+                hides_changes=True,
             )
         )
     return findings
@@ -317,6 +319,7 @@ def _configured_key(relation: Relation, key: tuple[str, ...], index: Index | Non
                     owner=relation.owner,
                     is_ours=relation.is_ours,
                 ),
+                hides_changes=True,
             )
         )
     return findings

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, left
+from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, left, streamed
 
 RECORDED = Membership(
     oid=16400,
@@ -14,12 +14,16 @@ RECORDED = Membership(
         file=16400,
         toast=16402,
         columns="d1",
+        attributes=3,
         partitions={"16410": "16410"},
         attached={"16410": "745"},
+        born=frozenset(["16410"]),
         can_be_unlogged=False,
     ),
     composites={"16390": "a1"},
     enums={"16380": ((16381, "730"), (16383, "730"))},
+    uniques={'["code"]': [16404]},
+    horizon=750,
 )
 TEXT = RECORDED.to_text()
 
@@ -45,6 +49,10 @@ def test_what_was_changed_and_changed_back_is_noticed_and_named(fact: Fact, word
 
 def test_another_table_under_the_name_is_noticed() -> None:
     assert "another table" in now(oid=16999).whole
+
+
+def test_a_table_says_why_its_changes_did_not_come() -> None:
+    assert RECORDED.since(left(TEXT, "a partition was unlogged")).whole == "a partition was unlogged"
 
 
 def test_a_table_that_left_is_copied_when_it_is_back() -> None:
@@ -120,6 +128,56 @@ def test_partitions_that_go_are_noticed(storage: dict[str, Any], words: str) -> 
 def test_partitions_that_come_are_copied_alone() -> None:
     more = {"partitions": {"16410": "16410", "16420": "16420"}, "attached": {"16410": "745", "16420": "799"}}
     assert now(storage=more) == MembershipChange("", partitions=(16420,))
+
+
+_MORE = {"partitions": {"16410": "16410", "16420": "16420"}, "attached": {"16410": "745", "16420": "799"}}
+
+
+def test_partitions_that_were_created_as_such_have_all_their_rows_in_the_stream() -> None:
+    assert now(storage={**_MORE, "born": frozenset(["16410", "16420"])}) == MembershipChange("")
+
+
+def _with_streamed(storage: dict[str, Any]) -> str:
+    """What is found where the stream has had rows of partition 16420."""
+    changed = replace(RECORDED, storage=replace(RECORDED.storage, **storage))
+    return changed.since(streamed(streamed(TEXT, 16410), 16420)).whole
+
+
+def test_a_partition_that_was_written_and_is_gone_has_the_table_copied() -> None:
+    assert "came, was written and went" in _with_streamed({})
+    assert "attached, emptied or rewritten" in _with_streamed(_MORE)
+    assert not _with_streamed({**_MORE, "born": frozenset(["16410", "16420"])})
+
+
+def test_rows_of_a_partition_that_was_there_are_nothing_to_record() -> None:
+    assert streamed(TEXT, 16410) == TEXT
+    assert streamed("", 16420) == ""
+    once = streamed(TEXT, 16420)
+    assert streamed(once, 16420) == once != TEXT
+
+
+def test_a_partition_in_another_file_that_has_a_row_from_before_was_not_emptied() -> None:
+    moved = replace(RECORDED, storage=replace(RECORDED.storage, partitions={"16410": "16999"}))
+    recorded = Recorded.from_text(TEXT)
+    assert recorded is not None
+    assert moved.storage.moved_since(recorded.storage) == ["16410"]
+    assert moved.since(TEXT, kept=["16410"]) == MembershipChange("")
+    assert "emptied" in moved.since(TEXT, kept=["16420"]).whole
+    gone = replace(RECORDED, storage=replace(RECORDED.storage, partitions={}))
+    assert gone.storage.moved_since(recorded.storage) == []
+    assert "went" in gone.since(TEXT).whole
+
+
+@pytest.mark.parametrize(("uniques", "noticed"), [([16404, 16405], False), ([16405], True), ([], True)])
+def test_a_configured_key_that_was_not_unique_for_a_while_is_noticed(uniques: list[int], noticed: bool) -> None:
+    changed = replace(RECORDED, uniques={'["code"]': uniques})
+    assert bool(changed.since(TEXT, key=["code"]).whole) == noticed
+    assert not changed.since(TEXT).whole
+    assert not changed.since(TEXT, key=["id"]).whole
+
+
+def test_when_it_was_read_is_no_difference() -> None:
+    assert replace(RECORDED, horizon=999) == RECORDED
 
 
 def test_a_label_that_was_renamed_is_noticed() -> None:

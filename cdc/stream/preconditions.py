@@ -1,0 +1,37 @@
+"""What preflight asks of each captured table, asked again at each look: what comes later is judged as well."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import psycopg
+
+from cdc.model.table import TableName
+from cdc.postgres.preflight.catalogue_facts import Relation, family_digest, load_relations
+from cdc.postgres.preflight.finding import Finding, Severity
+from cdc.postgres.preflight.tables import table_findings
+from cdc.postgres.settings import SourceSettings
+
+_NONE: Final[Mapping[TableName, Sequence[Finding]]] = {}
+
+
+class Preconditions:
+    """What is wrong with the captured tables. It is read anew only where some row of the catalogue has changed."""
+
+    def __init__(self, source: SourceSettings) -> None:
+        self._source = source
+        self._digest = ""
+        self._errors = _NONE
+
+    def errors(self, sql: psycopg.Connection[Any], names: Sequence[TableName]) -> Mapping[TableName, Sequence[Finding]]:
+        """The errors of those of these tables that have some. Raises as psycopg."""
+        digest = family_digest(sql, names)
+        if digest != self._digest:
+            relations = load_relations(sql, names)
+            self._errors = {name: found for name in relations if (found := self._judged(name, relations))}
+            self._digest = digest
+        return self._errors
+
+    def _judged(self, name: TableName, relations: Mapping[TableName, Relation]) -> list[Finding]:
+        keys, append_only = self._source.keys, self._source.append_only
+        findings = table_findings([name], relations, keys=keys, append_only=append_only, similar={})
+        return [finding for finding in findings if finding.severity is Severity.ERROR]
