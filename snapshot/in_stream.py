@@ -238,10 +238,10 @@ class StreamCopies:
         only_leaves = self._stream.watch.take_only_leaves(name, shape.schema_id) and not new
         is_asked_for = name in loop.state.copying  # all of it
         leaves = (
-            change.partitions
-            if change is not None and not change.whole and only_leaves and not is_asked_for and shape.key
-            else ()
+            change.partitions if change is not None and not change.whole and only_leaves and not is_asked_for else ()
         )
+        if leaves and not shape.key and any(leaf.blocks != 0 for leaf in point.reader.relations(shape, leaves)):
+            leaves = ()  # after an interruption, the rows of a part would come twice
         self._say(f"copying {name} at {format_lsn(point.slot.consistent_point)}")
         # A process that dies after the copy's last commit must not complete an update from values of before it.
         self._stream.toast.store.clear(published.topic)

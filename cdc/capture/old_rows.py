@@ -30,8 +30,11 @@ class OldRows:
 
     @classmethod
     def of(cls, table: Table, relation: Relation, partitions: Collection[Relation], *, keys_can_swap: bool) -> Self:
-        """``relation`` describes the table. Where it has ``partitions``, its own identity decides nothing."""
-        holders = partitions or (relation,)
+        """``relation`` describes the table. Where it has ``partitions``, its own identity decides nothing.
+
+        PostgreSQL refuses updates and deletes in a partition that has no identity at all.
+        """
+        holders = [partition for partition in partitions if _identity(partition)] or [relation]
         less = [holder for holder in holders if holder.replica_identity is not ReplicaIdentity.FULL]
         is_told = not keys_can_swap or relation.replica_identity is not ReplicaIdentity.FULL
         lacking = [holder for holder in less if not (is_told and _identity(holder).issuperset(table.key))]

@@ -174,13 +174,18 @@ def keys_can_swap(connection: psycopg.Connection[Any], table: Table) -> bool:
     return bool(table.key and row and row[0])
 
 
-_HOLDERS: Final = """
+FAMILY: Final = """
 with recursive family as (
     select %(table)s::oid as oid
     union all
     select i.inhrelid from family f join pg_inherits i on i.inhparent = f.oid
     join pg_class c on c.oid = f.oid and c.relkind = 'p'
 )
+"""
+"""A table and its partitions, at any depth."""
+
+_HOLDERS: Final = f"""
+{FAMILY}
 select c.oid::bigint, c.relfilenode::text, coalesce(a.attnum, 0)::int, coalesce(a.atthasmissing, false),
     (a.attmissingval::text::text[])[1],
     (select min(k.attnum)::int from pg_attribute k where k.attrelid = c.oid and k.atthasmissing)

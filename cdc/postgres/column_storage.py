@@ -5,6 +5,7 @@ from typing import Any, Final
 import psycopg
 
 from cdc.model.table import Table
+from cdc.postgres.catalogue import FAMILY
 from cdc.toast.rule import ColumnFacts, ToastRule
 
 # Domains come down to their base. A type is an array when it is its element's array type, as in the catalogue module.
@@ -44,17 +45,8 @@ order by r.attnum
 """
 
 # Rows of a partitioned table lie in its partitions, each of which has settings and dropped columns of its own.
-_FAMILY = """
-with recursive family as (
-    select %(table)s::oid as oid
-    union all
-    select i.inhrelid from family f join pg_inherits i on i.inhparent = f.oid
-    join pg_class c on c.oid = f.oid and c.relkind = 'p'
-)
-"""
-
 _STORAGE = f"""
-{_FAMILY}
+{FAMILY}
 select max(c.relnatts)::int,
     min((select o.option_value::int from pg_options_to_table(c.reloptions) o
         where o.option_name = 'toast_tuple_target')),
@@ -65,7 +57,7 @@ from family f join pg_class c on c.oid = f.oid
 
 
 _HAS_LESSER: Final = f"""
-{_FAMILY}
+{FAMILY}
 select exists (select from family f join pg_class c on c.oid = f.oid
     where c.relkind = 'r' and c.relreplident <> 'f' and c.oid <> %(table)s)
 """

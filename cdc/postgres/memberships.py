@@ -8,28 +8,28 @@ import psycopg
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import FIRST_USER_OID
 from cdc.postgres.versions import PUBLICATION_LISTS
-from cdc.protocol.membership import Fact, Membership, MembershipChange, Recorded, Storage, key_text
+from cdc.protocol.membership import Fact, Membership, Storage
+
+# Some column is as its table was created with it. ATTACH and DETACH write every column of the partition anew.
+_BORN: Final = """exists (select from pg_type t join pg_attribute a on a.attrelid = t.typrelid and a.attnum > 0
+    where t.typrelid = i.inhrelid and a.xmin = t.xmin and a.cmin = t.cmin)"""
 
 # Of the relation ``c``. None of it takes a lock. A partition that is being detached concurrently is none any more. One
-# that was created as such has its row type by the transaction that made it a partition. Its file has its own number
-# until it is emptied or rewritten.
-_STORAGE = """
+# that was created as such has its file's own number until it is emptied or rewritten.
+_STORAGE = f"""
 c.relfilenode::bigint,
 c.reltoastrelid::bigint,
 c.relnatts::int,
 (select coalesce(md5(string_agg(concat_ws(' ', a.attnum, a.xmin), ', ' order by a.attnum)), '')
  from pg_attribute a where a.attrelid = c.oid and a.attnum > 0),
 (with recursive tree(relid, since, is_born) as (
-    select i.inhrelid, i.xmin, i.xmin = t.xmin
-    from pg_inherits i join pg_type t on t.typrelid = i.inhrelid
-    where i.inhparent = c.oid and not i.inhdetachpending
+    select i.inhrelid, i.xmin, {_BORN} from pg_inherits i where i.inhparent = c.oid and not i.inhdetachpending
     union all
-    select i.inhrelid, i.xmin, is_born and i.xmin = t.xmin
+    select i.inhrelid, i.xmin, is_born and {_BORN}
     from tree join pg_inherits i on i.inhparent = tree.relid and not i.inhdetachpending
-    join pg_type t on t.typrelid = i.inhrelid
  )
  select coalesce(jsonb_object_agg(f.oid, jsonb_build_array(f.relfilenode::text, tree.since::text,
-    is_born and f.relpersistence = 'p' and (f.relkind = 'p' or f.relkind = 'r' and f.relfilenode = f.oid))), '{}')
+    is_born and f.relpersistence = 'p' and (f.relkind = 'p' or f.relkind = 'r' and f.relfilenode = f.oid))), '{{}}')
  from tree join pg_class f on f.oid = tree.relid where c.relkind = 'p'),
 not exists (select from pg_publication_rel r where r.prrelid = c.oid)
 """
@@ -55,16 +55,18 @@ case when not p.puballtables and {_ENTRY} is null then concat_ws('; ',
 end
 """
 
+# As ``key_text`` has the columns' names.
 _UNIQUES = """
-(select coalesce(jsonb_agg(jsonb_build_array(coalesce(k.oid, i.indexrelid)::bigint,
-    (select jsonb_agg(a.attname) from unnest(i.indkey::int2[]) with ordinality as part(attnum, place)
-     join pg_attribute a on a.attrelid = i.indrelid and a.attnum = part.attnum where part.place <= i.indnkeyatts))
-    order by i.indexrelid), '[]')
- from pg_index i left join pg_constraint k on k.conindid = i.indexrelid and k.contype in ('p', 'u')
- where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null)
+(select coalesce(jsonb_object_agg(u.columns, u.oids), '{}') from (
+    select (select jsonb_agg(a.attname order by a.attname)::text
+        from unnest(i.indkey::int2[]) with ordinality as part(attnum, place)
+        join pg_attribute a on a.attrelid = c.oid and a.attnum = part.attnum
+        where part.place <= i.indnkeyatts) as columns,
+        jsonb_agg(coalesce(k.oid, i.indexrelid)::bigint) as oids
+    from pg_index i left join pg_constraint k on k.conindid = i.indexrelid and k.contype in ('p', 'u')
+    where i.indrelid = c.oid and i.indisunique and i.indisvalid and i.indpred is null and i.indexprs is null
+    group by 1) u)
 """
-
-_HORIZON = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 
 _KEYS = """
 (select string_agg(concat_ws(' ', k.oid, k.condeferrable), ', ' order by k.oid) from pg_constraint k
@@ -98,17 +100,6 @@ where t.typtype in ('c', 'e')
 """
 
 
-# An xid comes round after four billion others.
-_READABLE: Final = """
-select c.oid::text, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
-where c.oid = any(%(partitions)s::oid[]) and c.relkind = 'r' and has_schema_privilege(n.oid, 'usage')
-    and has_table_privilege(c.oid, 'select') and not row_security_active(c.oid)
-    and pg_snapshot_xmax(pg_current_snapshot())::text::bigint - %(horizon)s < 2000000000
-"""
-_HARDLY_WAIT: Final = "set local lock_timeout = 50"
-_XID_MASK: Final = 0xFFFFFFFF
-
-
 def memberships(
     connection: psycopg.Connection[Any], publication: str, names: Sequence[TableName]
 ) -> dict[TableName, Membership]:
@@ -116,7 +107,7 @@ def memberships(
     schema = _SCHEMA if connection.info.server_version >= PUBLICATION_LISTS else "null"
     rows = connection.execute(
         f"select t.schema, t.name, c.oid::bigint, concat_ws(' ', p.oid, p.xmin), {_ENTRY}, {schema}, {_KEYS},"
-        f" {_UNIQUES}, {_HORIZON}, {_STORAGE}"
+        f" {_UNIQUES}, {_STORAGE}"
         " from unnest(%s::text[], %s::text[]) as t(schema, name)"
         " join pg_namespace n on n.nspname = t.schema join pg_class c on c.relnamespace = n.oid and c.relname = t.name"
         " join pg_publication p on p.pubname = %s"
@@ -128,11 +119,10 @@ def memberships(
         TableName(row[0], row[1]): Membership(
             row[2],
             dict(zip(Fact, row[3:7], strict=True)),
-            _storage(*row[9:]),
+            _storage(*row[8:]),
             composites.get(row[2], {}),
             enums.get(row[2], {}),
-            _uniques(row[7]),
-            row[8],
+            row[7],
         )
         for row in rows
     }
@@ -142,47 +132,6 @@ def storage_of(connection: psycopg.Connection[Any], oid: int) -> Storage | None:
     """Where a relation's rows are now; None when it is gone. Waits for no lock."""
     row = connection.execute(f"select {_STORAGE} from pg_class c where c.oid = %s", (oid,)).fetchone()
     return _storage(*row) if row else None
-
-
-def _uniques(found: Sequence[tuple[int, Sequence[str]]]) -> dict[str, list[int]]:
-    uniques: dict[str, list[int]] = {}
-    for oid, columns in found:
-        uniques.setdefault(key_text(columns), []).append(oid)
-    return uniques
-
-
-def changed_since(
-    connection: psycopg.Connection[Any], now: Membership, text: str, key: Sequence[str] = ()
-) -> MembershipChange:
-    """What happened since the membership that ``text`` holds. ``key`` is a configured one. Raises as psycopg."""
-    recorded = Recorded.from_text(text)
-    moved = now.storage.moved_since(recorded.storage) if recorded is not None else []
-    if recorded is None or not moved:
-        return now.since(text, key=key)
-    return now.since(text, partitions_kept(connection, moved, horizon=recorded.horizon), key)
-
-
-def partitions_kept(connection: psycopg.Connection[Any], partitions: Sequence[str], *, horizon: int) -> frozenset[str]:
-    """Those of these partitions that still have a row which was there before the ``horizon``: none of them was emptied
-    since, and none was rewritten but by VACUUM FULL or CLUSTER, which leave rows their transactions.
-
-    Those that our role may not read, and that somebody has locked, are none of them. Raises as psycopg.
-    """
-    if not partitions:
-        return frozenset()
-    rows = connection.execute(_READABLE, {"partitions": list(partitions), "horizon": horizon}).fetchall()
-    return frozenset(oid for oid, schema, name in rows if _has_row_before(connection, TableName(schema, name), horizon))
-
-
-def _has_row_before(connection: psycopg.Connection[Any], partition: TableName, horizon: int) -> bool:
-    query = f"select exists (select from only {partition.sql} where age(xmin) > age(%s::text::xid))"
-    try:
-        with connection.transaction():
-            connection.execute(_HARDLY_WAIT)
-            (found,) = connection.execute(query.encode(), (horizon & _XID_MASK,)).fetchall()[0]
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
-        return False
-    return bool(found)
 
 
 def _storage(

@@ -8,7 +8,7 @@ Maintenance writes none of those rows: VACUUM keeps the number of the transactio
 import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any
@@ -63,22 +63,14 @@ class Storage:
         attached = self._attached(partitions)
         return [self.file, self.toast, self.columns, self.attributes, packed(partitions), attached]
 
-    def moved_since(self, recorded: RecordedStorage) -> list[str]:
-        """The oids of partitions that are in another file by now: by VACUUM FULL, or with other rows."""
-        return [oid for oid, file in recorded.partitions.items() if self.partitions.get(oid, file) != file]
-
-    def rewritten_since(self, recorded: RecordedStorage, kept: Collection[str] = ()) -> str:
-        """Why rows may have changed without an event since then; empty when they haven't.
-
-        Of the partitions in another file, those in ``kept`` still have a row from before.
-        """
+    def rewritten_since(self, recorded: RecordedStorage) -> str:
+        """Why rows may have changed without an event since then; empty when they haven't."""
         if self.file != recorded.file and (self.toast != recorded.toast or not self.toast):
             if self.columns != recorded.columns:
                 return "an ALTER TABLE may have rewritten its rows"
             if self.can_be_unlogged:
                 return "it may have been UNLOGGED for a while"
-        moved = [oid for oid, file in recorded.partitions.items() if self.partitions.get(oid) != file]
-        if not set(moved).issubset(kept):
+        if any(self.partitions.get(partition) != file for partition, file in recorded.partitions.items()):
             return "a partition went, was emptied or was rewritten"
         if self._attached(recorded.partitions) != recorded.attached:
             return "a partition was detached for a while"
@@ -116,8 +108,6 @@ class Membership:
     enums: Mapping[str, Sequence[tuple[int, str]]]
     uniques: Mapping[str, Sequence[int]]
     """Column names, as ``key_text`` has them -> the constraints and indexes that keep them unique together."""
-    horizon: int = field(compare=False)
-    """Transactions before this one had ended when it was read."""
 
     def to_text(self) -> str:
         """For comparison with another one, later."""
@@ -126,7 +116,6 @@ class Membership:
                 "oid": self.oid,
                 "facts": {fact.name: text for fact, text in self.facts.items()},
                 "storage": self.storage.to_json(),
-                "horizon": self.horizon,
                 "uniques": dict(self.uniques),
                 "composites": dict(self.composites),
                 # Labels are only ever added, with greater oids: the newest one says which of them were there.
@@ -134,17 +123,14 @@ class Membership:
             }
         )
 
-    def since(self, text: str, kept: Collection[str] = (), key: Collection[str] = ()) -> MembershipChange:
-        """What happened since the one that ``text`` holds. ``kept`` is as for ``Storage.rewritten_since``.
-
-        ``key`` are columns that have to be unique together, beside those of the primary key.
-        """
+    def since(self, text: str, key: Collection[str] = ()) -> MembershipChange:
+        """What happened since the one that ``text`` holds. ``key`` are the columns of a configured key."""
         recorded = Recorded.from_text(text)
         if recorded is None:
             return MembershipChange("nothing that can be read was recorded of it")
         return MembershipChange(
             self._whole(recorded)
-            or self.storage.rewritten_since(recorded.storage, kept)
+            or self.storage.rewritten_since(recorded.storage)
             or self._passed(recorded.streamed)
             or self._was_not_unique(recorded, key),
             altered=self.storage.columns != recorded.storage.columns,
@@ -199,7 +185,6 @@ class Recorded:
     enums: Sequence[tuple[str, int, str]]
     left: str
     streamed: Collection[str]
-    horizon: int
     uniques: Mapping[str, Sequence[int]]
 
     @classmethod
@@ -219,7 +204,6 @@ def _recorded(text: str) -> Recorded | None:
             "oid": int(oid),
             "facts": dict(facts),
             "storage": [int(file), int(toast), str(columns), int(attributes), str(runs), str(attached)],
-            "horizon": int(horizon),
             "uniques": dict(uniques),
             "composites": dict(composites),
             "enums": list(enums),
@@ -231,7 +215,7 @@ def _recorded(text: str) -> Recorded | None:
             storage = RecordedStorage(file, toast, columns, attributes, partitions, attached)
             labels = [tuple(enum) for enum in enums]
             later = (str(parsed.get("left", "")), list(map(str, parsed.get("streamed", []))))
-            return Recorded(oid, facts, storage, composites, labels, *later, horizon, uniques)
+            return Recorded(oid, facts, storage, composites, labels, *later, uniques)
     return None
 
 

@@ -19,7 +19,7 @@ from cdc.postgres.catalogue import (
     table_of_oid,
     value_type,
 )
-from cdc.postgres.memberships import partitions_kept, storage_of
+from cdc.postgres.memberships import storage_of
 from cdc.postgres.slot import current_snapshot
 from cdc.protocol.added_column import value_before
 from cdc.protocol.control_records import SchemaRecord
@@ -141,8 +141,7 @@ class CatalogueShapes:
         now = storage_of(self._sql, relation.relation_id) if recorded is not None else None
         if recorded is None or now is None:
             return ""
-        kept = partitions_kept(self._sql, now.moved_since(recorded.storage), horizon=recorded.horizon)
-        return now.rewritten_since(recorded.storage, kept)
+        return now.rewritten_since(recorded.storage)
 
     def current_relation(self, name: TableName) -> Relation | None:
         """The table as the stream would describe it now; None when it is gone or not published."""

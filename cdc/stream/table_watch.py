@@ -16,7 +16,7 @@ from cdc.model.visible import toml_text
 from cdc.pipeline import Pipeline
 from cdc.postgres.catalogue import name_of_oid, unpublished_kinds
 from cdc.postgres.connection import connection_error
-from cdc.postgres.memberships import changed_since, memberships
+from cdc.postgres.memberships import memberships
 from cdc.postgres.preflight.finding import Finding
 from cdc.postgres.slot import wal_end
 from cdc.protocol.control_records import CaptureState
@@ -99,7 +99,7 @@ class TableWatch:
             if hidden is not None:
                 refreshed[name] = left(recorded, f"it had been so that it {hidden.what}")
                 continue
-            change = changed_since(self._sql, now[name], recorded, self._keys.get(name, ()))
+            change = now[name].since(recorded, self._keys.get(name, ()))
             if change.whole:
                 changed.add(name)
                 if assembler is not None:
@@ -167,7 +167,7 @@ class TableWatch:
         for name, copy in state.copying.items():
             if not copy.has_begun or name not in self._captured:
                 continue
-            change = changed_since(self._sql, now[name], copy.membership) if name in now else None
+            change = now[name].since(copy.membership, self._keys.get(name, ())) if name in now else None
             if change is None or change.whole or change.altered:
                 changed.add(name)
                 if assembler is not None:

@@ -1,5 +1,5 @@
--- Optional. A statement that makes, alters or drops tables or types writes a message into the WAL, in its own
--- transaction. Capture then compares the catalogue at that place of the stream, and not some seconds later.
+-- Optional. A statement that creates, alters or drops tables or types, or alters a publication, writes a message into
+-- the WAL, in its own transaction. Capture then compares the catalogue at that place of the stream, not seconds later.
 -- Only a superuser may make event triggers. To take it out again: drop schema lockstep cascade;
 create schema lockstep;
 create function lockstep.tell_ddl() returns event_trigger

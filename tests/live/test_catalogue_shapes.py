@@ -42,9 +42,6 @@ class _Counting:
         self.rows += answer.rowcount
         return answer
 
-    def transaction(self) -> Any:
-        return self._connection.transaction()
-
     def since_last(self) -> tuple[int, int]:
         """(queries, rows) since this was asked last."""
         counted = self.queries, self.rows

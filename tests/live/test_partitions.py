@@ -1,5 +1,7 @@
 """Partitions that differ from their table, and those that come and go between two looks at the catalogue."""
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 
 from cdc.model.errors import UnsupportedChange
@@ -8,6 +10,21 @@ from tests.captured import Captured, StartCapture
 from tests.databases import Database
 
 pytestmark = pytest.mark.live
+
+
+def _while_it_runs_and_is_away(
+    names: Iterable[str], *, often: Sequence[str], often_away: Sequence[str]
+) -> pytest.MarkDecorator:
+    """Each name with ``stopped`` False and True. Those that aren't named again are soak."""
+    return pytest.mark.parametrize(
+        ("name", "stopped"),
+        [
+            pytest.param(name, stopped, marks=() if name in chosen else pytest.mark.soak, id=f"{name}, {when}")
+            for stopped, when, chosen in ((False, "while it runs", often), (True, "while it is away", often_away))
+            for name in names
+        ],
+    )
+
 
 _PARTS = (
     "create table m (id int primary key, n int, big text) partition by range (id)",
@@ -76,9 +93,12 @@ _BY_CODE = (
     "create unique index p_b_code on p_b (code)",
     "insert into p values (1, 'b', 'c1', 'v'), (2, 'a', 'c2', 'v')",
 )
+_MORE_CHANGES = ("update p set code = 'x'", "delete from p")
 
 
-@pytest.mark.parametrize("change", ["update p set code = 'x'", "update p set id = 7", "delete from p"])
+@pytest.mark.parametrize(
+    "change", ["update p set id = 7", *(pytest.param(more, marks=pytest.mark.soak) for more in _MORE_CHANGES)]
+)
 def test_a_partition_whose_old_rows_lack_the_key_stops_capture_and_is_named(
     database: Database, capture: StartCapture, change: str
 ) -> None:
@@ -136,8 +156,7 @@ _GOES = {
 }
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["while it runs", "while it is away"])
-@pytest.mark.parametrize("name", _GOES)
+@_while_it_runs_and_is_away(_GOES, often=("dropped", "emptied and filled"), often_away=("in one transaction",))
 def test_a_partition_that_comes_is_written_and_goes_leaves_no_row(
     database: Database, capture: StartCapture, name: str, stopped: bool
 ) -> None:
@@ -201,6 +220,17 @@ def test_a_partition_that_is_created_needs_no_copy(database: Database, capture: 
     captured.assert_equal()
 
 
+def test_a_partition_that_was_filled_in_the_transaction_that_attached_it_is_copied(
+    database: Database, capture: StartCapture
+) -> None:
+    """Neither the transaction nor the file says that it wasn't created as a partition."""
+    database.execute(*_ROWS)
+    captured = capture("public.p")
+    database.execute("; ".join(("begin", *_ATTACHED[:3], "commit")))
+    captured.wait_quiet()
+    captured.assert_equal()
+
+
 def test_an_append_only_table_has_each_row_of_a_new_partition_once(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table log (day int, v text) partition by range (day)",
@@ -212,6 +242,9 @@ def test_an_append_only_table_has_each_row_of_a_new_partition_once(database: Dat
         "create table log_2 partition of log for values from (100) to (200)",
         "insert into log select n, 'y' from generate_series(101, 104) n",
     )
+    captured.wait_quiet()
+    database.execute("create table log_4 (day int, v text)")  # as those do that create partitions in advance
+    database.execute("alter table log attach partition log_4 for values from (300) to (400)")
     captured.wait_quiet()
     assert [event.op for event in captured.events("public.log")] == ["r"] * 5 + ["c"] * 4
     database.execute(
@@ -285,8 +318,7 @@ _ADDED = {
 }
 
 
-@pytest.mark.parametrize("stopped", [False, True], ids=["while it runs", "while it is away"])
-@pytest.mark.parametrize("name", _ADDED)
+@_while_it_runs_and_is_away(_ADDED, often=("its default is dropped",), often_away=("it has a default",))
 def test_a_column_that_comes_to_a_partitioned_table_has_its_value_without_a_copy(
     database: Database, capture: StartCapture, name: str, stopped: bool
 ) -> None:
@@ -313,7 +345,9 @@ _REWRITTEN = {
 }
 
 
-@pytest.mark.parametrize("name", _REWRITTEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "vacuum full" else pytest.mark.soak) for name in _REWRITTEN]
+)
 def test_a_column_whose_value_the_catalogue_has_forgotten_has_the_table_copied(
     database: Database, capture: StartCapture, name: str
 ) -> None:
@@ -336,24 +370,5 @@ def test_a_generated_column_that_was_not_sent_is_copied_when_its_expression_is_d
     )
     captured = capture("public.t")
     database.execute("alter table t alter column region drop expression", "insert into t values (2, 'y', 'us')")
-    captured.wait_quiet()
-    captured.assert_equal()
-
-
-@pytest.mark.parametrize("stopped", [False, True], ids=["while it runs", "while it is away"])
-def test_a_partition_in_another_file_with_the_same_rows_is_no_reason_to_copy(
-    database: Database, capture: StartCapture, stopped: bool
-) -> None:
-    database.execute(*_ROWS)
-    captured = capture("public.p")
-    if stopped:
-        captured.stop()
-    database.execute("vacuum full p_1", "cluster p_1 using p_1_pkey", "insert into p values (6, 'z')")
-    if stopped:
-        captured.start()
-    captured.wait_quiet()
-    captured.assert_equal()
-    assert _copied_rows(captured, "public.p") == 5
-    database.execute("truncate p_1", "insert into p values (7, 'z')", "vacuum full p_1")
     captured.wait_quiet()
     captured.assert_equal()

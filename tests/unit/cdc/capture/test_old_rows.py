@@ -47,6 +47,11 @@ def test_a_change_that_may_be_of_a_partition_without_the_key_is_refused_by_its_n
     lacking.require_key(SHAPE, KeyImage((b"1", None, None)), [0])
 
 
+def test_a_partition_without_an_identity_sends_no_old_rows() -> None:
+    without = replace(_partition("n"), columns=tuple(replace(c, in_identity=False) for c in ROOT.columns))
+    assert _old_rows(_partition(), replace(without, relation_id=8)).lacking == ()
+
+
 def test_where_keys_can_swap_a_part_of_a_row_that_comes_as_a_whole_one_is_refused() -> None:
     full = with_identity(ROOT, "f")
     swapping = OldRows.of(SHAPE, full, [_partition("i", "id", "code")], keys_can_swap=True)

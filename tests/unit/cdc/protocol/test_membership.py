@@ -23,7 +23,6 @@ RECORDED = Membership(
     composites={"16390": "a1"},
     enums={"16380": ((16381, "730"), (16383, "730"))},
     uniques={'["code"]': [16404]},
-    horizon=750,
 )
 TEXT = RECORDED.to_text()
 
@@ -156,28 +155,12 @@ def test_rows_of_a_partition_that_was_there_are_nothing_to_record() -> None:
     assert streamed(once, 16420) == once != TEXT
 
 
-def test_a_partition_in_another_file_that_has_a_row_from_before_was_not_emptied() -> None:
-    moved = replace(RECORDED, storage=replace(RECORDED.storage, partitions={"16410": "16999"}))
-    recorded = Recorded.from_text(TEXT)
-    assert recorded is not None
-    assert moved.storage.moved_since(recorded.storage) == ["16410"]
-    assert moved.since(TEXT, kept=["16410"]) == MembershipChange("")
-    assert "emptied" in moved.since(TEXT, kept=["16420"]).whole
-    gone = replace(RECORDED, storage=replace(RECORDED.storage, partitions={}))
-    assert gone.storage.moved_since(recorded.storage) == []
-    assert "went" in gone.since(TEXT).whole
-
-
 @pytest.mark.parametrize(("uniques", "noticed"), [([16404, 16405], False), ([16405], True), ([], True)])
 def test_a_configured_key_that_was_not_unique_for_a_while_is_noticed(uniques: list[int], noticed: bool) -> None:
     changed = replace(RECORDED, uniques={'["code"]': uniques})
     assert bool(changed.since(TEXT, key=["code"]).whole) == noticed
     assert not changed.since(TEXT).whole
     assert not changed.since(TEXT, key=["id"]).whole
-
-
-def test_when_it_was_read_is_no_difference() -> None:
-    assert replace(RECORDED, horizon=999) == RECORDED
 
 
 def test_a_label_that_was_renamed_is_noticed() -> None:
