@@ -29,12 +29,12 @@ _MARK = "test.mark"
 _PATIENCE_S = 300.0
 
 
-def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S) -> Any:
-    """Wait for something to become true, and return it."""
+def until(condition: Callable[[], Any], *, seconds: float = _PATIENCE_S, every_s: float = 0.01) -> Any:
+    """Wait for something to become true, and return it. What is dear to ask is asked less often."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not within {seconds:.0f} s"
-        time.sleep(0.01)
+        time.sleep(every_s)
     return result
 
 

@@ -52,7 +52,9 @@ def serious(page: Page) -> list[tuple[str, list[str]]]:
     ]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=() if way in ("dark", "phone") else pytest.mark.soak) for way in WAYS]
+)
 def test_every_screen_is_accessible_fits_and_complains_of_nothing(browser: Browser, api: FakeApi, way: str) -> None:
     size, colours = WAYS[way]
     api.show(example.stopped)

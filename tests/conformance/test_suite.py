@@ -20,7 +20,7 @@ from tests.conformance.judge import (
 )
 from tests.conformance.report import Verdict, markdown, table_in_page, verdict
 from tests.conformance.run import Complaints
-from tests.conformance.suite import LEFT_OUT, NOT_YET, cases
+from tests.conformance.suite import AT_EACH_CHANGE, LEFT_OUT, NOT_YET, cases
 
 CASE = Case(id="X-1", about="something", setup=(), transactions=(("t c 1", "t u 1"), ("t d 1",)))
 
@@ -35,6 +35,7 @@ GOOD = [change("c", 1), change("u", 1, 2), change("d", 2), change(TOMBSTONE, 2)]
 def test_every_case_has_an_id_of_its_own() -> None:
     ids = [case.id for case in cases(MAJORS[-1])]
     assert sorted(set(ids)) == sorted(ids)
+    assert set(ids) > AT_EACH_CHANGE
 
 
 @pytest.mark.parametrize("major", MAJORS)

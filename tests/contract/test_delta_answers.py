@@ -37,6 +37,7 @@ from sinks.delta.sink import DeltaSink
 from sinks.delta.tables import DeltaTables
 from tests.builders import batch, column, delete, progress, table, tag, upsert
 from tests.contract.copies import directory_copy
+from tests.examples import examples
 
 ITEMS = table(column("id", "int8"), column("note"), name=TableName("public", "items"))
 
@@ -293,7 +294,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_whole_batches(lake: Lake) -> No
     """Also in the middle of putting files together. What it had reported is there, and the next one goes on."""
     chance = random.Random(5)
     at = 1
-    for _ in range(6):
+    for _ in range(examples(2)):
         command = [sys.executable, "-c", _WRITER, str(lake.root), str(at)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
@@ -474,13 +475,13 @@ def test_a_coordination_records_history_does_not_grow_for_ever(lake: Lake) -> No
     lake.sink(1, ITEMS)
     records = lake.records()
     log = lake.root / "shop_live" / "_delta_log"
-    for number in range(150):
+    for number in range(110):
         records.save("g1.heartbeat", str(number))
     for file in log.iterdir():
         os.utime(file, (time.time() - 48 * 3600,) * 2)
     for number in range(110):
         records.save("g1.heartbeat", str(number))
-    assert len(list(log.glob("*.json"))) < 200
+    assert len(list(log.glob("*.json"))) < 150
     assert lake.records().load("g1.heartbeat") == "109"
 
 

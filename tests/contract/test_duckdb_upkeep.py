@@ -219,6 +219,7 @@ def declared(*given: dict[str, Any]) -> dict[str, Any]:
     return {"indexes": {"public.orders": given}}
 
 
+@pytest.mark.soak
 def test_indexes_break_no_batch_and_no_change_of_columns(file: Path, open_sink: Open) -> None:
     """DuckDB alters no column of a table that has an index."""
     chosen = declared({"columns": ["number"]}, {"columns": ["note", "id"]}) | {"schema_changes": "follow"}
@@ -259,6 +260,7 @@ def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(fi
         open_sink(grid, generation=2, **declared({"columns": ["grid"]}))
 
 
+@pytest.mark.soak
 def test_a_table_whose_index_cannot_be_made_does_not_stop_its_neighbours(file: Path, open_sink: Open) -> None:
     grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
     sink = open_sink(**declared({"columns": ["grid"]}))

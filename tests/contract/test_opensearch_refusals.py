@@ -95,6 +95,7 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, direct: OpenSearchS
     assert held(direct) == [1, 2]
 
 
+@pytest.mark.soak
 def test_items_that_found_no_room_are_sent_again_and_no_others(endpoints: Any, direct: OpenSearchSink) -> None:
     """As a node answers whose queue was full in the middle of a request."""
     sizes = []
@@ -174,6 +175,7 @@ def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct:
     assert direct.apply(batch(row(1))).applied == 1
 
 
+@pytest.mark.soak
 def test_a_closed_index_stops_the_job_and_rejects_no_row(client: OpenSearch, direct: OpenSearchSink) -> None:
     client.indices.close(index=index_of(direct))
     with pytest.raises(LockstepError, match="index_closed_exception") as raised:
@@ -218,6 +220,7 @@ def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endp
 # The way to the server
 
 
+@pytest.mark.soak
 def test_a_wrong_password_stops_the_job_and_the_right_one_is_let_in(endpoints: Any, direct: OpenSearchSink) -> None:
     """As the security plugin answers."""
     right = "Basic " + b64encode(b"lockstep:open sesame").decode()
@@ -252,6 +255,7 @@ def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSi
         sink.apply(batch(row(1)))
 
 
+@pytest.mark.soak
 def test_a_node_that_ends_in_the_middle_of_a_request_is_passed_over_the_next_time(
     endpoints: Any, direct: OpenSearchSink
 ) -> None:
@@ -282,6 +286,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return files
 
 
+@pytest.mark.soak
 def test_a_certificate_is_checked(endpoints: Any, direct: OpenSearchSink, certificate: tuple[Path, Path]) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)

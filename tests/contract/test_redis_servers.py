@@ -144,6 +144,7 @@ def test_the_greater_tag_wins_in_every_locale(
 # What a server in another state answers
 
 
+@pytest.mark.soak
 def test_a_replica_is_waited_for(start: Start) -> None:
     port = start("replica", "--replicaof", "127.0.0.1 1")
     with opened(port) as sink, pytest.raises(Unavailable, match="read only"):
@@ -160,6 +161,7 @@ def test_a_replica_is_waited_for(start: Start) -> None:
             assert sink.apply(batch(order(1, 2))).applied == 1
 
 
+@pytest.mark.soak
 def test_a_server_that_loads_its_data_is_waited_for(start: Start, tmp_path: Path) -> None:
     with Redis(port=start("before", "--rdbcompression", "no")) as client:
         client.mset({f"key{number}": "x" * 1000 for number in range(500)})
@@ -182,6 +184,7 @@ def _is_prepared(sink: RedisSink) -> bool:
 
 
 @pytest.mark.parametrize("slots", ["none", "all", "some"])
+@pytest.mark.soak
 def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
     buses = [str(ports.pick(None, taken=())) for _ in range(2)]
     port = start("cluster", "--cluster-enabled", "yes", "--cluster-port", buses[0])
@@ -371,6 +374,7 @@ def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(s
         assert [row.key for row in before.sink.scan(table())] == []
 
 
+@pytest.mark.soak
 def test_progress_is_not_stored_once_connections_have_led_to_several_servers(start: Start) -> None:
     """Those of one pool are opened one after the other, each where the primary is said to be then."""
     first, second = start("first"), start("second")

@@ -305,7 +305,9 @@ def _is_worker(child: psutil.Process) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("snapshot", "workers"), [("workers = 0", 0), (_SIDE_BY_SIDE, 2)], ids=["alone", "side by side"]
+    ("snapshot", "workers"),
+    [pytest.param("workers = 0", 0, marks=pytest.mark.soak), (_SIDE_BY_SIDE, 2)],
+    ids=["alone", "side by side"],
 )
 def test_an_interrupted_snapshot_is_never_half(stack: Any, tmp_path: Path, snapshot: str, workers: int) -> None:
     """Killed while it copies: the next start copies the missing tables under a later snapshot and ends the same."""
@@ -356,7 +358,7 @@ def test_a_first_copy_that_was_frozen_publishes_nothing_when_it_wakes_up(stack: 
 
 @pytest.mark.soak
 @pytest.mark.alone
-@pytest.mark.parametrize("server", ["kafka", "postgres"])
+@pytest.mark.parametrize("server", ["kafka", pytest.param("postgres", marks=pytest.mark.soak)])
 def test_a_server_that_is_killed_while_workers_copy(stack: Any, tmp_path: Path, server: str) -> None:
     name = f"crash{os.getpid()}_{next(_numbers)}"
     pipeline = Pipeline(stack.endpoints(), tmp_path, name, more={"snapshot": _SIDE_BY_SIDE})

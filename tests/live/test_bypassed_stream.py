@@ -112,6 +112,7 @@ def test_partitions_that_come_and_go_are_found(database: Database, capture: Capt
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_only_a_new_partitions_rows_are_copied(database: Database, capture: Capturing) -> None:
     database.execute(
         *_PARTITIONED[:4], _PARTITIONED[4], "insert into m select n, '2026-01-02', 'r' from generate_series(1, 50) n"
@@ -127,7 +128,7 @@ def test_only_a_new_partitions_rows_are_copied(database: Database, capture: Capt
     assert sum(event.op == "r" for event in captured.events("public.m")) == 51
 
 
-@pytest.mark.parametrize("attached_first", [True, False])
+@pytest.mark.parametrize("attached_first", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_partition_that_comes_with_a_column_has_the_whole_table_copied(
     database: Database, capture: Capturing, attached_first: bool
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_table_that_joins_later_is_copied(database: Database, capture: Capturi
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_copy_begins_though_some_transaction_always_writes(
     database: Database, capture: Capturing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,7 +224,7 @@ def test_a_table_that_is_captured_no_longer_is_left_alone(database: Database, ca
     captured.assert_equal()
 
 
-@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("restarted", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_table_that_left_the_publication_is_copied_again_when_it_is_back(
     database: Database, capture: Capturing, restarted: bool
 ) -> None:
@@ -416,6 +418,7 @@ def test_origin_none_leaves_out_what_was_replicated_here(database: Database, cap
         database.execute(f"select pg_replication_origin_drop('{origin}')")
 
 
+@pytest.mark.soak
 def test_vacuum_full_is_no_reason_to_copy_again(database: Database, capture: Capturing) -> None:
     database.execute(
         "create table t (id int primary key, a text)", "insert into t select n, 'x' from generate_series(1, 20) n"

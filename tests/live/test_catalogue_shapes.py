@@ -96,6 +96,7 @@ def _xid(database: Database) -> int:
     return xid
 
 
+@pytest.mark.soak
 def test_a_table_is_asked_about_alone(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
     database.execute("create type mood as enum ('fine')", "create table t (id int primary key, a text, b mood)")
     described = _Described(database, endpoints, tmp_path, TableName("public", "t"))

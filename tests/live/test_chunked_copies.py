@@ -65,7 +65,7 @@ class Copying:
                 raise self.captured.error
             return condition()
 
-        until(holds)
+        until(holds, every_s=0.1)
 
     def wait_whole(self, name: TableName = _BIG) -> None:
         self.wait(lambda: name in self.state().copied and name not in self.state().copying)
@@ -249,6 +249,7 @@ def test_kill_9_in_the_middle_of_a_copy_goes_on_behind_its_last_chunk(copying: C
     assert_tags_grow(captured)
 
 
+_AT_EACH_CHANGE = ("another column", "another key", "out of the publication and in")
 _IN_BETWEEN = {
     "truncate": ("truncate big", "insert into big values ('a', 1, 1)"),
     "another column": ("alter table big add more int default 5", "update big set n = 3 where id = 2900"),
@@ -267,7 +268,9 @@ _IN_BETWEEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", _IN_BETWEEN)
+@pytest.mark.parametrize(
+    "change", [pytest.param(name, marks=() if name in _AT_EACH_CHANGE else pytest.mark.soak) for name in _IN_BETWEEN]
+)
 def test_a_table_that_changes_in_the_middle_of_its_copy(copying: Copying, change: str) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -819,6 +822,7 @@ def _copied_as_one(copying: Copying) -> None:
     assert sum(event.op == "r" for event in captured.events("public.odd")) == 4
 
 
+@pytest.mark.soak
 def test_a_partitioned_table_in_the_order_of_its_key(copying: Copying) -> None:
     captured = copying.captured
     copying.database.execute(

@@ -208,6 +208,7 @@ def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dash
     assert SECRET not in document["message"]
 
 
+@pytest.mark.soak
 def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
     until(lambda: "\nlockstep_look_timestamp_seconds " in dashboard.get("/metrics"))
     _, text, headers = dashboard.ask("GET", "/metrics")
@@ -314,7 +315,9 @@ def test_a_stream_begins_with_the_newest_state_and_goes_on(dashboard: Dashboard)
     assert again[0][0] >= first[1][0], "who comes back gets the newest state, whatever it had"
 
 
-@pytest.mark.parametrize("sent", [[signal.SIGTERM], [signal.SIGINT], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "sent", [[signal.SIGTERM], *(pytest.param([signal.SIGINT] * times, marks=pytest.mark.soak) for times in (1, 2))]
+)
 def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
     captured: Captured, dashboard: Dashboard, tmp_path: Path, sent: list[signal.Signals]
 ) -> None:
@@ -334,6 +337,7 @@ def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
     again.stop()
 
 
+@pytest.mark.soak
 def test_events_are_followed_without_their_rows(captured: Captured, dashboard: Dashboard) -> None:
     seen = threading.Event()
 
@@ -442,6 +446,7 @@ def test_beyond_loopback_nothing_is_had_without_the_token(captured: Captured, tm
     dashboard.stop()
 
 
+@pytest.mark.soak
 def test_every_answer_has_the_headers_that_bind_a_browser(dashboard: Dashboard) -> None:
     for path in ("/", "/api/verify", "/nosuch", "/static/page.css", "/api/key?table=a&key=1"):
         headers = dashboard.ask("GET", path)[2]

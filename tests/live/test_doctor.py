@@ -130,6 +130,7 @@ def test_that_every_role_may_ask_for_copies_is_told_until_its_sql_was_run(case: 
         other.execute("select pg_logical_emit_message(true, 'lockstep.repair', '')")
 
 
+@pytest.mark.soak
 def test_control_records_that_somebody_else_wrote_are_found(case: Case) -> None:
     case.create_topics()
     case.make_slot()
@@ -143,6 +144,7 @@ def test_control_records_that_somebody_else_wrote_are_found(case: Case) -> None:
     )
 
 
+@pytest.mark.soak
 def test_a_history_that_compaction_may_thin_out_is_reported(case: Case, endpoints: Endpoints) -> None:
     sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\nhistory = true\n'
     case.path.write_text(case.path.read_text() + sink)
@@ -184,6 +186,7 @@ def test_a_publication_that_was_dropped_is_missed_once_capture_has_begun_with_it
     assert case.wrong() == []
 
 
+@pytest.mark.soak
 def test_more_copies_than_brokers_are_refused_before_capture_is(case: Case) -> None:
     case.path.write_text(case.path.read_text().replace("replication_factor = 1", "replication_factor = 3"))
     config = load(case.path)
@@ -272,6 +275,7 @@ sql = "select id, v from t"
     assert sorted(finding.what.partition(":")[0] for finding in found) == ["CURRENT_TIMESTAMP", "LOWER(v)"]
 
 
+@pytest.mark.soak
 def test_an_index_that_a_sink_which_is_there_cannot_have_is_a_warning(case: Case, endpoints: Endpoints) -> None:
     text = case.path.read_text()
     sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
@@ -328,6 +332,7 @@ def test_expressions_that_spark_would_not_take_are_found_with_all_their_faults(
 
 
 @pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.soak
 def test_a_search_server_that_does_not_say_what_it_would_take_is_a_warning(
     case: Case, endpoints: Endpoints, status: int
 ) -> None:
@@ -352,6 +357,7 @@ def test_a_search_server_that_does_not_say_what_it_would_take_is_a_warning(
     ]
 
 
+@pytest.mark.soak
 def test_a_search_server_that_does_not_say_what_it_has_in_hand_is_a_warning_of_a_view(
     case: Case, endpoints: Endpoints
 ) -> None:
@@ -394,6 +400,7 @@ def test_a_slot_that_is_gone_is_found(case: Case) -> None:
     assert (severity, what.split(";")[0]) == (Severity.ERROR, "is gone")
 
 
+@pytest.mark.soak
 def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
     other = f"other{case.name}"
     TopicAdmin(case.client).create(control_topic_plans(other, case.config.kafka.topics))
@@ -401,6 +408,7 @@ def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
     assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
 
 
+@pytest.mark.soak
 def test_another_pipeline_that_is_taken_away_meanwhile_is_passed_over(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +433,7 @@ def test_another_pipeline_that_is_taken_away_meanwhile_is_passed_over(
     assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {names['stays']}")]
 
 
+@pytest.mark.soak
 def test_a_slot_that_another_client_reads_is_found(case: Case) -> None:
     case.make_slot()
     reader = Path(case.path.parent / "reader.log")
@@ -459,6 +468,7 @@ time.sleep(300)
 """
 
 
+@pytest.mark.soak
 def test_a_record_of_somebody_else_is_found(case: Case) -> None:
     case.create_topics()
     topic = case.config.topics()[T]

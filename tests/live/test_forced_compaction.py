@@ -151,6 +151,7 @@ ForcedCompaction(client, sys.argv[2], topics).compact(sys.argv[3], [1], timeout_
 """
 
 
+@pytest.mark.soak
 def test_what_a_killed_one_has_changed_is_put_back_by_the_next(
     topic: Callable[..., Topic], endpoints: Endpoints
 ) -> None:

@@ -46,6 +46,7 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     assert "seen" not in text
 
 
+@pytest.mark.soak
 def test_tables_that_are_dropped_meanwhile_are_passed_over(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,6 +68,7 @@ def test_tables_that_are_dropped_meanwhile_are_passed_over(
     assert "parted" not in path.read_text()
 
 
+@pytest.mark.soak
 def test_no_name_of_a_table_writes_configuration(database: Database, tmp_path: Path) -> None:
     forged = 'x" ]\n[spark.conf]\n"spark.jars.packages" = "evil:evil:1"\n#'
     for kind in ("table", "unlogged table"):
@@ -167,6 +169,7 @@ def test_a_table_and_a_database_of_any_name_write_a_valid_file(database: Databas
     assert parse_column(hidden) == (TableName("public", name), f"{name} token")
 
 
+@pytest.mark.soak
 def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_gi
     assert (following.poll(), capture.poll()) == (None, None)
 
 
+@pytest.mark.soak
 def test_who_lacks_a_right_is_told_which_one(pipeline: Pipeline, broker: GuardedKafka) -> None:
     """Brokers hide a topic from who may not describe it: that must not pass for a topic that doesn't exist."""
 

@@ -96,7 +96,7 @@ def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_
     _set(captured, topic, {"max.message.bytes": "100000"})
     if not is_running:
         captured.start()
-    database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 500) n")
+    database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 100) n")
     captured.assert_equal()
 
     database.execute(f"insert into t select n, {_NOISE.format(parts=10_000)} from generate_series(501, 501) n")

@@ -45,6 +45,7 @@ def _reaches(collector: LagCollector, lsn: int) -> bool:
     return (_in_kafka(collector.collect(with_jobs=False)).lsn or 0) >= lsn
 
 
+@pytest.mark.soak
 def test_wal_of_others_puts_an_idle_capture_behind_no_more(captured: Captured) -> None:
     captured.start().settle()
     with LagCollector(captured.config.as_pipeline(), {}) as collector:
@@ -111,6 +112,7 @@ class _Falling:
             self._stream.send(frame)
 
 
+@pytest.mark.soak
 def test_what_a_capture_said_that_hangs_now_counts_for_nothing(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -182,7 +182,16 @@ _STATEMENTS: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("statements", _STATEMENTS.values(), ids=_STATEMENTS.keys())
+_AT_EACH_CHANGE = ("rows of every kind", "savepoints within savepoints", "another shape", "truncate", "large values")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param(statements, id=name, marks=() if name in _AT_EACH_CHANGE else pytest.mark.soak)
+        for name, statements in _STATEMENTS.items()
+    ],
+)
 @pytest.mark.parametrize("end", ["commit", pytest.param("rollback", marks=pytest.mark.soak)])
 def test_a_transaction_in_parts_is_the_same_transaction(
     source: Database, tmp_path: Path, statements: tuple[str, ...], end: str
@@ -280,6 +289,7 @@ def both(source: Database, capture: StartCapture, tmp_path: Path) -> tuple[Captu
     return capture(*_TABLES, sections=sections), capture(*_TABLES)
 
 
+@pytest.mark.soak
 def test_topics_hold_the_same_as_without_parts(source: Database, both: tuple[Captured, Captured]) -> None:
     with psycopg.connect(source.dsn) as other:
         for name, statements in _STATEMENTS.items():

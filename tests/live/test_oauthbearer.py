@@ -151,6 +151,7 @@ password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
         pipeline.close()
 
 
+@pytest.mark.soak
 def test_a_token_that_isnt_taken_is_told_and_waited_for(brokers: Brokers, tmp_path: Path) -> None:
     def client(*command: str) -> dict[str, str | int]:
         return KafkaSettings(

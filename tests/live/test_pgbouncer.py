@@ -84,6 +84,7 @@ ignore_startup_parameters = extra_float_digits,options
 
 
 @pytest.mark.parametrize("pooler", ["transaction", "session"], indirect=True)
+@pytest.mark.soak
 def test_a_warehouse_behind_a_pooler_is_refused(pooler: URL) -> None:
     settings = WarehouseSettings(url=SecretStr(pooler.render_as_string(hide_password=False)))
     sink = WarehouseSink(WarehouseTables(f"t{uuid.uuid4().hex[:12]}", settings, 1))
@@ -98,6 +99,7 @@ def test_a_warehouse_behind_a_pooler_is_refused(pooler: URL) -> None:
 
 
 @pytest.mark.parametrize("pooler", ["transaction"], indirect=True)
+@pytest.mark.soak
 def test_replication_doesnt_pass_a_pooler(pooler: URL, tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text(str(pooler.password))

@@ -385,6 +385,7 @@ def _promote(stack: Stack, database: Database, files: Path) -> None:
     until(lambda: not database.value("select pg_is_in_recovery()"))
 
 
+@pytest.mark.soak
 def test_a_promoted_server_is_followed_only_if_it_has_all_that_was_published(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -247,6 +247,7 @@ KEY_TYPES: dict[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.soak
 def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing) -> None:
     database.execute(
         "create schema ext",
@@ -700,7 +701,7 @@ def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
-@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch, at: int, before: bool
 ) -> None:

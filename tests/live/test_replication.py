@@ -50,6 +50,7 @@ def of_type(messages: list[tuple[int, Message]], kind: type) -> list[Any]:
     return [message for _, message in messages if isinstance(message, kind)]
 
 
+@pytest.mark.soak
 def test_identify_system_tells_the_servers_own_identifier(database: Database) -> None:
     with ReplicationConnection(database.source()) as connection:
         identity = connection.identify_system()
@@ -68,6 +69,7 @@ def test_a_new_slot_starts_at_its_consistent_point(published_table: Database) ->
     )
 
 
+@pytest.mark.soak
 def test_a_slot_that_does_not_exist_is_none(database: Database) -> None:
     assert find_slot(database.connection, "nobody_has_this") is None
 
@@ -78,6 +80,7 @@ def test_a_slot_that_is_dropped_is_gone(published_table: Database) -> None:
     assert find_slot(published_table.connection, name) is None
 
 
+@pytest.mark.soak
 def test_a_temporary_slot_goes_with_its_connection(published_table: Database) -> None:
     name = published_table.slot_name()
     with ReplicationConnection(published_table.source()) as connection:
@@ -85,6 +88,7 @@ def test_a_temporary_slot_goes_with_its_connection(published_table: Database) ->
     until(lambda: find_slot(published_table.connection, name) is None)
 
 
+@pytest.mark.soak
 def test_a_slot_that_exists_is_not_made_again(published_table: Database) -> None:
     name, _ = published_table.create_slot()
     with (
@@ -135,6 +139,7 @@ def test_transactions_come_in_the_order_of_their_commits(published_table: Databa
     assert [row.new[1] for row in of_type(published_table.stream(name, point), Insert)] == [b"B", b"A"]
 
 
+@pytest.mark.soak
 def test_what_is_rolled_back_does_not_come(published_table: Database) -> None:
     name, point = published_table.create_slot()
     published_table.execute(
@@ -168,6 +173,7 @@ def test_a_heartbeat_comes_as_a_commit_before_the_position_that_it_returned(publ
     assert of_type(messages, Commit)[0].end_lsn <= after
 
 
+@pytest.mark.soak
 def test_a_role_that_may_not_write_messages_is_told_what_to_grant(published_table: Database) -> None:
     published_table.execute(
         "do $$ begin execute format('revoke execute on function %s from public',"
@@ -182,6 +188,7 @@ def test_a_role_that_may_not_write_messages_is_told_what_to_grant(published_tabl
     assert "grant execute" in str(caught.value.hint)
 
 
+@pytest.mark.soak
 def test_a_message_that_a_lost_connection_would_have_sent_is_an_error_of_ours(published_table: Database) -> None:
     with connect(published_table.source(), application="test") as connection:
         published_table.value("select pg_terminate_backend(%s)", connection.info.backend_pid)
@@ -189,6 +196,7 @@ def test_a_message_that_a_lost_connection_would_have_sent_is_an_error_of_ours(pu
             emit_heartbeat(connection)
 
 
+@pytest.mark.soak
 def test_the_end_of_the_wal_is_after_what_was_committed(published_table: Database) -> None:
     name, point = published_table.create_slot()
     published_table.execute("insert into t values (1, 'x')")
@@ -196,6 +204,7 @@ def test_the_end_of_the_wal_is_after_what_was_committed(published_table: Databas
     assert of_type(published_table.stream(name, point), Commit)[0].end_lsn <= end
 
 
+@pytest.mark.soak
 def test_a_reader_of_the_slot_can_be_ended(published_table: Database) -> None:
     name, point = published_table.create_slot()
     with ReplicationConnection(published_table.source()) as other:
@@ -208,6 +217,7 @@ def test_a_reader_of_the_slot_can_be_ended(published_table: Database) -> None:
             until(lambda: other.wait(0.05) or other.receive() == b"never")
 
 
+@pytest.mark.soak
 def test_a_reader_of_another_role_is_named_instead(published_table: Database) -> None:
     name, point = published_table.create_slot()
     role = published_table.role()
@@ -219,11 +229,13 @@ def test_a_reader_of_another_role_is_named_instead(published_table: Database) ->
     assert f"pg_terminate_backend({slot.active_pid})" in (caught.value.hint or "")
 
 
+@pytest.mark.soak
 def test_the_sender_timeout_is_in_seconds(database: Database) -> None:
     database.execute("set wal_sender_timeout = '4s'")
     assert sender_timeout_s(database.connection) == 4.0
 
 
+@pytest.mark.soak
 def test_no_sender_timeout_is_for_ever(database: Database) -> None:
     database.execute("set wal_sender_timeout = 0")
     assert sender_timeout_s(database.connection) == float("inf")
@@ -335,6 +347,7 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
     assert (events[0][2] or b"")[TAG_START:TAG_END].decode() >= str(Tag(1, point, 1))
 
 
+@pytest.mark.soak
 def test_creating_a_slot_reports_how_long_it_waits(in_flight: InFlight) -> None:
     in_flight.writer.execute("insert into t values (1, 'x')")
     in_flight.start()
@@ -344,6 +357,7 @@ def test_creating_a_slot_reports_how_long_it_waits(in_flight: InFlight) -> None:
     assert in_flight.waited == sorted(in_flight.waited)
 
 
+@pytest.mark.soak
 def test_who_a_new_slot_waits_for_is_named(published_table: Database, in_flight: InFlight) -> None:
     pid = in_flight.writer.info.backend_pid
     in_flight.writer.execute("insert into t values (1, 'x')")
@@ -376,11 +390,13 @@ def test_a_key_is_read_in_its_own_order(database: Database) -> None:
     assert database.shape(T).key == ("c", "a")
 
 
+@pytest.mark.soak
 def test_a_table_without_a_key_has_an_empty_one(database: Database) -> None:
     database.execute("create table t (a int)")
     assert database.shape(T).key == ()
 
 
+@pytest.mark.soak
 def test_a_table_that_does_not_exist_has_no_shape(database: Database) -> None:
     assert load_tables(database.connection, [T], None) == {}
 
@@ -418,6 +434,7 @@ def test_the_stream_describes_the_shape_that_the_catalogue_has(database: Databas
     assert event[1] == b'{"v":"x","id":1}'
 
 
+@pytest.mark.soak
 def test_full_identity_sends_the_large_value_that_an_update_left(database: Database) -> None:
     database.execute("create table t (id int primary key, large text, v int)", "alter table t replica identity full")
     database.publish_all()

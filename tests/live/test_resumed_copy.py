@@ -172,7 +172,7 @@ def _change_rows(database: Database) -> None:
 
 
 @pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
-@pytest.mark.parametrize("ranges", [1, 5])
+@pytest.mark.parametrize("ranges", [1, pytest.param(5, marks=pytest.mark.soak)])
 def test_rows_that_change_while_nothing_runs(database: Database, make: Any, ranges: int, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()

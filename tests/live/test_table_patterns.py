@@ -59,6 +59,7 @@ def _publish(database: Database, captured: Captured, table: str) -> None:
     database.execute(f'alter publication "{captured.config.publication}" add table {table}')
 
 
+@pytest.mark.soak
 def test_a_first_start_takes_what_matches_and_nothing_that_can_not_be_captured(
     database: Database, capture: StartCapture
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_table_that_comes_while_capture_is_down_joins_at_its_next_start(
     captured.assert_equal("public.late", "public.t")
 
 
+@pytest.mark.soak
 def test_a_table_without_a_key_is_refused_by_name_and_stops_nothing_that_runs(
     database: Database, capture: StartCapture
 ) -> None:

@@ -198,6 +198,7 @@ def test_a_view_that_has_the_rows_of_its_query_is_equal(kept: Kept) -> None:
     assert (report.against, report.lsn is not None) == ("source", True)
 
 
+@pytest.mark.soak
 def test_a_row_that_was_changed_is_found_with_its_columns(kept: Kept) -> None:
     key, row = next(iter(kept.stored().items()))
     (changed,) = [name for name in ("total", "doc") if name in row]
@@ -253,6 +254,7 @@ def test_what_a_view_has_no_answer_to_is_refused(kept: Kept) -> None:
         ("select id from public.not_there", "refuses the query of view 'seen': relation"),
     ],
 )
+@pytest.mark.soak
 def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, query: str, words: str) -> None:
     connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
     side = ViewSide(connection, query=lambda: query, view="seen")

@@ -29,10 +29,8 @@ from stack.stack import NAMES, Endpoints, ServerStatus, Stack
 from stack.valkey import Valkey
 from tests.services import KAFKA_OVERRIDES, temporary_directory
 
-pytestmark = pytest.mark.live
-
-_own_servers = pytest.mark.soak
-"""Each starts and stops servers of its own, for ten seconds and more: only a change of stack/ can break it."""
+# Each starts and stops servers of its own, for ten seconds and more: only a change of stack/ can break it.
+pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +126,6 @@ def test_every_server_runs_and_says_where(mine: Stack, up: Endpoints) -> None:
     assert mine.endpoints() == up
 
 
-@pytest.mark.soak
 def test_the_source_can_be_decoded_and_the_warehouse_is_another_server(up: Endpoints) -> None:
     with psycopg.connect(up.source_dsn) as source, psycopg.connect(up.warehouse_dsn) as warehouse:
         assert source.execute("show wal_level").fetchone() == ("logical",)
@@ -138,7 +135,6 @@ def test_the_source_can_be_decoded_and_the_warehouse_is_another_server(up: Endpo
         assert source.execute(identity).fetchone() != warehouse.execute(identity).fetchone()
 
 
-@pytest.mark.soak
 def test_others_on_this_machine_need_the_password(up: Endpoints) -> None:
     for dsn in (up.source_dsn, up.warehouse_dsn):
         passfile = Path(str(conninfo_to_dict(dsn)["passfile"]))
@@ -148,7 +144,6 @@ def test_others_on_this_machine_need_the_password(up: Endpoints) -> None:
                 psycopg.connect(make_conninfo(dsn, passfile=os.devnull, **who))
 
 
-@pytest.mark.soak
 def test_a_lost_passfile_is_replaced_at_the_next_start(mine: Stack, up: Endpoints) -> None:
     write_row(up)
     counted = rows(up)
@@ -181,7 +176,6 @@ def test_nothing_listens_beyond_this_machine(mine: Stack, up: Endpoints) -> None
         assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}, server.name
 
 
-@pytest.mark.soak
 def test_up_twice_is_harmless(mine: Stack, up: Endpoints) -> None:
     before = pids(mine)
     assert mine.up() == up
@@ -201,7 +195,6 @@ def test_a_killed_server_comes_back_with_its_data_and_the_others_stay(mine: Stac
     assert {name for name, pid in pids(mine).items() if pid != before[name]} == {"postgres"}
 
 
-@pytest.mark.soak
 def test_a_killed_kafka_keeps_what_it_acknowledged(mine: Stack, up: Endpoints) -> None:
     write_message(up, "kept-by-kill")
     mine.kill("kafka")
@@ -209,8 +202,6 @@ def test_a_killed_kafka_keeps_what_it_acknowledged(mine: Stack, up: Endpoints) -
     assert messages(up, "kept-by-kill") == [b"kept"]
 
 
-@_own_servers
-@pytest.mark.soak
 def test_a_stopped_server_keeps_its_port_and_data(mine: Stack, up: Endpoints) -> None:
     with redis.Redis.from_url(up.redis_url) as client:
         client.set("kept", "yes")
@@ -227,7 +218,6 @@ def test_a_stopped_server_keeps_its_port_and_data(mine: Stack, up: Endpoints) ->
         assert search.count(index="kept")["count"] == 1
 
 
-@pytest.mark.soak
 def test_a_frozen_server_answers_nobody_until_it_thaws(mine: Stack, up: Endpoints) -> None:
     with psycopg.connect(up.source_dsn, autocommit=True) as connection:
         mine.freeze("postgres")
@@ -242,7 +232,6 @@ def test_a_frozen_server_answers_nobody_until_it_thaws(mine: Stack, up: Endpoint
     assert status(mine)["postgres"].state == "running"
 
 
-@pytest.mark.soak
 def test_up_thaws(mine: Stack, up: Endpoints) -> None:
     before = pids(mine)
     mine.freeze("valkey")
@@ -251,13 +240,11 @@ def test_up_thaws(mine: Stack, up: Endpoints) -> None:
     assert status(mine)["valkey"].state == "running"
 
 
-@pytest.mark.soak
 def test_a_server_that_runs_nowhere_can_not_be_killed(directory: Path) -> None:
     with pytest.raises(StackError, match="doesn't run"):
         Stack(directory).kill("kafka")
 
 
-@pytest.mark.soak
 def test_servers_that_nobody_asked_for_stay_down(directory: Path) -> None:
     stack = Stack(directory)
     try:
@@ -269,7 +256,6 @@ def test_servers_that_nobody_asked_for_stay_down(directory: Path) -> None:
         stack.down()
 
 
-@pytest.mark.soak
 def test_a_failed_start_shows_the_end_of_its_log(directory: Path) -> None:
     stack = Stack(directory, kafka_overrides={"num.io.threads": "many"}, light=True)
     with pytest.raises(StackError) as caught:
@@ -279,8 +265,6 @@ def test_a_failed_start_shows_the_end_of_its_log(directory: Path) -> None:
     assert stack.status()[2].state == "stopped"
 
 
-@_own_servers
-@pytest.mark.soak
 def test_a_failed_server_does_not_take_the_others_with_it(directory: Path) -> None:
     stack = Stack(directory)
     try:
@@ -298,8 +282,6 @@ def test_a_failed_server_does_not_take_the_others_with_it(directory: Path) -> No
         stack.down()
 
 
-@_own_servers
-@pytest.mark.soak
 def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = Valkey.ports
     with socket.create_server(("127.0.0.1", 0)) as faster:
@@ -314,7 +296,6 @@ def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, mo
             stack.down()
 
 
-@pytest.mark.soak
 def test_a_start_that_does_nothing_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _begin_with(monkeypatch, "import time; time.sleep(3600)")
     stack = Stack(directory, quiet_seconds=0.5)
@@ -323,8 +304,6 @@ def test_a_start_that_does_nothing_is_given_up(directory: Path, monkeypatch: pyt
     assert not [server for server in stack.status() if server.pid is not None]
 
 
-@_own_servers
-@pytest.mark.soak
 def test_a_start_that_gets_on_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes three times as long as one that does nothing may take."""
     go = directory / "go"
@@ -359,14 +338,11 @@ def _begin_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(Valkey, "prepare", prepared)
 
 
-@pytest.mark.soak
 def test_an_unknown_server_is_an_error(directory: Path) -> None:
     with pytest.raises(StackError, match="there is no server 'redis'"):
         Stack(directory).up(["redis"])
 
 
-@_own_servers
-@pytest.mark.soak
 def test_two_stacks_do_not_meet(mine: Stack, up: Endpoints, directory: Path) -> None:
     other = Stack(directory)
     try:
@@ -378,8 +354,6 @@ def test_two_stacks_do_not_meet(mine: Stack, up: Endpoints, directory: Path) -> 
         other.down()
 
 
-@_own_servers
-@pytest.mark.soak
 def test_servers_outlive_the_command_and_the_next_one_stops_them(directory: Path) -> None:
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "stack", *arguments, "--directory", str(directory), "--json"]
@@ -398,8 +372,6 @@ def test_servers_outlive_the_command_and_the_next_one_stops_them(directory: Path
     assert not any(is_alive(member) for member in family)
 
 
-@_own_servers
-@pytest.mark.soak
 def test_somebody_with_a_database_starts_only_what_they_lack(directory: Path) -> None:
     def lockstep(*arguments: str) -> str:
         command = [sys.executable, "-m", "lockstep", *arguments, "--directory", str(directory)]
@@ -414,7 +386,6 @@ def test_somebody_with_a_database_starts_only_what_they_lack(directory: Path) ->
         lockstep("down")
 
 
-@pytest.mark.soak
 def test_a_server_that_died_unseen_is_started_again(mine: Stack, up: Endpoints) -> None:
     pid = pids(mine)["valkey"]
     assert pid is not None
@@ -432,7 +403,6 @@ def test_down_leaves_no_process(mine: Stack, up: Endpoints) -> None:
     mine.down()
 
 
-@pytest.mark.soak
 def test_remove_leaves_nothing_of_ours_and_everything_else(directory: Path) -> None:
     private = directory / "private"
     private.mkdir(mode=0o700)
