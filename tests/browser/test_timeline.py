@@ -236,6 +236,7 @@ def test_each_of_the_four_actions_is_shown_as_the_source_has_it(browser: Browser
         assert tab.complaints == []
 
 
+@pytest.mark.soak
 def test_what_others_commit_comes_by_itself(browser: Browser, network: Timeline) -> None:
     user, friend = 3, network.rows("select followee_id from follows where follower_id = 3 and followee_id <> 3")[0]
     with opened(browser, network.address) as tab:

@@ -202,6 +202,7 @@ def test_a_capture_that_first_finds_no_server_still_takes_over_from_the_one_befo
 
 
 @pytest.mark.alone
+@pytest.mark.soak
 def test_the_server_hears_from_us_while_kafka_is_frozen(stack: Any, tmp_path: Path) -> None:
     """With a wal_sender_timeout shorter than the freeze: the connection would be dropped if nobody answered."""
     name = f"crash{os.getpid()}_{next(_numbers)}"

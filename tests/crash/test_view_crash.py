@@ -208,6 +208,7 @@ def test_a_state_from_before_what_the_sink_has_is_built_anew(
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
+@pytest.mark.soak
 def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
+@pytest.mark.soak
 def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
     """Nothing was delivered of it, so neither the sink nor an offset tells that it is of other topics."""
     from tests.events import Put

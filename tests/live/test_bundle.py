@@ -58,6 +58,7 @@ def _insert(pipeline: Pipeline, key: int) -> None:
         )
 
 
+@pytest.mark.soak
 def test_state_and_bundle_tell_positions_and_neither_values_nor_secrets(
     pipeline: Pipeline, spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

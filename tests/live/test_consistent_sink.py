@@ -178,6 +178,7 @@ def pipelines(endpoints: Endpoints, tmp_path: Path) -> Iterator[Callable[..., Pi
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.soak
 def test_readers_of_both_tables_see_whole_transactions_of_a_running_job(
     pipelines: Callable[..., Pipeline], spark: SparkSession, trigger: str
 ) -> None:

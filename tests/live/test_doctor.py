@@ -314,6 +314,7 @@ where = {{ "public.t" = "id > 7" }}
 
 
 @pytest.mark.busy
+@pytest.mark.soak
 def test_expressions_that_spark_would_not_take_are_found_with_all_their_faults(
     case: Case, endpoints: Endpoints, spark: SparkSession
 ) -> None:

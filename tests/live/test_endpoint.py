@@ -76,6 +76,7 @@ def test_a_server_of_the_stack_has_nothing_wrong(database: Database) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "since"), [("max_slot_wal_keep_size", "50GB", 0), ("idle_replication_slot_timeout", "2d", 180000)]
 )
+@pytest.mark.soak
 def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value: str, since: int) -> None:
     if alone.connection.info.server_version < since:
         pytest.skip("not in this version")

@@ -242,6 +242,7 @@ def test_a_killed_one_is_gone_on_with_and_nothing_stays_changed(captured: Captur
     assert SECRET.encode() not in b"".join(value or b"" for _, value in log_of(captured.client, topic))
 
 
+@pytest.mark.soak
 def test_a_dead_letter_of_the_row_is_removed_and_those_of_others_and_of_a_newer_row_stay(captured: Captured) -> None:
     topic = captured.topic("public.t")
     letters = DeadLetterTopic(captured.client, captured.name)

@@ -219,6 +219,7 @@ def test_a_limit_holds_for_its_sink_alone_and_whoever_stops_waits_for_none(
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_a_job_purges_what_was_deleted_and_the_log_read_again_brings_none_of_it_back(
     pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +258,7 @@ SIZES = pytest.mark.parametrize("settings", [{}, {"small_batch_rows": 0}], ids=[
 
 
 @SIZES
+@pytest.mark.soak
 def test_an_idle_job_rests_and_goes_on_when_something_comes(
     pipeline: Pipeline, spark: SparkSession, settings: dict[str, int]
 ) -> None:
@@ -370,6 +372,7 @@ def test_batches_over_topics_that_lose_records_are_short(pipeline: Pipeline, spa
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_nothing_of_a_topic_that_was_recreated_during_a_rest_is_applied(
     pipeline: Pipeline, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -600,6 +603,7 @@ def test_a_worker_that_is_killed_in_a_long_batch_is_replaced(pipeline: Pipeline,
 
 
 @pytest.mark.crash
+@pytest.mark.soak
 def test_workers_of_a_driver_that_was_killed_in_a_long_batch_change_nothing_and_end(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -741,6 +745,7 @@ def test_a_topic_that_was_recreated_is_refused_and_the_other_sinks_go_on(
     assert list(pipeline.rows(pipeline.warehouse_name, pipeline.warehouse)) == [2]
 
 
+@pytest.mark.soak
 def test_a_log_that_kafka_has_an_earlier_copy_of_is_refused_before_and_after_a_recovery(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -878,6 +883,7 @@ def test_a_column_that_comes_and_goes_in_one_transaction_ends_no_sink(
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.soak
 def test_a_query_that_has_ended_leaves_no_client_and_no_connection_open(
     pipeline: Pipeline, spark: SparkSession, trigger: str
 ) -> None:
@@ -930,6 +936,7 @@ def test_an_interrupt_of_the_terminal_stops_it_in_order(pipeline: Pipeline) -> N
     assert pipeline.rows() == pipeline.expected
 
 
+@pytest.mark.soak
 def test_sockets_of_workers_are_where_nobody_else_can_look(spark: SparkSession) -> None:
     directory = Path(spark.conf.get("spark.python.unix.domain.socket.dir") or "")
     assert spark.sparkContext.parallelize([1]).map(lambda number: number).collect() == [1]

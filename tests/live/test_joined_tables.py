@@ -164,6 +164,7 @@ def start_shop(endpoints: Endpoints, database: Database, tmp_path: Path) -> Iter
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.soak
 def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
     trigger: str, start_shop: StartShop, spark: SparkSession
 ) -> None:

@@ -25,7 +25,7 @@ from jobs.spark.arrow_map import ArrowMap
 from jobs.spark.source import portable_client, range_frame, read_topics
 from stack.stack import Endpoints
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = pytest.mark.live
 
 NAMES = ("key", "value", "topic", "partition", "offset", "tombstone_tag", "timestamp_ms")
 SCHEMA = "key binary, value binary, topic string, partition int, offset long, tombstone_tag binary, timestamp_ms long"
@@ -119,6 +119,7 @@ def through_tasks(
     return rows(ArrowMap(see, SCHEMA)(frame).toArrow().to_batches()), frame.rdd.getNumPartitions()
 
 
+@pytest.mark.busy
 def test_tasks_read_what_spark_reads(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     three_partitions, two_partitions = log.topic(3), log.topic(2)
     numbers = itertools.count()

@@ -239,6 +239,7 @@ def _forget_identities(pipeline: Pipeline) -> None:
 @pytest.mark.parametrize(
     "kind", ["warehouse", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("opensearch", "delta"))]
 )
+@pytest.mark.soak
 def test_a_view_whose_result_was_lost_stops_and_says_so(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +313,7 @@ def _check_ended_or_whole(pipeline: Pipeline, job: Job) -> None:
 
 
 @pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.soak
 def test_a_redis_that_was_emptied_is_told(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
 ) -> None:
@@ -344,6 +346,7 @@ def test_a_cluster_that_has_lost_a_sinks_bookkeeping_is_told(
 # Other generations than the live one
 
 
+@pytest.mark.soak
 def test_a_generation_that_has_lost_a_table_is_not_switched_to_nor_built_on(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -73,6 +73,7 @@ def _asked(url: str, expression: str) -> list[float]:
         return []
 
 
+@pytest.mark.soak
 def test_prometheus_finds_what_was_written(pipeline: Pipeline, tmp_path: Path) -> None:
     needs("prometheus")
     capture_at, apply_at = (f"127.0.0.1:{pick(None, taken=())}" for _ in range(2))

@@ -181,6 +181,7 @@ def test_every_store_shows_what_its_settings_say_and_a_comparison_agrees(
     assert "the salt of this sink's hashes isn't the one" in other.wait_for("SinkFailed")["error"]
 
 
+@pytest.mark.soak
 def test_expressions_that_mean_nothing_are_all_reported_at_once(pipeline: Pipeline, spark: SparkSession) -> None:
     name = pipeline.name
     text = (

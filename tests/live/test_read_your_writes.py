@@ -117,6 +117,7 @@ def test_ten_thousand_waits_are_never_early(running: Running, client: Client) ->
     _read_after_waits(running, client, 10_000)
 
 
+@pytest.mark.soak
 def test_an_idle_source_keeps_nobody_waiting_and_tasks_hold_no_threads(running: Running, client: Client) -> None:
     async def wait_often() -> list[bool]:
         async with await psycopg.AsyncConnection.connect(running.endpoints.source_dsn) as connection:

@@ -587,6 +587,7 @@ def test_a_row_that_was_erased_before_it_was_posted_never_is(
     assert [document["row"] for document in receiver.documents][1:] == [{"id": 1, "note": "new"}]
 
 
+@pytest.mark.soak
 def test_they_are_listed_shown_posted_again_and_given_up_by_the_commands_of_rejections(
     endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

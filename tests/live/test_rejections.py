@@ -52,6 +52,7 @@ LABELS = table(column("name"), column("note"), name=TableName("public", "labels"
 EXTRAS = table(name=TableName("public", "extras"))
 WIDER = table(*EXTRAS.columns, column("more"), name=EXTRAS.name)
 KINDS = ("search", "cache", "warehouse")
+_ONE_AT_EACH_CHANGE = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS[1:])]
 TOO_LONG = "very secret " * 1_000  # for the cache's max_value_bytes
 _names = itertools.count(1)
 _ids = itertools.count(1)
@@ -229,7 +230,7 @@ def assert_job_goes_on(running: Running, kind: str) -> None:
     assert not [seen for seen in running.job.reports if seen["report"] == "SinkFailed"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _ONE_AT_EACH_CHANGE)
 def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(running: Running, kind: str) -> None:
     assert running.job is not None
     seen_before = len(running.job.reports)
@@ -283,6 +284,7 @@ def test_they_are_listed_without_their_values(running: Running, command: Command
     assert (code, "secret" in text) == (0, False)
 
 
+@pytest.mark.soak
 def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, command: Command) -> None:
     bad = poison("cache")
     running.apply(bad.bad)
@@ -302,6 +304,7 @@ def test_one_is_shown_and_its_value_only_when_asked_for(running: Running, comman
 
 
 @pytest.mark.parametrize("kind", [pytest.param("search", marks=pytest.mark.soak), "cache"])
+@pytest.mark.soak
 def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running, kind: str) -> None:
     bad, gone = poison(kind), poison(kind)
     running.apply(bad.bad, gone.bad)
@@ -396,7 +399,7 @@ def test_two_retries_at_once_do_it_once(running: Running) -> None:
         assert running.row("cache", example.bad) == example.bad.row
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", _ONE_AT_EACH_CHANGE)
 def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command: Command, kind: str) -> None:
     older_lsn = running.log.lsn
     running.apply(neighbour(kind))
@@ -582,6 +585,7 @@ def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> 
     assert [dead_letter.tag for dead_letter in idle.open("cache").values()] == [newer.tag]
 
 
+@pytest.mark.soak
 def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
     older, newer, other = idle.rejected(order("1")), idle.rejected(order("2")), idle.rejected(order("3"))
     keep(idle.dead_letters("cache"), older, max_open=9)
@@ -593,6 +597,7 @@ def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
     assert idle.open("cache").keys() == {newer.key.decode(), other.key.decode()}
 
 
+@pytest.mark.soak
 def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) -> None:
     gone = idle.rejected(order("1"), of=table(name=TableName("public", "former")))
     idle.dead_letters("cache").publish([idle.rejected(order("1")), gone], rejected_at_ms=1)

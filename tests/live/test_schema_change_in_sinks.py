@@ -383,6 +383,7 @@ def test_a_column_that_took_the_name_of_one_that_was_dropped_comes_with_a_copy(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_warehouse_that_follows_renames_and_drops_its_columns(database: Database, follow: Follow) -> None:
     database.execute(*SETUP)
     followed = follow("warehouse", settings='schema_changes = "follow"')

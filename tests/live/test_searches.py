@@ -141,6 +141,7 @@ def test_a_search_that_is_removed_matches_nothing_and_its_name_can_have_another_
         ({"match": {"skill": {"query": "x", "analyzer": "nobodys"}}}, "analyzer"),
     ],
 )
+@pytest.mark.soak
 def test_a_query_that_the_index_cannot_take_is_refused_with_the_reason(
     sink: SearchedSink, query: dict[str, object], reason: str
 ) -> None:
@@ -284,6 +285,7 @@ def test_a_row_that_is_erased_leaves_what_was_told_of_it(sink: SearchedSink) -> 
     assert all((leftover.until_ms or 0) > time.time() * 1000 + day_ms * 0.9 for leftover in place.left)
 
 
+@pytest.mark.soak
 def test_searches_tell_what_the_source_says_after_traffic_at_random(sink: SearchedSink) -> None:
     chance = random.Random(7)
     sink.add("bern", IN_BERN)

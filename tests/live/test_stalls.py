@@ -138,6 +138,7 @@ def frozen(stack: Services, server: str) -> Iterator[None]:
         stack.thaw(server)
 
 
+@pytest.mark.soak
 def test_on_an_idle_pipeline_nothing_hangs_and_nobody_is_behind(running: Running) -> None:
     for _ in range(_QUIET_LOOKS):
         lag = running.look()
@@ -233,6 +234,7 @@ def test_rows_that_opensearch_has_and_no_search_finds_are_named(running: Running
 @pytest.mark.parametrize(
     ("server", "sink"), [("valkey", "cache"), pytest.param("opensearch", "search", marks=pytest.mark.soak)]
 )
+@pytest.mark.soak
 def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: str, sink: str) -> None:
     with frozen(running.stack, server):
         stage = running.until_worst(lambda stage: stage.name == f"applied: {running.pipeline.name}_{sink}")
@@ -263,6 +265,7 @@ def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoint
     running.until_well()
 
 
+@pytest.mark.soak
 def test_a_source_that_hangs_is_named_with_its_address(running: Running) -> None:
     with frozen(running.stack, "postgres"):
         stage = running.until_worst(lambda stage: stage.name == "WAL end")

@@ -102,6 +102,7 @@ def test_searches_with_and_without_a_click_come_once_each(
     assert streams.figures().results == 3
 
 
+@pytest.mark.soak
 def test_what_spark_drops_as_late_is_on_the_side_topic_with_its_lateness(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -262,6 +263,7 @@ def test_a_partition_that_joins_before_or_after_a_batch_is_read(
     assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 
+@pytest.mark.soak
 def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -309,7 +311,7 @@ def test_a_result_that_somebody_has_emptied_stops_the_query_until_it_is_built_ag
     assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 
-@pytest.mark.parametrize("are_figures_stored", [False, True])
+@pytest.mark.parametrize("are_figures_stored", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, are_figures_stored: bool
 ) -> None:

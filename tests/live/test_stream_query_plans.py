@@ -36,20 +36,25 @@ JOIN = "select s.id from searches s join clicks c on c.search_id = s.id"
 @pytest.mark.parametrize(
     ("sql", "streams"),
     [
-        ("select id, n, received_at from searches where n > 1", ["searches"]),
-        ("select id, search_id as ID from searches", ["searches"]),
-        ("select id, kind, `user-id`, `@version` from searches", ["searches"]),
-        (f"{JOIN} and c.at between s.at and s.at + interval '10 minutes'", ["clicks", "searches"]),
-        (
-            f"{JOIN} and c.at >= s.at - interval '1 second' and c.at <= s.at + interval '10 minutes'",
-            ["clicks", "searches"],
+        *(
+            pytest.param(sql, streams, marks=pytest.mark.soak)
+            for sql, streams in (
+                ("select id, n, received_at from searches where n > 1", ["searches"]),
+                ("select id, search_id as ID from searches", ["searches"]),
+                ("select id, kind, `user-id`, `@version` from searches", ["searches"]),
+                (
+                    f"{JOIN} and c.at >= s.at - interval '1 second' and c.at <= s.at + interval '10 minutes'",
+                    ["clicks", "searches"],
+                ),
+                ("with recent as (select id, at from searches) select id from recent", ["searches"]),
+            )
         ),
+        (f"{JOIN} and c.at between s.at and s.at + interval '10 minutes'", ["clicks", "searches"]),
         (
             "select search_id as id, window(at, '1 hour').start as since, count(*) as n from searches"
             " group by search_id, window(at, '1 hour')",
             ["searches"],
         ),
-        ("with recent as (select id, at from searches) select id from recent", ["searches"]),
     ],
 )
 def test_a_query_that_spark_keeps_in_bounds_is_taken(spark: SparkSession, sql: str, streams: list[str]) -> None:

@@ -60,6 +60,7 @@ def test_times_that_no_clock_has_are_malformed_and_stop_nothing(spark: SparkSess
         ("1 div (length(id) - 6)", "DIVIDE_BY_ZERO (SQLSTATE 22012)"),
     ],
 )
+@pytest.mark.soak
 def test_an_expression_that_fails_is_told_without_the_value(
     spark: SparkSession, expression: str, expected: str
 ) -> None:

@@ -478,6 +478,7 @@ def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.generations.asides._PAUSE_FIRST_S", 1)
 
 
+@pytest.mark.soak
 def test_a_table_that_failed_is_tried_again_by_itself_and_comes_back_whole(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -752,6 +753,7 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         opened.sink.close()
 
 
+@pytest.mark.soak
 def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.both(1, "first")
     with pipeline.job(spark) as job:
@@ -784,6 +786,7 @@ def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
     assert pipeline.rows(ITEMS) == {1: "first"}
 
 
+@pytest.mark.soak
 def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
     pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

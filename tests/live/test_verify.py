@@ -316,8 +316,13 @@ def broken(running: Running, request: pytest.FixtureRequest) -> Broken:
 # Sinks that are right.
 
 
-@pytest.mark.parametrize("against", ["source", "topic"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "against"),
+    [
+        *((kind, "source") for kind in KINDS),
+        *(pytest.param(kind, "topic", marks=() if kind == "search" else pytest.mark.soak) for kind in KINDS),
+    ],
+)
 def test_a_right_sink_is_equal(running: Running, kind: str, against: str) -> None:
     report = verified(running.config, running.options(kind, against=against))
 
@@ -490,7 +495,9 @@ def test_a_repair_mends_all_that_an_event_can_mend(running: Running, broken: Bro
 # Chosen keys, and another generation.
 
 
-@pytest.mark.parametrize("changes", [{"generation": 7}, {"against": "7"}], ids=str)
+@pytest.mark.parametrize(
+    "changes", [{"generation": 7}, pytest.param({"against": "7"}, marks=pytest.mark.soak)], ids=str
+)
 def test_a_generation_that_is_not_there_is_reported_at_once(running: Running, changes: dict[str, Any]) -> None:
     with pytest.raises(LockstepError, match="has no generation 7") as caught:
         verified(running.config, running.options("warehouse", **changes))
@@ -515,7 +522,13 @@ def test_chosen_keys_are_compared_without_reading_the_tables(running: Running) -
     assert running.table(mended).repaired == (b'{"id":20}',)
 
 
-@pytest.mark.parametrize("text", ['{"id": "20"}', '{"number": 20}', "20", "{", '{"id": true}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"number": 20}',
+        *(pytest.param(text, marks=pytest.mark.soak) for text in ('{"id": "20"}', "20", "{", '{"id": true}')),
+    ],
+)
 def test_keys_that_no_row_can_have_are_refused(running: Running, text: str) -> None:
     with pytest.raises(ConfigurationError, match="--keys"):
         verified(running.config, running.options("cache", tables=(f"{running.schema}.account",), keys=(text,)))
@@ -543,6 +556,7 @@ def second_generation(running: Running) -> Iterator[SinkSettings]:
     new.sink.close()
 
 
+@pytest.mark.soak
 def test_a_generation_is_compared_with_another(running: Running, second_generation: SinkSettings) -> None:
     options = running.options("cache", generation=2, settings=second_generation, against="1")
     equal = verified(running.config, options)
@@ -559,6 +573,7 @@ def test_a_generation_is_compared_with_another(running: Running, second_generati
 
 
 @pytest.mark.parametrize("keys", [(), ('{"id": 30}',)])
+@pytest.mark.soak
 def test_columns_that_the_sink_leaves_out_are_not_missed(
     running: Running, second_generation: SinkSettings, keys: tuple[str, ...]
 ) -> None:
@@ -586,6 +601,7 @@ def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None
     assert running.table(repaired).repaired == (key,)
 
 
+@pytest.mark.soak
 def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running: Running) -> None:
     update = f"update {running.schema}.account set owner = 'owner ' || clock_timestamp() where id between 35 and 37"
     steps: list[Step] = []
@@ -611,6 +627,7 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
     assert not hot & {*table_report.undecided, *(difference.key for difference in table_report.differences)}
 
 
+@pytest.mark.soak
 def test_what_comes_after_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sink that is just at the mark has the version before, which must be among the expected ones."""
     key, table = b'{"id":38}', running.shape(TableName(running.schema, "account"))
@@ -663,6 +680,7 @@ def test_a_server_that_goes_away_while_it_is_read_is_read_again(
     assert running.table(report, "entry").differences == ()
 
 
+@pytest.mark.soak
 def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running: Running) -> None:
     assert running.pipeline.stop(running.capture) == 0
     Cache(running).change(32, {"owner": "somebody"})

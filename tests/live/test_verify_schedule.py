@@ -53,6 +53,7 @@ def _compare_when_due(pipeline: Pipeline, schedule: VerifySchedule, now_ms: int)
     return until(lambda: (kept := _kept(pipeline)) != before and kept, seconds=_PATIENCE_S)
 
 
+@pytest.mark.soak
 def test_what_a_due_comparison_found_is_kept_shown_and_not_done_again(pipeline: Pipeline) -> None:
     sink = f"{pipeline.name}_cache"
     schedule = VerifySchedule(pipeline.config, pipeline.path)

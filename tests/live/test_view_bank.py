@@ -60,6 +60,7 @@ def pipeline(view_pipelines: Callable[..., ViewPipeline]) -> ViewPipeline:
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.soak
 def test_a_reader_sees_whole_transactions_of_a_running_job(
     pipeline: ViewPipeline, spark: SparkSession, trigger: str
 ) -> None:

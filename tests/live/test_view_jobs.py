@@ -66,6 +66,7 @@ def test_who_applies_once_says_that_no_progress_record_came(
     assert pipeline.rows(settings) == pipeline.states[lsn]
 
 
+@pytest.mark.soak
 def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gone(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_task_tells_how_far_a_building_is_from_its_begin_to_its_end(
     assert stepped.view.counters.transactions == 8
 
 
+@pytest.mark.soak
 def test_a_whole_result_that_was_interrupted_goes_on_as_a_building_and_gives_back_its_space(
     view_pipelines: Callable[..., ViewPipeline], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -284,6 +286,7 @@ def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
     assert pipeline.steps()[-1] == (lsn, pipeline.states[lsn])
 
 
+@pytest.mark.soak
 def test_a_job_keeps_the_topic_of_a_view_until_its_generation_is_removed(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:

@@ -26,6 +26,7 @@ def celebrity(pipeline: ViewPipeline, followers: int) -> int:
     )
 
 
+@pytest.mark.soak
 def test_a_step_that_changes_more_rows_than_the_limit_is_not_kept_and_one_that_may_is(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:

@@ -128,6 +128,7 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
     assert "no job keeps it" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_view_without_a_state_here_has_its_plan_all_the_same(
     pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_view_without_a_state_here_has_its_plan_all_the_same(
     assert explained["plan_without_figures"] == "nothing of it is there yet"
 
 
+@pytest.mark.soak
 def test_a_view_that_isnt_there_is_said_to_be_none(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["views", "explain", "other", "--config", str(pipeline.path)]) == 2
     assert f"views of this configuration: {pipeline.name}_sums" in capsys.readouterr().err
