@@ -15,13 +15,6 @@ from tests.contract.items import counts, item, patiently, rows_of
 from tests.examples import examples
 
 
-def test_the_first_generation_becomes_live_by_itself(destination: Destination, name: str) -> None:
-    opened = destination.opened(name, 1)
-    assert opened.generations.live() is None
-    opened.sink.prepare([ITEMS])
-    assert opened.generations.live() == 1
-
-
 def test_a_second_generation_is_built_beside_the_first_and_switched(destination: Destination, name: str) -> None:
     old = destination.opened(name, 1, ITEMS)
     new = destination.opened(name, 2, ITEMS)
@@ -30,17 +23,17 @@ def test_a_second_generation_is_built_beside_the_first_and_switched(destination:
     assert (new.generations.live(), rows_of(old.sink), rows_of(new.sink)) == (1, {"(1,)": "old"}, {"(1,)": "rebuilt"})
     new.generations.switch()
     assert old.generations.live() == 2
+    with pytest.raises(LockstepError, match="live"):
+        new.generations.drop()
     old.generations.switch()
     assert new.generations.live() == 1
+    with pytest.raises(LockstepError, match="doesn't exist"):
+        destination.opened(name, 9).generations.switch()
 
 
-def test_the_live_generation_is_not_dropped(destination: Destination, name: str) -> None:
-    opened = destination.opened(name, 1, ITEMS)
-    with pytest.raises(LockstepError, match="live"):
-        opened.generations.drop()
-
-
-def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, name: str) -> None:
+def test_a_dropped_generation_leaves_the_others_alone_and_can_be_built_again(
+    destination: Destination, name: str
+) -> None:
     old = destination.opened(name, 1, ITEMS)
     new = destination.opened(name, 2, ITEMS)
     old.sink.apply(batch(item(1, "old", 1)))
@@ -52,20 +45,7 @@ def test_a_dropped_generation_leaves_the_others_alone(destination: Destination, 
     assert destination.opened(name, 1).generations.load_progress() is None
     with pytest.raises(LockstepError):
         destination.sink(name, 1).apply(batch(item(1, "late", 2)))
-
-
-def test_a_generation_that_never_was_is_not_switched_to(destination: Destination, name: str) -> None:
-    destination.sink(name, 1, ITEMS)
-    with pytest.raises(LockstepError, match="doesn't exist"):
-        destination.opened(name, 9).generations.switch()
-
-
-def test_a_dropped_generation_can_be_built_again(destination: Destination, name: str) -> None:
-    destination.sink(name, 1, ITEMS).apply(batch(item(1, "kept", 1)))
-    second = destination.opened(name, 2, ITEMS)
-    second.sink.apply(batch(item(1, "first try", 1)))
-    second.generations.drop()
-    again = destination.sink(name, 2, ITEMS)
+    again = destination.sink(name, 1, ITEMS)
     assert rows_of(again) == {}
     assert counts(again.apply(batch(item(1, "second try", 1)))) == (1, 0, 0)
 
@@ -93,17 +73,28 @@ def test_a_live_generation_stays_live_whatever_is_prepared(destination: Destinat
 
 def test_generations_are_listed_while_they_exist(destination: Destination, name: str) -> None:
     first = destination.opened(name, 1)
-    assert first.generations.numbers() == []
+    assert (first.generations.numbers(), first.generations.live(), first.generations.load_progress()) == (
+        [],
+        None,
+        None,
+    )
     destination.sink(name, 10, ITEMS)
     destination.sink(name, 2, ITEMS)
     first.sink.prepare([ITEMS])
+    assert first.generations.live() == 10, "the first one becomes live by itself"
     assert (first.generations.numbers(), destination.opened(name, 99).generations.numbers()) == ([1, 2, 10], [1, 2, 10])
     destination.opened(name, 2).generations.drop()
     assert first.generations.numbers() == [1, 10]
     assert destination.opened(f"{name}x", 1).generations.numbers() == []
 
 
-@pytest.mark.parametrize("columns", [ITEMS.columns, (column("note"), column("id", "int8"), column("number", "int4"))])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        pytest.param(ITEMS.columns, marks=pytest.mark.soak),
+        (column("note"), column("id", "int8"), column("number", "int4")),
+    ],
+)
 def test_a_reader_misses_nothing_while_generations_are_switched(
     destination: Destination, name: str, columns: tuple[Any, ...]
 ) -> None:
@@ -159,41 +150,27 @@ def test_a_note_is_seen_by_every_generation_and_process(destination: Destination
     writer.records.save("g2.state", None)
     writer.records.save("g2.state", None)
     assert reader.records.load("g2.state") is None
-
-
-def test_several_notes_are_read_at_once(destination: Destination, name: str) -> None:
-    writer, reader = destination.opened(name, 1), destination.opened(name, 2)
-    assert reader.records.load_all(["g1.state", "last"]) == {}
-    for note, text in {"g1.state": "", "last": 'odd "text" 100% \\ ü', "g2.state": "not asked for"}.items():
+    texts = {"g1.state": "", "last": 'odd "text" 100% \\ ü', "g2.state": "not asked for"}
+    for note, text in texts.items():
         writer.records.save(note, text)
-    assert reader.records.load_all(["last", "g1.state", "g3.state"]) == {"g1.state": "", "last": 'odd "text" 100% \\ ü'}
-    assert reader.records.load_all([]) == {}
-    assert destination.opened(f"{name}x", 2).records.load_all(["last"]) == {}
-    writer.records.save("last", None)
-    assert reader.records.load_all(["last", "g1.state"]) == {"g1.state": ""}
-
-
-def test_notes_and_progress_are_kept_apart(destination: Destination, name: str) -> None:
-    opened = destination.opened(name, 1, ITEMS)
-    for note in ("g1", "progress", "g1.progress", "live", "notes"):
-        opened.records.save(note, f"note {note}")
-    opened.generations.save_progress(progress(7))
-    assert opened.generations.load_progress() == progress(7)
-    assert opened.records.load("g1") == "note g1"
-    assert opened.generations.live() == 1
+    assert reader.records.load_all(["last", "g1.state", "g3.state"]) == {"g1.state": "", "last": texts["last"]}
+    assert reader.records.load_all([]) == destination.opened(f"{name}x", 2).records.load_all(["last"]) == {}
 
 
 def test_a_dropped_generation_takes_its_notes_along(destination: Destination, name: str) -> None:
     destination.sink(name, 1, ITEMS)
     dropped = destination.opened(name, 2, ITEMS)
-    notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a"]
+    notes = ["g2.a", "g2.b.c", "g2", "g20.a", "g1.a", "other-g2.a", "g2_a", "g2-a", "progress", "live", "notes"]
     for note in notes:
         dropped.records.save(note, note)
+    dropped.generations.save_progress(progress(7))
+    assert dropped.generations.load_progress() == progress(7)
+    assert dropped.generations.live() == 1
     dropped.generations.drop()
     assert {note for note in notes if dropped.records.load(note) is None} == {"g2.a", "g2.b.c"}
 
 
-@pytest.mark.parametrize("note", ["first", "second"])
+@pytest.mark.parametrize("note", ["first", pytest.param("second", marks=pytest.mark.soak)])
 def test_a_note_is_created_by_one_of_many_at_once(destination: Destination, name: str, note: str) -> None:
     """Also where the sink has nothing yet."""
     if note == "second":
@@ -235,8 +212,11 @@ def test_a_note_is_created_again_once_it_was_removed(destination: Destination, n
 
 def test_progress_comes_back_as_it_was_saved(destination: Destination, name: str) -> None:
     opened = destination.opened(name, 1, ITEMS)
-    assert opened.generations.load_progress() is None
+    second = destination.opened(name, 2, ITEMS)
     opened.generations.save_progress(progress(1))
+    assert second.generations.load_progress() is None
+    second.generations.save_progress(progress(2))
+    assert opened.generations.load_progress() == progress(1)
     whole = progress(
         0xFFFF_FFFF_FFFF_FFFF,
         skipped={("shop.public.a", 3): 9},
@@ -326,7 +306,7 @@ def test_a_part_that_was_left_out_and_is_read_after_all_is_no_loss(destination: 
         assert job.generations.load_progress() == read
 
 
-@pytest.mark.parametrize("begins", ["with nothing", "later"])
+@pytest.mark.parametrize("begins", [pytest.param("with nothing", marks=pytest.mark.soak), "later"])
 def test_a_job_that_was_overtaken_hides_nothing_of_what_the_other_has_applied(
     destination: Destination, name: str, begins: str
 ) -> None:
@@ -348,18 +328,6 @@ def test_a_job_that_was_overtaken_hides_nothing_of_what_the_other_has_applied(
         zombie.generations.save_progress(reached(2))
     other.sink.claim()
     other.generations.save_progress(reached(6))
-
-
-def test_each_generation_has_its_own_progress(destination: Destination, name: str) -> None:
-    destination.opened(name, 1, ITEMS).generations.save_progress(progress(1))
-    second = destination.opened(name, 2, ITEMS)
-    assert second.generations.load_progress() is None
-    second.generations.save_progress(progress(2))
-    assert destination.opened(name, 1).generations.load_progress() == progress(1)
-
-
-def test_nothing_is_known_before_prepare(destination: Destination, name: str) -> None:
-    assert destination.opened(name, 1).generations.load_progress() is None
 
 
 @pytest.mark.writers

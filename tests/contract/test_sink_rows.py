@@ -25,19 +25,18 @@ from tests.examples import examples
 # A batch's order
 
 
-def test_the_same_batch_twice_changes_nothing(destination: Destination, name: str) -> None:
+def test_only_newer_versions_of_a_row_change_it(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, ITEMS)
-    events = [item(1, "a", 1), item(2, "b", 1), gone(3, 1)]
-    assert counts(sink.apply(batch(*events))) == (3, 0, 0)
-    assert counts(sink.apply(batch(*events))) == (0, 3, 0)
-    assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
-
-
-def test_an_older_batch_after_a_newer_one_changes_nothing(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(item(1, "new", 2), item(2, "only", 2)))
-    assert counts(sink.apply(batch(item(1, "old", 1), item(3, "other", 1)))) == (1, 1, 0)
-    assert rows_of(sink) == {"(1,)": "new", "(2,)": "only", "(3,)": "other"}
+    assert counts(sink.apply(batch())) == (0, 0, 0)
+    events = [item(1, "a", 2), item(2, "b", 2), item(3, "c", 1), gone(4, 3)]
+    assert counts(sink.apply(batch(*events))) == (4, 0, 0)
+    assert counts(sink.apply(batch(*events))) == (0, 4, 0), "the same again"
+    assert counts(sink.apply(batch(gone(2, 4), gone(3, tag(4, 1)), item(7, "moved", tag(4, 2))))) == (3, 0, 0)
+    late = [item(1, "old", 1), item(2, "deleted", 3), item(3, "moved", 2), item(4, "never was here", 2)]
+    assert counts(sink.apply(batch(*late, item(5, "other", 1)))) == (1, 4, 0)
+    assert rows_of(sink) == {"(1,)": "a", "(5,)": "other", "(7,)": "moved"}
+    assert counts(sink.apply(batch(item(2, "again", 5), item(4, "at last", 5)))) == (2, 0, 0)
+    assert rows_of(sink) == {"(1,)": "a", "(2,)": "again", "(4,)": "at last", "(5,)": "other", "(7,)": "moved"}
 
 
 def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination: Destination, name: str) -> None:
@@ -51,50 +50,6 @@ def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination
     assert rows_of(sink) == {"(1,)": "right", "(2,)": "newer", "(4,)": "there after all", "(5,)": "new"}
     assert counts(sink.apply(batch(item(1, "wrong again", 1)))) == (0, 1, 0)
     assert rows_of(sink)["(1,)"] == "right"
-
-
-def test_an_empty_batch_is_fine(destination: Destination, name: str) -> None:
-    assert counts(destination.sink(name, 1, ITEMS).apply(batch())) == (0, 0, 0)
-
-
-def test_a_deleted_row_stays_deleted_when_a_stale_write_comes(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(item(1, "a", 1)))
-    sink.apply(batch(gone(1, 3)))
-    assert counts(sink.apply(batch(item(1, "stale", 2)))) == (0, 1, 0)
-    assert rows_of(sink) == {}
-
-
-def test_a_row_that_never_was_here_stays_deleted_too(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(gone(1, 3)))
-    sink.apply(batch(item(1, "stale", 2)))
-    assert rows_of(sink) == {}
-
-
-def test_a_deleted_row_can_be_inserted_again(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(item(1, "first", 1)))
-    sink.apply(batch(gone(1, 2)))
-    sink.apply(batch(item(1, "second", 3)))
-    assert rows_of(sink) == {"(1,)": "second"}
-
-
-def test_a_changed_key_moves_the_row(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    sink.apply(batch(item(1, "a", 1)))
-    sink.apply(batch(gone(1, tag(2, 1)), item(7, "a", tag(2, 2))))
-    assert rows_of(sink) == {"(7,)": "a"}
-
-
-def test_the_newest_of_many_changes_wins_whatever_their_order(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    count = examples(200)
-    changes = [item(1, f"v{n}", tag(n // 10, 1 + n % 10)) for n in range(count)]
-    random.Random(7).shuffle(changes)
-    for change in changes:
-        sink.apply(batch(change))
-    assert rows_of(sink) == {"(1,)": f"v{count - 1}"}
 
 
 @pytest.mark.parametrize("last", ["row", "deletion", "later transaction", "later deletion"])
@@ -124,7 +79,7 @@ def test_changes_beyond_4095_of_one_transaction_end_with_the_newest_whatever_the
         assert rows_of(sink) == wanted, f"once more, seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_changes_beyond_4095_of_one_transaction_may_come_in_any_order(
     destination: Destination, name: str, seed: int
 ) -> None:
@@ -159,7 +114,7 @@ def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destinati
         picks = random.Random(seed)
         patient = patiently(opened, []).sink
         try:
-            for _ in range(30):
+            for _ in range(examples(10)):
                 keys = picks.sample(range(20), 10)
                 at = picks.randrange(1, 500)
                 patient.apply(batch(*(item(key, f"commit {at}", at) for key in keys)))
@@ -178,35 +133,21 @@ def test_two_writers_on_the_same_keys_end_with_the_newest(destination: Destinati
     assert rows_of(destination.sink(name, 1)) == {f"({key},)": f"commit {at}" for key, at in newest_of.items()}
 
 
-def test_a_poison_row_is_rejected_and_its_neighbours_are_applied(destination: Destination, name: str) -> None:
+def test_poison_rows_are_rejected_without_their_values_and_their_neighbours_are_applied(
+    destination: Destination, name: str
+) -> None:
     sink = destination.sink(name, 1, ITEMS)
-    bad = item(50, "bad", 1)
-    bad = replace(bad, row={**(bad.row or {}), **destination.poison})
-    events = [item(n, f"n{n}", 1) for n in range(100) if n != 50]
-    outcome = sink.apply(batch(*events[:40], bad, *events[40:]))
-    assert counts(outcome) == (99, 0, 1)
-    assert outcome.rejections[0].event == bad
-    assert rows_of(sink) == {f"({n},)": f"n{n}" for n in range(100) if n != 50}
-
-
-def test_a_rejection_has_a_reason_without_the_rows_values(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    bad = item(50, "secret-note", 1)
-    bad = replace(bad, row={**(bad.row or {}), **destination.poison})
-    (rejection,) = sink.apply(batch(bad)).rejections
-    assert rejection.reason
-    for secret in ("secret-note", POISON, str(2**40)):
-        assert secret not in rejection.reason
-
-
-def test_several_poison_rows_are_found(destination: Destination, name: str) -> None:
-    sink = destination.sink(name, 1, ITEMS)
-    events = [item(n, f"n{n}", 1) for n in range(64)]
-    for n in (0, 17, 18, 63):
+    events = [item(n, f"secret-note {n}", 1) for n in range(64)]
+    poisoned = (0, 17, 18, 63)
+    for n in poisoned:
         events[n] = replace(events[n], row={**(events[n].row or {}), **destination.poison})
     outcome = sink.apply(batch(*events))
     assert counts(outcome) == (60, 0, 4)
-    assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [0, 17, 18, 63]  # type: ignore[type-var]
+    assert sorted(rejection.event.key["id"] for rejection in outcome.rejections) == [*poisoned]  # type: ignore[type-var]
+    assert all(rejection.event in events and rejection.reason for rejection in outcome.rejections)
+    for secret in ("secret-note", POISON, str(2**40)):
+        assert not [rejection.reason for rejection in outcome.rejections if secret in rejection.reason]
+    assert rows_of(sink) == {f"({n},)": f"secret-note {n}" for n in range(64) if n not in poisoned}
 
 
 @given(history=histories())
@@ -224,7 +165,7 @@ def test_any_order_and_repetition_ends_in_the_same_rows(history: tuple[list[RowE
 @given(history=histories())
 @settings(
     deadline=None,
-    max_examples=examples(12),
+    max_examples=examples(5),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_order_and_repetition_ends_in_the_same_rows_on_servers(

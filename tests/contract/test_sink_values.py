@@ -13,6 +13,11 @@ from tests.contract.destinations import ITEMS, KEYED, Destination
 from tests.contract.items import ODD, PLAIN, VALUES, counts, gone, item, rows_of
 
 
+def _seldom(*values: Any) -> Any:
+    """Others show the same but for the type."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 def test_every_value_comes_back_as_it_was_applied(destination: Destination, name: str) -> None:
     sink = destination.sink(name, 1, VALUES)
     rows = [PLAIN, *({**PLAIN, "id": number, **odd} for number, odd in enumerate(ODD, 2))]
@@ -56,8 +61,8 @@ def test_odd_single_keys_stay_apart(destination: Destination, name: str) -> None
     [
         (column("k", "numeric"), "1.0", "1.00"),
         (column("k", "float8"), 0, -0.0),
-        (column("k", "interval"), "1 day", "24:00:00"),
-        (column("k", "numeric", is_array=True), ["1.0"], ["1.00"]),
+        _seldom(column("k", "interval"), "1 day", "24:00:00"),
+        _seldom(column("k", "numeric", is_array=True), ["1.0"], ["1.00"]),
     ],
     ids=lambda of: getattr(of, "type_name", ""),
 )
@@ -154,15 +159,15 @@ def test_rows_of_odd_keys_are_found(destination: Destination, name: str) -> None
 @pytest.mark.parametrize(
     ("of", "values"),
     [
-        (column("k", "bool"), [True, False]),
+        _seldom(column("k", "bool"), [True, False]),
         (column("k", "numeric"), ["1.10", "NaN", "12345678901234567890.12345"]),
         (column("k", "timestamptz"), ["2016-11-04T13:51:30.123456Z", "infinity", "0044-03-15T00:00:00Z BC"]),
-        (column("k", "uuid"), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
-        (column("k", "bytea"), ["\\x00ff", "\\x"]),
-        (column("k", "float8"), [0.1, "NaN", 1e300]),
+        _seldom(column("k", "uuid"), ["a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
+        _seldom(column("k", "bytea"), ["\\x00ff", "\\x"]),
+        _seldom(column("k", "float8"), [0.1, "NaN", 1e300]),
         (column("k", "int4", is_array=True), [[], [1, 2], [[1], [2]], "[0:1]={7,8}"]),
-        (column("k", "text", is_array=True), [["a", None, "NULL", 'q"'], [""]]),
-        (column("k", "text", type_name="mood"), ["so so"]),
+        _seldom(column("k", "text", is_array=True), [["a", None, "NULL", 'q"'], [""]]),
+        _seldom(column("k", "text", type_name="mood"), ["so so"]),
     ],
     ids=lambda of: getattr(of, "type_name", ""),
 )
