@@ -66,6 +66,7 @@ def test_each_event_is_there_once_however_often_it_comes(taking: Destination, na
     assert notes(sink) == ["a", "a", "b", "c"]
 
 
+@pytest.mark.soak
 def test_rows_of_one_copy_are_told_apart(taking: Destination, name: str) -> None:
     sink = taking.sink(name, 1, LOG)
     rows = [line("same", 1, COPIED, offset=n, operation="snapshot") for n in range(3)]
@@ -87,6 +88,7 @@ def test_a_truncate_takes_away_what_is_there_and_what_comes_late(taking: Destina
     assert notes(sink) == ["after"]
 
 
+@pytest.mark.soak
 def test_a_row_that_was_taken_away_is_not_found_by_its_key(taking: Destination, name: str) -> None:
     sink = taking.sink(name, 1, LOG)
     before, after, truncate = line("before", 1), line("after", 3), emptied(2)
@@ -124,6 +126,7 @@ def test_a_bulk_load_ends_with_each_event_once_and_nothing_from_before(taking: D
     assert notes(opened.sink) == ["after", "more", "new"]
 
 
+@pytest.mark.soak
 def test_readers_see_what_a_scan_sees(taking: Destination, name: str) -> None:
     if taking.query is None:
         return  # it has no views: readers filter by the column that a scan filters by
@@ -175,7 +178,7 @@ _GENERATIONS = itertools.count(1)
 """Each example has one of its own."""
 
 
-@settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=_histories())
 def test_any_order_and_repetition_ends_in_the_same_rows(
     taking: Destination, name: str, history: tuple[list[RowEvent], list[list[RowEvent]]]

@@ -119,6 +119,7 @@ def test_a_writer_that_is_replaced_in_the_middle_of_a_batch_commits_nothing(lake
     assert lake.rows() == []
 
 
+@pytest.mark.soak
 def test_a_writer_that_is_replaced_in_the_middle_of_a_bulk_load_commits_nothing(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     zombie, heir = lake.sink(2, ITEMS), lake.sink(2)
@@ -208,6 +209,7 @@ def test_a_row_that_comes_after_a_columns_default_gets_it_too(
     assert {stored.row["id"]: stored.row["n"] for stored in worker.scan(wider)} == {1: 7, 2: 7}
 
 
+@pytest.mark.soak
 def test_a_table_that_is_prepared_while_the_writer_changes_has_the_new_fence(lake: Lake) -> None:
     old, heir = lake.sink(1, ITEMS), lake.sink(1)
     fence = heir.claim()
@@ -218,6 +220,7 @@ def test_a_table_that_is_prepared_while_the_writer_changes_has_the_new_fence(lak
     assert heir.apply(batch(upsert({"id": 1, "note": "heir"}, 1, of=other), fence=fence)).applied == 1
 
 
+@pytest.mark.soak
 def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake: Lake) -> None:
     others = replace(ITEMS, name=TableName("public", "others"))
     first = lake.sink(1, ITEMS, others)
@@ -235,6 +238,7 @@ def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake:
         first.apply(batch(*events, fence=1))
 
 
+@pytest.mark.soak
 def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     others = replace(ITEMS, name=TableName("public", "others"))
     slow, heir = lake.sink(1, ITEMS), lake.sink(1)
@@ -248,6 +252,7 @@ def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     assert heir.apply(batch(event, fence=fence)).applied == 1
 
 
+@pytest.mark.soak
 def test_a_table_left_over_with_a_newer_fence_is_taken_over(lake: Lake) -> None:
     sink = lake.sink(1, ITEMS)
     fence = sink.claim()
@@ -315,6 +320,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_whole_batches(lake: Lake) -> No
 # What other readers find
 
 
+@pytest.mark.soak
 def test_other_readers_find_typed_columns(lake: Lake) -> None:
     shape = table(
         column("id", "int8"),
@@ -391,6 +397,7 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
     assert sum(1 for _ in sink.scan(shape)) == 200
 
 
+@pytest.mark.soak
 def test_rows_from_before_get_a_default_that_is_beside_its_column(lake: Lake) -> None:
     first = table(column("id", "int8"), column("since", "date"), name=TableName("public", "items"))
     sink = lake.sink(1, first)
@@ -471,6 +478,7 @@ def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake
     assert len(lake.rows()) == 6
 
 
+@pytest.mark.soak
 def test_a_coordination_records_history_does_not_grow_for_ever(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     records = lake.records()
@@ -500,6 +508,7 @@ def test_what_a_killed_prepare_left_is_taken_over(lake: Lake) -> None:
     assert generations_of(sink).live() == 1
 
 
+@pytest.mark.soak
 def test_a_late_writer_of_a_dropped_generation_does_not_get_into_the_next_of_its_number(lake: Lake) -> None:
     lake.sink(1, ITEMS)
     late = lake.sink(2, ITEMS)
@@ -546,6 +555,7 @@ def test_a_lake_that_is_put_back_under_a_running_job_is_noticed(lake: Lake, tmp_
 
 
 @pytest.mark.parametrize("others", [1, 8], ids=["behind it", "beyond it"])
+@pytest.mark.soak
 def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fenced(
     lake: Lake, tmp_path: Path, others: int
 ) -> None:
@@ -566,6 +576,7 @@ def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fen
     assert notes_of(lake.sink(1)) == dict.fromkeys(range(others), "kept")
 
 
+@pytest.mark.soak
 def test_something_else_in_the_place_of_the_bookkeeping_table_is_left_alone(lake: Lake) -> None:
     write_deltalake(lake.root / "shop_live", pa.table({"a": [1]}))
     with pytest.raises(LockstepError, match="isn't this sink's"):
@@ -586,6 +597,7 @@ def test_something_else_in_the_place_of_the_bookkeeping_table_is_left_alone(lake
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.soak
 def test_a_column_that_delta_cannot_have_is_refused_with_the_way_out(
     lake: Lake, columns: list[Any], message: str
 ) -> None:
@@ -594,6 +606,7 @@ def test_a_column_that_delta_cannot_have_is_refused_with_the_way_out(
     assert "exclude" in (failure.value.hint or "")
 
 
+@pytest.mark.soak
 def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
     def priced(precision: int, scale: int) -> Table:
         return table(column("id", "int8"), column("price", "numeric", type_modifier=(precision << 16 | scale) + 4))
@@ -604,6 +617,7 @@ def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
     lake.sink(2, priced(12, 4))
 
 
+@pytest.mark.soak
 def test_tables_of_one_name_are_refused(lake: Lake) -> None:
     table_of_name, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
     with pytest.raises(LockstepError, match="would both have the name 'a__b'"):
@@ -611,12 +625,14 @@ def test_tables_of_one_name_are_refused(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("name", ["price", "gone"])
+@pytest.mark.soak
 def test_a_column_that_is_no_partition_is_refused(lake: Lake, name: str) -> None:
     shape = table(column("id", "int8"), column("price", "float8"))
     with pytest.raises(LockstepError, match=name):
         lake.sink(1, shape, partition_by={"public.orders": (name,)})
 
 
+@pytest.mark.soak
 def test_a_partition_column_that_the_source_drops_is_null_from_then_on(lake: Lake) -> None:
     shape = table(column("id", "int8"), column("note"), column("region"), name=TableName("public", "items"))
     settings = {"partition_by": {"public.items": ("region",)}}
@@ -629,6 +645,7 @@ def test_a_partition_column_that_the_source_drops_is_null_from_then_on(lake: Lak
 # A store that isn't there
 
 
+@pytest.mark.soak
 def test_a_root_that_is_no_directory_stops_the_job(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LockstepError) as failure:

@@ -78,6 +78,7 @@ def test_what_is_deleted_long_enough_and_below_the_watermark_goes_and_nothing_la
 
 
 @pytest.mark.parametrize("left", [{"skipped": {("t", 0): 5}}, {"left_at_ms": {"t": 5}}, {"watermark_lsn": 0}])
+@pytest.mark.soak
 def test_nothing_is_purged_while_a_part_of_the_log_is_left_out(
     tmp_path: Path, open_sink: Open, left: dict[str, Any]
 ) -> None:
@@ -150,6 +151,7 @@ def test_what_a_truncate_takes_away_has_its_time(tmp_path: Path, open_sink: Open
     assert len(stored(tmp_path, "log")) == 2, "an append-only table keeps what it has"
 
 
+@pytest.mark.soak
 def test_a_build_has_times_too(tmp_path: Path, open_sink: Open) -> None:
     built = open_sink(2, days=0)
     built.sink.prepare([table()], go_live=False)
@@ -161,6 +163,7 @@ def test_a_build_has_times_too(tmp_path: Path, open_sink: Open) -> None:
     assert (row["note"], row["_synced_at"] is not None) == ("b", True)
 
 
+@pytest.mark.soak
 def test_it_comes_to_a_sink_that_is_there_with_a_build_only(open_sink: Open) -> None:
     open_sink(synced_at=False, days=0).sink.prepare([table()])
     with pytest.raises(LockstepError, match=r"lacks the column _synced_at in generation 1") as refused:
@@ -170,6 +173,7 @@ def test_it_comes_to_a_sink_that_is_there_with_a_build_only(open_sink: Open) -> 
         open_sink(2).sink.prepare([table(column("id", "int8"), column("_synced_at"))])
 
 
+@pytest.mark.soak
 def test_to_purge_it_has_to_be_known_since_when_a_row_is_deleted() -> None:
     (told,) = DeltaSettings(root="/lake", purge_deleted_after_days=1).problems_at_work([table()])
     assert "set synced_at = true" in told
@@ -183,6 +187,7 @@ def test_to_purge_it_has_to_be_known_since_when_a_row_is_deleted() -> None:
         ({"history": True}, "a warehouse has histories"),
     ],
 )
+@pytest.mark.soak
 def test_what_a_lake_has_not_is_refused_with_what_to_do_instead(setting: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(why)):
         DeltaSettings(root="/lake", **setting)

@@ -179,7 +179,7 @@ def test_of_a_trimmed_history_every_later_time_is_as_it_was(
 )
 @settings(
     deadline=None,
-    max_examples=examples(10),
+    max_examples=examples(4),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_whatever_a_history_holds_trimming_changes_no_later_time(

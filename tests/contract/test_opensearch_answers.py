@@ -87,6 +87,7 @@ def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSear
     assert ids_of_hits(client, sink, {"exists": {"field": "attributes"}}) == []
 
 
+@pytest.mark.soak
 def test_wide_documents_are_read_a_few_at_a_time(sink: OpenSearchSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page of so many documents could be gigabytes, for the server and for us."""
     wide = {**ROW, "title": "x" * (1 << 20)}
@@ -135,6 +136,7 @@ def test_a_full_disk_stops_the_job_and_rejects_no_row(client: OpenSearch, sink: 
     assert sink.apply(batch(upsert(ROW, 1, of=PRODUCTS))).applied == 1
 
 
+@pytest.mark.soak
 def test_an_index_that_is_not_ours_is_left_alone(client: OpenSearch, endpoints: Any) -> None:
     name = f"t{uuid.uuid4().hex[:12]}"
     client.indices.create(index=f"{name}.public.orders_g1")
@@ -177,6 +179,7 @@ def _pointed(client: OpenSearch, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("keeps_ours", [True, False])
+@pytest.mark.soak
 def test_an_alias_that_somebody_moved_is_left_alone(
     client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink, keeps_ours: bool
 ) -> None:
@@ -213,6 +216,7 @@ def test_progress_that_was_removed_with_its_index_is_missed_by_who_has_stored_it
         generations.save_progress(progress(2))
 
 
+@pytest.mark.soak
 def test_an_index_with_the_aliases_name_is_left_alone(
     client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
 ) -> None:
@@ -283,6 +287,7 @@ def test_a_switch_shows_what_was_not_refreshed(
     assert [hit["_source"]["id"] for hit in answer["hits"]["hits"]] == [1]
 
 
+@pytest.mark.soak
 def test_in_bulk_the_index_spares_itself_until_the_end(
     client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
 ) -> None:
@@ -326,6 +331,7 @@ def test_a_first_generation_in_bulk_does_not_go_live_by_itself(endpoints: Any) -
     sink.close()
 
 
+@pytest.mark.soak
 def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints: Any) -> None:
     settings = OpenSearchSettings(
         urls=(endpoints.opensearch_url,),
@@ -367,6 +373,7 @@ def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints
         ({"index_settings": {"nonsense": 1}}, r"unknown setting \[index.nonsense\]"),
     ],
 )
+@pytest.mark.soak
 def test_a_shape_that_the_server_refuses_is_reported_with_its_words(
     endpoints: Any, shaping: dict[str, Any], problem: str
 ) -> None:
@@ -379,6 +386,7 @@ def test_a_shape_that_the_server_refuses_is_reported_with_its_words(
     sink.close()
 
 
+@pytest.mark.soak
 def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSearchSink) -> None:
     settings = sink._indexes.settings.model_copy(update={"fields": {"public.orders.title": {"type": "long"}}})
     changed = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, settings, 1))
@@ -387,6 +395,7 @@ def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSea
     changed.close()
 
 
+@pytest.mark.soak
 def test_another_tables_index_is_left_alone(endpoints: Any) -> None:
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, names={"public.orders": "all"})
     sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
@@ -401,6 +410,7 @@ def test_another_tables_index_is_left_alone(endpoints: Any) -> None:
     other.close()
 
 
+@pytest.mark.soak
 def test_ids_and_routing_that_do_not_fit_are_reported_at_once_before_anything_is_made(
     client: OpenSearch, endpoints: Any
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_change_that_comes_after_its_transactions_markers_were_removed_is_writ
     assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, 12)))) == (1, 0, 0)
 
 
+@pytest.mark.soak
 def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch, open_sink: Open) -> None:
     """Neither batches nor progress and notes ask for it, and the progress index isn't refreshed at all."""
 

@@ -86,12 +86,14 @@ def test_a_query_finds_documents_by_however_many_words(words: OpenSearchIndexes,
         {"simple_query_string": {"query": "rust~2", "fields": ["name"]}},
     ],
 )
+@pytest.mark.soak
 def test_what_is_refused_does_not_find_all(words: OpenSearchIndexes, query: dict[str, Any]) -> None:
     assert query_problems(query) != []
     answer = words.client.call("POST", f"/{words.index(THINGS.name)}/_search", {"size": 0, "query": query})
     assert answer["hits"]["total"]["value"] == 50
 
 
+@pytest.mark.soak
 def test_no_query_is_to_blame_for_a_document_that_cannot_be_asked_about(words: OpenSearchIndexes) -> None:
     percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(2, "a")))
     percolator.create()
@@ -103,6 +105,7 @@ def test_no_query_is_to_blame_for_a_document_that_cannot_be_asked_about(words: O
     assert percolator.matches([Document({}, "", b'{"name": "a"}')]) == [{"all"}]
 
 
+@pytest.mark.soak
 def test_a_query_that_was_tried_out_leaves_nothing(words: OpenSearchIndexes) -> None:
     tried = Percolator(words, THINGS.name, trial_index(words, THINGS.name, None, "ab"))
     tried.try_out({"match_all": {}})
@@ -111,6 +114,7 @@ def test_a_query_that_was_tried_out_leaves_nothing(words: OpenSearchIndexes) -> 
     assert not [name for name in words.client.call("GET", f"/{words.prefix}.*/_alias") if name.endswith(".trial")]
 
 
+@pytest.mark.soak
 def test_a_query_that_more_words_fit_than_may_be_is_refused_by_itself(words: OpenSearchIndexes) -> None:
     """With status 500, as if a node were to blame."""
     percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(3, "a")))

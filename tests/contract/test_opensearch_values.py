@@ -169,6 +169,7 @@ CHOSEN_ANALYSIS = {
 }
 
 
+@pytest.mark.soak
 def test_every_field_can_be_indexed_in_another_way(client: OpenSearch, open_sink: Open) -> None:
     fields = {f"public.orders.{name}": how for name, how in CHOSEN_FIELDS.items()}
     sink = open_sink(CHOSEN, fields=fields, index_settings={"analysis": CHOSEN_ANALYSIS})
@@ -203,6 +204,7 @@ def test_every_field_can_be_indexed_in_another_way(client: OpenSearch, open_sink
     assert [(dict(stored.row), stored.tag) for stored in sink.scan(CHOSEN)] == [(row, tag(1))]
 
 
+@pytest.mark.soak
 def test_an_index_from_before_keeps_the_fields_that_it_has(client: OpenSearch, open_sink: Open) -> None:
     """Ranges were keywords once."""
     spans = table(column("id", "int8"), column("span", "int4range"))

@@ -93,6 +93,7 @@ def test_a_request_that_the_cluster_has_begun_is_waited_for(
         older.sink.apply(batch(item(2, "later", 2), fence=fence - 1))
 
 
+@pytest.mark.soak
 def test_where_the_cluster_does_not_say_what_it_is_at_work_on_a_job_goes_on(
     writers: tuple[OpenedSink, OpenedSink], endpoints: Any, name: str
 ) -> None:
@@ -115,6 +116,7 @@ def test_where_the_cluster_does_not_say_what_it_is_at_work_on_a_job_goes_on(
     assert not why_late_writes_are_unseen(name, OpenSearchSettings(urls=("http://127.0.0.1:1",)))
 
 
+@pytest.mark.soak
 def test_an_index_from_before_there_were_fences_gets_one_with_the_next_job(
     writers: tuple[OpenedSink, OpenedSink], client: OpenSearch, name: str
 ) -> None:

@@ -36,6 +36,7 @@ def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
     sink.close()
 
 
+@pytest.mark.soak
 def test_a_reader_finds_a_row_by_pointer_and_key(client: Any, sink: RedisSink, name: str) -> None:
     sink.apply(batch(upsert({"id": 42, "note": "a"}, 1)))
     assert client.get(f"{name}:live") == b"g1"
@@ -89,6 +90,7 @@ def test_a_deletion_is_remembered_for_a_while_and_a_new_row_for_ever(client: Any
     assert (client.ttl(key), client.hget(key, "x")) == (-1, None)
 
 
+@pytest.mark.soak
 def test_scripts_that_the_server_forgot_are_loaded_again(client: Any, sink: RedisSink) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.script_flush()
@@ -115,6 +117,7 @@ def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
         client.config_set("maxmemory", "0")
 
 
+@pytest.mark.soak
 def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> None:
     client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all")
     address = SecretStr(endpoints.redis_url)
@@ -134,6 +137,7 @@ def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> N
         client.execute_command("ACL", "DELUSER", name)
 
 
+@pytest.mark.soak
 def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -> None:
     client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@read")
     try:
@@ -147,6 +151,7 @@ def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -
 
 
 @pytest.mark.parametrize("pointed", ["elsewhere", "g", "1", "g1 ", ["g1"]])
+@pytest.mark.soak
 def test_a_pointer_that_somebody_else_wrote_is_left_alone(
     client: Any, sink: RedisSink, name: str, pointed: Any
 ) -> None:
@@ -176,6 +181,7 @@ def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, nam
     assert [stored.key for stored in sink.rows(table(), [{"id": 1}, {"id": 2}])] == [{"id": 1}]
 
 
+@pytest.mark.soak
 def test_what_the_server_refuses_to_say_of_a_row_is_not_nothing(
     client: Any, endpoints: Any, sink: RedisSink, name: str
 ) -> None:
@@ -196,6 +202,7 @@ def test_what_the_server_refuses_to_say_of_a_row_is_not_nothing(
         client.execute_command("ACL", "DELUSER", name)
 
 
+@pytest.mark.soak
 def test_nothing_is_left_of_a_row_whose_key_is_somebody_elses(client: Any, sink: RedisSink, name: str) -> None:
     client.set(f"{name}:g1:public.orders:1", "somebody's")
     assert sink.leftovers(table(), {"id": 1}) == []

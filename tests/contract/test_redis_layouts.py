@@ -75,6 +75,7 @@ def test_a_row_is_at_the_key_that_its_template_makes(client: Any, opened: Open, 
     assert client.hget(f"{name}:g1:other:1", "v") == '{"id":1,"note":"b"}'
 
 
+@pytest.mark.soak
 def test_tables_are_told_apart_where_one_ones_keys_begin_as_the_others(opened: Open) -> None:
     sink = opened(
         keys={"public.orders": "o:{id}", "public.others": "o:{id}:more"}, sets={"public.others": ["o:{id}:a:b"]}
@@ -84,6 +85,7 @@ def test_tables_are_told_apart_where_one_ones_keys_begin_as_the_others(opened: O
     assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
 
 
+@pytest.mark.soak
 def test_tables_whose_scans_are_planned_are_found_in_one_walk(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = opened()
     sink.apply(batch(*(order(number, 1) for number in range(3000)), upsert({"id": 1, "note": "b"}, 1, of=OTHERS)))
@@ -102,6 +104,7 @@ def test_tables_whose_scans_are_planned_are_found_in_one_walk(opened: Open, monk
     assert len(walks) == 3
 
 
+@pytest.mark.soak
 def test_a_layout_that_does_not_fit_the_tables_changes_nothing(client: Any, opened: Open, name: str) -> None:
     for chosen, why in (
         ({"keys": {"public.orders": "order:{customer_id}"}}, r"its key columns.*\{id\}"),
@@ -113,6 +116,7 @@ def test_a_layout_that_does_not_fit_the_tables_changes_nothing(client: Any, open
     assert list(client.scan_iter(f"{name}:*")) == []
 
 
+@pytest.mark.soak
 def test_a_column_is_a_field_of_its_name_and_text_is_plain(client: Any, opened: Open, name: str) -> None:
     sink = opened(values="fields")
     key = f"{name}:g1:public.orders:42"
@@ -180,6 +184,7 @@ def test_a_row_of_the_same_tag_changes_its_sets_where_it_is_replayed(client: Any
     assert sorted(client.keys(f"{name}:g1:orders:by_note:*")) == [f"{name}:g1:orders:by_note:b%0Ac%3Ad"]
 
 
+@pytest.mark.soak
 def test_a_set_of_somebody_elses_is_a_rejection_and_nothing_is_half_done(client: Any, opened: Open, name: str) -> None:
     sink = opened(sets={"public.orders": [OF_CUSTOMER, "orders:by_note:{note}"]})
     sink.apply(batch(order(1, 1)))
@@ -193,6 +198,7 @@ def test_a_set_of_somebody_elses_is_a_rejection_and_nothing_is_half_done(client:
     assert (members(client, name, 7), members(client, name, 8)) == ({"public.orders:2"}, {"public.orders:1"})
 
 
+@pytest.mark.soak
 def test_sets_and_memos_go_with_their_generation(client: Any, opened: Open, name: str) -> None:
     chosen = {"sets": {"public.orders": [OF_CUSTOMER]}, "ttl_s": {"public.orders": 1000, "public.others": 1000}}
     first, second = opened(1, **chosen), opened(2, **chosen)
@@ -253,7 +259,7 @@ def _histories(draw: st.DrawFn) -> tuple[dict[int, int | None], list[list[RowEve
 
 @pytest.mark.parametrize("ttl_s", [{}, {"public.orders": 1000}], ids=["", "ttl"])
 @given(history=_histories())
-@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(8), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_sets_end_right_in_any_order_and_from_two_writers(
     endpoints: Any, client: Any, ttl_s: Any, history: tuple[dict[int, int | None], list[list[RowEvent]]]
 ) -> None:
@@ -314,6 +320,7 @@ def test_a_row_expires_and_an_older_version_does_not_come_back(client: Any, open
     assert 0 < client.ttl(f"{memos}1") <= 100
 
 
+@pytest.mark.soak
 def test_a_key_of_another_type_is_a_rejection_where_rows_expire(client: Any, opened: Open, name: str) -> None:
     sink = opened(ttl_s={"public.orders": 100})
     client.set(f"{name}:g1:public.orders:1", "somebody's")

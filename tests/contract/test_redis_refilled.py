@@ -139,6 +139,7 @@ def test_what_is_late_is_not_put(caches: Any) -> None:
     assert not brief.put(ReadPosition(1, 0x100, 2.0))
 
 
+@pytest.mark.soak
 def test_rows_go_where_readers_look(caches: Any) -> None:
     cache = caches()
     second = RedisSink(RedisTables(cache.name, cache.settings, 2))
@@ -152,11 +153,13 @@ def test_rows_go_where_readers_look(caches: Any) -> None:
     second.close()
 
 
+@pytest.mark.soak
 def test_a_sink_that_keeps_its_rows_is_not_refilled(endpoints: Any) -> None:
     with Redis.from_url(endpoints.redis_url) as client, pytest.raises(LockstepError, match="keeps all rows"):
         Refill(client, "shop", RedisSettings())
 
 
+@pytest.mark.soak
 def test_there_is_no_position_before_the_first_change(caches: Any, database: Database) -> None:
     cache = caches()
     assert cache.refill.position(asking(database.connection)) is None
@@ -184,6 +187,7 @@ def test_a_position_waits_for_transactions_that_were_running(caches: Any, databa
     assert until(lambda: fresh.position(query)).lsn >= noted
 
 
+@pytest.mark.soak
 def test_a_position_serves_for_a_moment(caches: Any, database: Database) -> None:
     cache = caches()
     cache.change(8)
@@ -251,6 +255,7 @@ def _address(stack: Stack) -> str:
     return address
 
 
+@pytest.mark.soak
 def test_a_row_is_put_into_no_other_format_than_this_version_knows(caches: Any) -> None:
     cache = caches()
     cache.change(8)

@@ -175,6 +175,7 @@ def test_the_format_is_stored_and_the_same_version_goes_on(store: Store) -> None
     opened.sink.close()
 
 
+@pytest.mark.soak
 def test_what_a_newer_version_has_stored_is_left_alone(store: Store) -> None:
     store.set_format(store.known + 1)
     for refusal in _refusals(store):
@@ -187,6 +188,7 @@ def test_what_a_newer_version_has_stored_is_left_alone(store: Store) -> None:
 
 
 @pytest.mark.parametrize("store", _WITHOUT_MIGRATIONS, ids=lambda make: make.__name__[1:], indirect=True)
+@pytest.mark.soak
 def test_what_was_stored_before_the_numbers_is_refused_with_the_way_out(store: Store) -> None:
     store.make_earlier()
     for refusal in _refusals(store):

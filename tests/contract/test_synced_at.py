@@ -70,6 +70,7 @@ def test_what_is_newer_moves_it_and_what_is_repeated_or_late_does_not(kept: Ware
     assert times["c"] > first["b"]
 
 
+@pytest.mark.soak
 def test_a_row_that_is_written_again_by_other_code_moves_it(kept: Warehouse) -> None:
     sink = kept.open().sink
     sink.prepare([table()])
@@ -109,6 +110,7 @@ def test_a_build_has_its_own_times_and_its_newest_rows_keep_theirs(kept: Warehou
     assert kept.times()["b"] > built["new"]
 
 
+@pytest.mark.soak
 def test_a_new_column_of_the_source_leaves_it_where_it_is(kept: Warehouse) -> None:
     sink = kept.open().sink
     sink.prepare([table()])
@@ -122,6 +124,7 @@ def test_a_new_column_of_the_source_leaves_it_where_it_is(kept: Warehouse) -> No
     assert kept.times()["b"] > before["a"]
 
 
+@pytest.mark.soak
 def test_a_comparison_does_not_see_it(kept: Warehouse) -> None:
     sink = kept.open().sink
     sink.prepare([table()])
@@ -132,6 +135,7 @@ def test_a_comparison_does_not_see_it(kept: Warehouse) -> None:
     assert scanned.row == {"id": 1, "note": "a"}
 
 
+@pytest.mark.soak
 def test_it_comes_to_a_sink_that_is_there_with_a_build_only(kept: Warehouse) -> None:
     first = kept.open(synced_at=False)
     first.sink.prepare([table()])
@@ -148,6 +152,7 @@ def test_it_comes_to_a_sink_that_is_there_with_a_build_only(kept: Warehouse) -> 
     assert kept.query(f"select * from {kept.name}.orders") == [(1, "a")]
 
 
+@pytest.mark.soak
 def test_a_column_of_the_source_that_has_its_name_is_refused(kept: Warehouse) -> None:
     taken = table(column("id", "int8"), column("_synced_at", "timestamptz"))
     with pytest.raises(LockstepError, match="_synced_at"):

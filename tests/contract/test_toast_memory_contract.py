@@ -231,7 +231,7 @@ def follow(steps: list[tuple[object, ...]], memory: DurableMemory, reopened: Cal
 
 
 @given(st.lists(step, max_size=40))
-@settings(deadline=None, max_examples=examples(200))
+@settings(deadline=None, max_examples=examples(60))
 def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
     memory = MemoryStore()
 
@@ -243,7 +243,7 @@ def test_a_history_in_dicts(steps: list[tuple[object, ...]]) -> None:
 
 
 @given(st.lists(step, max_size=40))
-@settings(deadline=None, max_examples=examples(150))
+@settings(deadline=None, max_examples=examples(50))
 def test_a_history_on_disk_with_crashes(steps: list[tuple[object, ...]]) -> None:
     with tempfile.TemporaryDirectory() as name:
 

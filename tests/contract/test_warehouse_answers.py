@@ -59,6 +59,7 @@ def test_the_view_shows_live_rows_of_the_live_generation(
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
 
+@pytest.mark.soak
 def test_a_new_column_keeps_the_views_grants(warehouse: Any, sink: WarehouseSink, name: str) -> None:
     warehouse.execute(f"grant select on {name}.orders to public")
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
@@ -79,6 +80,7 @@ def _questions(tables: WarehouseTables) -> Iterator[list[str]]:
     yield asked
 
 
+@pytest.mark.soak
 def test_many_tables_are_prepared_in_few_questions(settings: WarehouseSettings, warehouse: Any, name: str) -> None:
     many = [table(name=TableName("public", f"t{number}")) for number in range(250)]
     tables = WarehouseTables(name, settings, 1)
@@ -93,6 +95,7 @@ def test_many_tables_are_prepared_in_few_questions(settings: WarehouseSettings, 
     assert rows == [(1, "a")]
 
 
+@pytest.mark.soak
 def test_offsets_of_many_partitions_are_stored_in_one_question(
     settings: WarehouseSettings, warehouse: Any, sink: WarehouseSink, name: str
 ) -> None:
@@ -113,6 +116,7 @@ def second(settings: WarehouseSettings, name: str, sink: WarehouseSink) -> Itera
     second.close()
 
 
+@pytest.mark.soak
 def test_a_switch_to_other_columns_keeps_grants_and_options(
     warehouse: Any, second: WarehouseSink, sink: WarehouseSink, name: str
 ) -> None:
@@ -252,6 +256,7 @@ def test_a_view_that_was_moved_to_another_generation_is_noticed(
     assert generations_of(sink).live() == 1
 
 
+@pytest.mark.soak
 def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
     warehouse: Any, second: WarehouseSink, name: str
 ) -> None:
@@ -260,6 +265,7 @@ def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
     assert warehouse.execute(f"select * from {name}.report").fetchone() == (1,)
 
 
+@pytest.mark.soak
 def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: WarehouseSink, name: str) -> None:
     with psycopg.connect(endpoints.warehouse_dsn) as report:
         report.execute(f"select * from {name}.orders")
@@ -269,6 +275,7 @@ def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: War
     sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
 
 
+@pytest.mark.soak
 def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> None:
     scratch = f"m{uuid.uuid4().hex[:12]}"
     warehouse.execute(f"create database {scratch}")
@@ -325,6 +332,7 @@ def test_the_first_generation_goes_live_after_its_bulk_only(settings: WarehouseS
     sink.close()
 
 
+@pytest.mark.soak
 def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: WarehouseSettings, name: str) -> None:
     keyed = table(column("k"), column("note"), key=("k",))
     refused = []
@@ -344,6 +352,7 @@ def test_a_key_that_no_index_takes_is_rejected_in_bulk_as_ever(settings: Warehou
     assert refused[0] == refused[1] == [len(incompressible)]
 
 
+@pytest.mark.soak
 def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,6 +376,7 @@ def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     sink.close()
 
 
+@pytest.mark.soak
 def test_an_end_of_bulk_that_fails_can_be_repeated(
     warehouse: Any, endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:
@@ -525,6 +535,7 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseS
     assert limited.apply(batch(*rows)).applied == 5000
 
 
+@pytest.mark.soak
 def test_a_sink_is_prepared_while_another_one_is_being_migrated(
     endpoints: Any, settings: WarehouseSettings, name: str
 ) -> None:
@@ -550,6 +561,7 @@ def test_rows_are_applied_where_the_migrations_are_not(
         assert applying.apply(Batch([upsert({"id": 1, "note": "a"}, 2)], fence=fence)).applied == 1
 
 
+@pytest.mark.soak
 def test_settings_of_the_role_neither_end_a_merge_nor_let_it_be_lost(
     endpoints: Any, limited: WarehouseSink, name: str
 ) -> None:
@@ -695,6 +707,7 @@ def test_columns_are_renamed_and_dropped_where_that_is_wanted(
     sink.close()
 
 
+@pytest.mark.soak
 def test_what_hangs_on_the_view_stays_when_a_column_is_renamed(
     warehouse: Any, following: WarehouseSink, name: str
 ) -> None:
@@ -721,6 +734,7 @@ def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_cha
     assert warehouse.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]
 
 
+@pytest.mark.soak
 def test_statements_that_only_read_are_no_transaction_together(
     warehouse: Any, settings: WarehouseSettings, name: str
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_process_that_does_not_let_go_is_named_and_the_batch_can_be_tried_agai
     assert sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
 
 
+@pytest.mark.soak
 def test_a_reader_in_this_process_is_waited_for_as_well(file: Path, open_sink: Open) -> None:
     sink = open_sink(table())
     with duckdb.connect(str(file)), pytest.raises(Unavailable, match="something else in this process"):
@@ -118,6 +119,7 @@ def test_what_was_committed_before_the_file_was_locked_stays(
     assert read(file, "select id from shop.orders order by id") == [(1,), (2,), (3,)]
 
 
+@pytest.mark.soak
 def test_who_creates_the_file_second_leaves_what_is_in_it(
     file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_who_creates_the_file_second_leaves_what_is_in_it(
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+@pytest.mark.soak
 def test_a_file_system_without_links_needs_a_file_that_is_there(
     file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
 ) -> None:
@@ -303,6 +306,7 @@ def test_a_batch_that_fails_writes_nothing(file: Path, open_sink: Open, monkeypa
 # Files that are none
 
 
+@pytest.mark.soak
 def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
     def said(path: Path) -> str:
         sink = WarehouseSink(WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{path}")), 1))
@@ -328,6 +332,7 @@ def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stem", ["shop", "SHOP_g12", "lockstep"])
+@pytest.mark.soak
 def test_a_file_with_the_name_of_one_of_its_schemas_is_refused(tmp_path: Path, stem: str) -> None:
     with pytest.raises(ConfigurationError, match="couldn't tell them apart"):
         WarehouseSink(
@@ -338,6 +343,7 @@ def test_a_file_with_the_name_of_one_of_its_schemas_is_refused(tmp_path: Path, s
 # Names
 
 
+@pytest.mark.soak
 def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
     records_of(open_sink(table(), schema="Shop")).save("a", "b")
     assert records_of(open_sink()).load("a") == "b"
@@ -345,6 +351,7 @@ def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open
 
 
 @pytest.mark.parametrize("name", ["_TAG", "_deleted", "_exact"])
+@pytest.mark.soak
 def test_columns_that_are_ours_or_the_same_are_refused(open_sink: Open, name: str) -> None:
     with pytest.raises(LockstepError, match=name):
         open_sink(table(column("id", "int8"), column(name)))
@@ -352,6 +359,7 @@ def test_columns_that_are_ours_or_the_same_are_refused(open_sink: Open, name: st
         open_sink(table(column("id", "int8"), column("a"), column("A")))
 
 
+@pytest.mark.soak
 def test_a_view_that_was_replaced_is_left_alone(file: Path, open_sink: Open) -> None:
     sink = open_sink(table())
     with duckdb.connect(str(file)) as connection:
@@ -413,6 +421,7 @@ def test_what_a_column_cannot_hold_is_beside_it(file: Path, open_sink: Open) -> 
     assert read(file, "select price::varchar as price, _exact from shop_g1.orders where id = 2") == [("2.00", None)]
 
 
+@pytest.mark.soak
 def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open) -> None:
     sink = open_sink(ODD)
     bad = [odd(1, doc='{"secret": '), odd(2, at="2026-02-30T00:00:00Z"), odd(3, grid=[2**40]), odd(4, doc="[1]")]
@@ -428,6 +437,7 @@ def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open)
     assert [stored.key["id"] for stored in sink.scan(ODD)] == [4]
 
 
+@pytest.mark.soak
 def test_what_is_beside_a_column_follows_its_name_and_goes_with_it(file: Path, open_sink: Open) -> None:
     numbered = replace(
         ODD, columns=tuple(replace(column, number=number) for number, column in enumerate(ODD.columns, 1)), oid=7
@@ -519,6 +529,7 @@ def test_any_row_at_any_time(file: Path, open_sink: Open) -> None:
     assert read(file, "select id, note from shop.orders order by 1") == [(1, "more"), (2, "x")]
 
 
+@pytest.mark.soak
 def test_a_history_says_from_when_on_it_is_complete(file: Path, open_sink: Open) -> None:
     sink = open_sink(table(), history=True)
     query = "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history"
@@ -568,7 +579,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 
 
 @given(history=_histories(), in_bulk=st.booleans())
-@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
     history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, tmp_path: Path
 ) -> None:
@@ -596,6 +607,7 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
         writer.close()
 
 
+@pytest.mark.soak
 def test_a_switch_shows_the_other_generation_and_its_history(file: Path, open_sink: Open) -> None:
     first = open_sink(table(), history=True)
     first.apply(versioned(row(1, "old", 1)))

@@ -163,6 +163,7 @@ def test_of_several_versions_of_one_transaction_the_last_is_seen(database: Any, 
     assert as_of(database, name, 10) == {1: "c"}
 
 
+@pytest.mark.soak
 def test_a_clock_that_was_set_back_makes_no_two_versions_valid_at_once(
     database: Any, sink: WarehouseSink, name: str
 ) -> None:
@@ -192,7 +193,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 @given(history=_histories(), in_bulk=st.booleans())
 @settings(
     deadline=None,
-    max_examples=examples(10),
+    max_examples=examples(4),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
@@ -280,6 +281,7 @@ def test_a_batch_without_versions_leaves_no_gap_in_silence(database: Any, sink: 
     assert sink.apply(Batch([row(1, "a", 1)], overwrite_equal_tags=True)).applied == 1
 
 
+@pytest.mark.soak
 def test_only_tables_that_are_named_have_a_history(database: Any, open_sink: Open, name: str) -> None:
     other = table(name=TableName("public", "other"))
     sink = open_sink(1, table(), other, history=["public.orders"])
@@ -335,6 +337,7 @@ LONG = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))
 
 
 @pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
+@pytest.mark.soak
 def test_a_version_that_no_index_takes_is_counted_and_its_neighbours_are_kept(
     database: Any, open_sink: Open, name: str, in_bulk: bool
 ) -> None:
@@ -357,6 +360,7 @@ def test_a_version_that_no_index_takes_is_counted_and_its_neighbours_are_kept(
     assert LONG[:30] not in str(database.execute("select * from lockstep.refused_version").fetchall())
 
 
+@pytest.mark.soak
 def test_a_version_that_is_taken_in_the_end_is_not_lacking_any_more(
     database: Any, sink: WarehouseSink, name: str
 ) -> None:
@@ -372,6 +376,7 @@ def test_a_version_that_is_taken_in_the_end_is_not_lacking_any_more(
 # Generations and shapes
 
 
+@pytest.mark.soak
 def test_a_switch_shows_the_other_generations_history(
     database: Any, sink: WarehouseSink, open_sink: Open, name: str
 ) -> None:
@@ -386,6 +391,7 @@ def test_a_switch_shows_the_other_generations_history(
     assert [row[1:3] for row in complete_from(database, name)] == [(2, True)]
 
 
+@pytest.mark.soak
 def test_a_generation_without_a_history_takes_its_view_away(
     database: Any, sink: WarehouseSink, open_sink: Open, name: str
 ) -> None:
@@ -434,6 +440,7 @@ def test_columns_come_and_are_renamed_and_dropped_and_no_version_loses_a_value(
     assert database.execute(granted, (f"{name}.orders_history",)).fetchone() == (True,)
 
 
+@pytest.mark.soak
 def test_a_row_is_found_by_its_key_without_reading_all_versions(database: Any, sink: WarehouseSink, name: str) -> None:
     sink.apply(batch(*(row(key, "n", commit) for commit in range(1, 6) for key in range(400))))
     database.execute(f"analyze {name}_g1.orders_history")
@@ -490,6 +497,7 @@ def test_of_a_trimmed_history_every_later_time_is_as_it_was(
     assert as_of(database, name, 30) == {1: "c", 4: "again", 5: "new"}
 
 
+@pytest.mark.soak
 def test_what_is_beyond_the_watermark_is_not_trimmed(
     database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
 ) -> None:
@@ -498,6 +506,7 @@ def test_what_is_beyond_the_watermark_is_not_trimmed(
     assert [note for *_, note in story(database, name)] == ["b", "c"], "of the first it is known that it is applied"
 
 
+@pytest.mark.soak
 def test_a_clock_that_is_ahead_of_the_source_trims_no_more(
     database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
 ) -> None:
@@ -509,6 +518,7 @@ def test_a_clock_that_is_ahead_of_the_source_trims_no_more(
     assert [note for *_, note in story(database, name)] == ["c"]
 
 
+@pytest.mark.soak
 def test_a_history_is_trimmed_a_few_blocks_at_a_time(
     database: Any,
     sink: WarehouseSink,
@@ -533,7 +543,7 @@ def test_a_history_is_trimmed_a_few_blocks_at_a_time(
 @given(history=_histories(), minute=st.integers(0, 12), clock=st.lists(st.integers(1, 12), min_size=10, max_size=10))
 @settings(
     deadline=None,
-    max_examples=examples(10),
+    max_examples=examples(4),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_whatever_a_history_holds_trimming_changes_no_later_time(

@@ -93,6 +93,7 @@ def test_a_generation_that_is_there_gets_and_loses_them_at_the_next_start(open_s
     assert indexes(1) == []
 
 
+@pytest.mark.soak
 def test_what_somebody_has_made_by_hand_stays(open_sink: Open, warehouse: Any, name: str) -> None:
     open_sink(BY_NOTE).sink.prepare([table()])
     warehouse.execute(f"create index by_hand on {name}_g1.orders (note)")
@@ -114,6 +115,7 @@ def test_readers_go_on_while_one_is_made_and_one_that_is_read_is_dropped_later(
     assert indexes(1) == ["btree (lower(note)) WHERE (id > 0)"]
 
 
+@pytest.mark.soak
 def test_a_writer_is_waited_for_as_long_as_for_any_lock(
     endpoints: Any, open_sink: Open, indexes: Indexes, name: str
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_writer_is_waited_for_as_long_as_for_any_lock(
     assert indexes(1) == ["btree (note)"]
 
 
+@pytest.mark.soak
 def test_two_that_start_at_once_make_one_each_once(open_sink: Open, indexes: Indexes) -> None:
     open_sink().sink.prepare([table()])
     failures: list[BaseException] = []
@@ -146,6 +149,7 @@ def test_two_that_start_at_once_make_one_each_once(open_sink: Open, indexes: Ind
     assert (failures, indexes(1)) == ([], ALL)
 
 
+@pytest.mark.soak
 def test_an_unknown_column_is_refused_in_a_new_generation_and_left_out_of_one_that_is_there(
     open_sink: Open, indexes: Indexes, warehouse: Any, name: str
 ) -> None:
@@ -163,6 +167,7 @@ def test_an_unknown_column_is_refused_in_a_new_generation_and_left_out_of_one_th
     assert indexes(1) == ["btree (note)", "btree (size)"]
 
 
+@pytest.mark.soak
 def test_one_that_the_server_refuses_is_named_and_readers_keep_what_is_there(
     open_sink: Open, indexes: Indexes, warehouse: Any, name: str
 ) -> None:
@@ -175,6 +180,7 @@ def test_one_that_the_server_refuses_is_named_and_readers_keep_what_is_there(
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
 
+@pytest.mark.soak
 def test_a_value_that_an_index_cannot_hold_ends_a_load_before_anybody_reads_it(
     open_sink: Open, indexes: Indexes
 ) -> None:
@@ -191,6 +197,7 @@ def test_a_value_that_an_index_cannot_hold_ends_a_load_before_anybody_reads_it(
     assert indexes(1) == ["btree (md5(note))"]
 
 
+@pytest.mark.soak
 def test_an_index_follows_a_renamed_column_until_it_is_declared_anew(open_sink: Open, indexes: Indexes) -> None:
     id_, note = (replace(each, number=number) for number, each in enumerate(table().columns, 1))
     before = replace(table(), columns=(id_, note), oid=7)

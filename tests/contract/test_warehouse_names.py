@@ -80,6 +80,7 @@ def test_a_table_keeps_its_name_while_its_generation_lives(open_sink: Open) -> N
         open_sink(1, orders="o").prepare([ORDERS, ITEMS])
 
 
+@pytest.mark.soak
 def test_names_of_tables_that_are_not_there_are_reported_at_once(open_sink: Open) -> None:
     with pytest.raises(ConfigurationError) as raised:
         open_sink(1, order="a", item="b").prepare([ORDERS, ITEMS])
@@ -89,12 +90,14 @@ def test_names_of_tables_that_are_not_there_are_reported_at_once(open_sink: Open
     ]
 
 
+@pytest.mark.soak
 def test_all_names_that_collide_are_reported_at_once(open_sink: Open) -> None:
     others = [replace(ORDERS, name=TableName(*parts)) for parts in (("public", "a__b"), ("a", "b"))]
     with pytest.raises(LockstepError, match=r"both have the name 'a__b'.*both have the name 'orders'"):
         open_sink(1, items="orders").prepare([ORDERS, ITEMS, *others])
 
 
+@pytest.mark.soak
 def test_a_bulk_load_ends_under_the_chosen_names(warehouse: Any, open_sink: Open, name: str) -> None:
     sink = open_sink(1, orders="lockstep_bulk_0", items="lockstep_bulk_1")
     sink.prepare([ORDERS, ITEMS], go_live=False)

@@ -130,6 +130,7 @@ def test_a_rejected_version_that_is_retried_is_applied_however_old_it_is(open_si
 
 
 @pytest.mark.parametrize("left", [{"skipped": {("t", 0): 5}}, {"left_at_ms": {"t": 5}}, {"watermark_lsn": 0}])
+@pytest.mark.soak
 def test_nothing_is_purged_while_a_part_of_the_log_is_left_out(
     open_sink: Open, stored: Any, left: dict[str, Any]
 ) -> None:
@@ -140,6 +141,7 @@ def test_nothing_is_purged_while_a_part_of_the_log_is_left_out(
     assert len(stored()) == 3
 
 
+@pytest.mark.soak
 def test_a_table_of_which_a_part_is_left_out_keeps_its_deletes_and_no_other_one_does(
     open_sink: Open, stored: Any, warehouse: Any, name: str
 ) -> None:
@@ -156,6 +158,7 @@ def test_a_table_of_which_a_part_is_left_out_keeps_its_deletes_and_no_other_one_
     assert warehouse.execute(others).fetchone() == (0,)
 
 
+@pytest.mark.soak
 def test_it_goes_a_portion_at_a_time_and_never_beside_a_batch(
     endpoints: Any, open_sink: Open, stored: Any, name: str
 ) -> None:
@@ -187,6 +190,7 @@ def test_a_writer_that_was_replaced_purges_nothing(open_sink: Open, stored: Any)
     assert len(stored()) == 3
 
 
+@pytest.mark.soak
 def test_a_dropped_generation_leaves_nothing_of_it(open_sink: Open, warehouse: Any, name: str) -> None:
     open_sink(2).sink.prepare([table()])
     opened = open_sink()
@@ -199,6 +203,7 @@ def test_a_dropped_generation_leaves_nothing_of_it(open_sink: Open, warehouse: A
     assert warehouse.execute(query, (name,)).fetchone() == (0,)
 
 
+@pytest.mark.soak
 def test_they_are_found_by_an_index_that_is_gone_with_the_setting(open_sink: Open, warehouse: Any, name: str) -> None:
     odd = table(column("id", "int8"), column('odd "name"'), key=('odd "name"', "id"))
     query = "select indexdef from pg_indexes where schemaname = %s and indexname like 'lockstep_index_%%'"
@@ -213,6 +218,7 @@ def test_they_are_found_by_an_index_that_is_gone_with_the_setting(open_sink: Ope
     assert warehouse.execute(query, (f"{name}_g1",)).fetchall() == []
 
 
+@pytest.mark.soak
 def test_a_generation_that_does_not_know_since_when_rows_are_deleted_keeps_them(open_sink: Open, stored: Any) -> None:
     opened = open_sink(synced_at=False)
     opened.sink.prepare([table()])

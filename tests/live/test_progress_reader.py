@@ -234,6 +234,7 @@ def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_
     assert (first.lsn, set(first.bounds), rest) == (lsns[-1], {log.orders, log.customers}, [])
 
 
+@pytest.mark.soak
 def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
     log.publish(log.orders)
     reader = ProgressReader(log.settings.client(), log.prefix, [*log.topics, f"{log.prefix}.public.unlisted"])
@@ -298,6 +299,7 @@ def heard_of(bell: LogBell, lsn: int) -> list[Heard]:
             return heard
 
 
+@pytest.mark.soak
 def test_what_a_bell_has_heard_need_not_be_read(log: Log) -> None:
     bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
     bell.rings(0)
@@ -334,6 +336,7 @@ def test_each_record_comes_once_whatever_a_bell_has_heard(log: Log) -> None:
     reader.close()
 
 
+@pytest.mark.soak
 def test_a_bell_that_hears_another_topic_leads_to_a_new_beginning(log: Log) -> None:
     bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
     bell.rings(0)

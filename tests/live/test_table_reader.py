@@ -41,12 +41,14 @@ class _Told(Exception):
     pass
 
 
+@pytest.mark.soak
 def test_while_no_row_comes_others_have_their_turn(reader: SnapshotReader, slow: Table) -> None:
     turns: list[int] = []
     assert list(snapshot_rows(reader, slow, while_waiting=lambda: turns.append(1))) == [(b"1",), (b"2",)]
     assert len(turns) > 2
 
 
+@pytest.mark.soak
 def test_what_others_raise_ends_the_reading_at_once(database: Database, reader: SnapshotReader, slow: Table) -> None:
     def stop() -> None:
         raise _Told

@@ -190,6 +190,7 @@ def test_only_the_events_of_a_key_are_shown_and_options_combine(log: Log) -> Non
     assert _notes(_shown(log, FromLsn(between), key='{"id":7}', count=2)) == [(7, None), (7, None)]
 
 
+@pytest.mark.soak
 def test_a_key_of_other_columns_is_said_once(log: Log) -> None:
     log.commit([Put(T, {"id": number, "note": "x"}) for number in range(1, 20)])
     said: list[str] = []
@@ -208,6 +209,7 @@ def test_a_key_of_other_columns_is_said_once(log: Log) -> None:
 
 
 @pytest.mark.parametrize("text", ["7", "{", "{}", "[1]", ""])
+@pytest.mark.soak
 def test_what_is_no_key_is_refused(text: str, log: Log) -> None:
     with pytest.raises(ConfigurationError, match="--key"):
         _shown(log, FromNext(), key=text, count=1)

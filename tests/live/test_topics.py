@@ -109,6 +109,7 @@ def test_two_names_that_kafka_takes_for_one_are_refused_with_the_reason(endpoint
     assert "'.' and '_' are the same" in (caught.value.hint or "")
 
 
+@pytest.mark.soak
 def test_the_stacks_brokers_write_the_markers_of_every_committed_transaction(endpoints: Endpoints) -> None:
     assert not TopicAdmin({"bootstrap.servers": endpoints.kafka_bootstrap}).loses_commit_markers()
 
@@ -194,6 +195,7 @@ _SETTINGS = {
 }
 
 
+@pytest.mark.soak
 def test_more_topics_than_brokers_create_at_once(endpoints: Endpoints, prefix: str) -> None:
     """They refuse 10,000 records in one request: what 840 tables take, or 450 topics with more settings."""
     client = kafka_settings(endpoints.kafka_bootstrap).client()

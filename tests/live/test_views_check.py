@@ -57,6 +57,7 @@ def test_a_query_that_can_be_kept_has_a_plan_and_costs(shop: Database, capsys: p
     assert document["estimate"]["assumed"] == []
 
 
+@pytest.mark.soak
 def test_the_costs_are_those_of_the_most_frequent_value_too(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select p.id, u.name from posts p join users u on u.id = p.user_id"
     _, document = check(shop, capsys, "--sql", sql, "--key", "id")
@@ -87,12 +88,14 @@ def test_every_reason_comes_with_clause_and_remedy(shop: Database, capsys: pytes
         ("explain select id from posts", "isn't a query"),
     ],
 )
+@pytest.mark.soak
 def test_what_no_view_can_be_of(shop: Database, capsys: pytest.CaptureFixture[str], sql: str, reason: str) -> None:
     code, document = check(shop, capsys, "--sql", sql)
     assert code == 1
     assert reason in " ".join(refusal["reason"] for refusal in document["refusals"]), document
 
 
+@pytest.mark.soak
 def test_a_table_without_statistics_is_named(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
     shop.execute("create table fresh (id int primary key, n int)")
     code, document = check(shop, capsys, "--sql", "select n, count(*) as c from fresh where n > 0 group by n")
@@ -101,6 +104,7 @@ def test_a_table_without_statistics_is_named(shop: Database, capsys: pytest.Capt
     assert 'run: analyze "public"."fresh"' in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_partitioned_table_has_the_rows_of_its_partitions(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
     _, document = check(shop, capsys, "--sql", "select day, count(*) as n from parted group by day")
     assert document["estimate"]["changes"][0]["rows"] == 50
@@ -118,6 +122,7 @@ def test_a_column_that_the_role_may_not_read_is_named(shop: Database, capsys: py
     assert "permission denied" in document["refusals"][0]["reason"]
 
 
+@pytest.mark.soak
 def test_the_query_may_come_from_a_file_and_top_from_options(
     shop: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -218,6 +223,7 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
     assert (code, document["refusals"], document["key"]) == (0, [], ["event"])
 
 
+@pytest.mark.soak
 def test_rows_that_age_out_are_in_the_plan_and_not_in_the_costs(
     shop: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -249,6 +255,7 @@ def test_rows_that_age_out_are_in_the_plan_and_not_in_the_costs(
         (("--file", "/nowhere/q.sql", "--dsn", "host=x"), "can't be read"),
     ],
 )
+@pytest.mark.soak
 def test_a_call_that_means_nothing(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
