@@ -232,6 +232,7 @@ def test_the_sql_of_a_finding_mends_it(
     ],
     ids=["view", "materialized view", "sequence", "missing", "another case"],
 )  # fmt: skip
+@pytest.mark.soak
 def test_what_is_no_table_is_found(database: Database, spoiled: tuple[str, ...], what: str, mended: str) -> None:
     database.execute(*spoiled)
     before = [(finding.subject, finding.what) for finding in wrong(database) if finding.severity is Severity.ERROR]
@@ -240,12 +241,14 @@ def test_what_is_no_table_is_found(database: Database, spoiled: tuple[str, ...],
     assert (before, after) == ([("table public.t", what)], [])
 
 
+@pytest.mark.soak
 def test_a_name_in_other_capitals_is_pointed_out(database: Database) -> None:
     database.execute('create table "T" (id int primary key)')
     (finding,) = [finding for finding in wrong(database) if finding.what == "doesn't exist"]
     assert finding.fix.endswith('; there is public."T"')
 
 
+@pytest.mark.soak
 def test_a_foreign_table_is_found(database: Database) -> None:
     database.execute(
         "create foreign data wrapper w",
@@ -255,12 +258,14 @@ def test_a_foreign_table_is_found(database: Database) -> None:
     assert "is a foreign table" in whats(wrong(database))
 
 
+@pytest.mark.soak
 def test_a_temporary_table_is_found(database: Database) -> None:
     database.execute("create temporary table t (id int primary key)")
     schema = database.value("select nspname from pg_namespace where oid = pg_my_temp_schema()")
     assert "is a temporary table" in whats(wrong(database, TableName(schema, "t")))
 
 
+@pytest.mark.soak
 def test_a_system_table_is_found(database: Database) -> None:
     assert "belongs to the system" in whats(wrong(database, TableName("pg_catalog", "pg_class")))
 
@@ -275,11 +280,13 @@ KEYED = (
 KEY = {T: ("a", "b")}
 
 
+@pytest.mark.soak
 def test_a_configured_key_over_an_index_that_is_the_identity_is_fine(database: Database) -> None:
     database.execute(*KEYED, "create unique index k on t (b, a)", "alter table t replica identity using index k")
     assert wrong(database, keys=KEY) == []
 
 
+@pytest.mark.soak
 def test_a_configured_key_with_the_full_identity_is_fine(database: Database) -> None:
     database.execute(*KEYED, "create unique index k on t (a, b)", "alter table t replica identity full")
     assert wrong(database, keys=KEY) == []
@@ -313,6 +320,7 @@ def test_all_that_a_configured_key_lacks_is_found_at_once(database: Database) ->
         ("create unique index k on t (a) include (b)", ""),
     ],
 )
+@pytest.mark.soak
 def test_an_index_that_does_not_make_the_key_unique_is_not_taken(database: Database, index: str, why: str) -> None:
     database.execute(*KEYED, index, "alter table t replica identity full")
     what = f"no unique index covers exactly the configured key a, b{f' ({why})' if why else ''}"
@@ -331,6 +339,7 @@ def test_a_deferrable_configured_key_needs_the_full_identity(database: Database)
     assert_mended(database, "has a deferrable unique constraint over a, b", Severity.ERROR, keys=KEY)
 
 
+@pytest.mark.soak
 def test_a_deferrable_primary_key_with_the_full_identity_is_fine(database: Database) -> None:
     database.execute("create table t (id int primary key deferrable)", GOOD[1], "alter table t replica identity full")
     assert wrong(database) == []
@@ -352,6 +361,7 @@ def test_a_table_without_a_key_shows_the_key_that_it_could_have(database: Databa
     assert """[source.options.'public.t'] key = ["a", "b"]""" in finding.fix
 
 
+@pytest.mark.soak
 def test_a_not_null_that_was_never_validated_does_not_count(database: Database) -> None:
     if database.connection.info.server_version < GENERATED_COLUMNS:
         pytest.skip("constraints of that kind came with 18")
@@ -438,6 +448,7 @@ def test_what_postgresql_would_refuse_is_found_and_mended(database: Database, ma
     assert (refused(database, "update t set v = 2"), what in whats(wrong(database))) == (False, False)
 
 
+@pytest.mark.soak
 def test_a_filter_on_the_key_is_fine_and_said(database: Database) -> None:
     make(database, GOOD[0], f"create publication {PUBLICATION} for table t where (id > 1) with ({WHOLE})")
     assert wrong(database) == []
@@ -445,6 +456,7 @@ def test_a_filter_on_the_key_is_fine_and_said(database: Database) -> None:
 
 
 @pytest.mark.parametrize("kind", ["stored", "virtual"])
+@pytest.mark.soak
 def test_a_generated_column_that_is_not_published_is_said(database: Database, kind: str) -> None:
     if database.connection.info.server_version < GENERATED_COLUMNS and kind == "virtual":
         pytest.skip("virtual columns came with 18")
@@ -455,6 +467,7 @@ def test_a_generated_column_that_is_not_published_is_said(database: Database, ki
 
 @pytest.mark.parametrize("kind", ["stored", "virtual"])
 @pytest.mark.parametrize("published", [True, False], ids=["published", "planned"])
+@pytest.mark.soak
 def test_a_generated_column_in_the_full_identity_is_found(database: Database, kind: str, published: bool) -> None:
     if database.connection.info.server_version < GENERATED_COLUMNS:
         pytest.skip("earlier servers send such a row without the column")
@@ -485,6 +498,7 @@ def test_a_generated_key_has_to_be_published(database: Database) -> None:
         assert not refused(database, "update t set v = 2")
 
 
+@pytest.mark.soak
 def test_types_that_travel_as_text_are_said(database: Database) -> None:
     database.execute(
         "create type pair as (a int, b int)",
@@ -506,6 +520,7 @@ def test_types_that_travel_as_text_are_said(database: Database) -> None:
         ("id int primary key, v int[]", "public.t (v)"),
     ],
 )
+@pytest.mark.soak
 def test_columns_whose_values_can_be_stored_out_of_line_are_told_and_nothing_is_to_do(
     database: Database, columns: str, what: str | None
 ) -> None:
@@ -515,6 +530,7 @@ def test_columns_whose_values_can_be_stored_out_of_line_are_told_and_nothing_is_
     assert told == ([what] if what else [])
 
 
+@pytest.mark.soak
 def test_large_values_of_several_tables_are_one_finding(database: Database) -> None:
     database.execute("create table t (id int primary key, v text)", "create table u (id int primary key, w text)")
     database.execute(f"create publication {PUBLICATION} for table t, u with ({WHOLE})")
@@ -542,6 +558,7 @@ def test_a_partitioned_table_published_as_itself_is_fine(database: Database) -> 
 
 
 @pytest.mark.parametrize("scope", ["for table p", "for all tables"])
+@pytest.mark.soak
 def test_a_partitioned_table_published_as_its_partitions_is_found(database: Database, scope: str) -> None:
     database.execute(*PARTITIONED, f"create publication {PUBLICATION} {scope}")
     what = "sends changes of public.p under the names of the partitions"
@@ -549,6 +566,7 @@ def test_a_partitioned_table_published_as_its_partitions_is_found(database: Data
     assert wrong(database, P) == []
 
 
+@pytest.mark.soak
 def test_a_partition_published_as_its_root_is_found(database: Database) -> None:
     database.execute(*PARTITIONED, VIA_ROOT)
     leaf = TableName("public", "p21")
@@ -559,6 +577,7 @@ def test_a_partition_published_as_its_root_is_found(database: Database) -> None:
     assert what not in whats(wrong(database, leaf))
 
 
+@pytest.mark.soak
 def test_partitions_of_another_identity_are_found(database: Database) -> None:
     database.execute(*PARTITIONED, VIA_ROOT, "alter table p replica identity full")
     what = "partitions have another replica identity than the table: public.p1, public.p21"
@@ -574,6 +593,7 @@ def test_a_partitioned_table_has_to_say_how_its_old_rows_look(database: Database
     assert wrong(database, P) == []
 
 
+@pytest.mark.soak
 def test_an_append_only_partitioned_table_is_altered_with_its_partitions(database: Database) -> None:
     database.execute(
         "create table p (v int) partition by list (v)",
@@ -592,6 +612,7 @@ def test_an_append_only_partitioned_table_is_altered_with_its_partitions(databas
     assert wrong(database, P, append_only=[P]) == []
 
 
+@pytest.mark.soak
 def test_an_identity_by_index_is_asked_of_every_partition(database: Database) -> None:
     database.execute(
         *PARTITIONED,
@@ -605,6 +626,7 @@ def test_an_identity_by_index_is_asked_of_every_partition(database: Database) ->
     assert wrong(database, P) == []
 
 
+@pytest.mark.soak
 def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
     database.execute(
         "create table p (id int) partition by list (id)",
@@ -620,6 +642,7 @@ def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
     assert [what for what in whats(wrong(database, P)) if "partitions" in what] == []
 
 
+@pytest.mark.soak
 def test_large_values_of_a_partitioned_table_are_told(database: Database) -> None:
     database.execute(
         "create table p (id int primary key, v text) partition by list (id)",
@@ -630,6 +653,7 @@ def test_large_values_of_a_partitioned_table_are_told(database: Database) -> Non
     assert any("public.p (v)" in what for what in whats(findings(database, P)))
 
 
+@pytest.mark.soak
 def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> None:
     database.execute(
         GOOD[0],
@@ -643,6 +667,7 @@ def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> 
 
 
 @pytest.mark.parametrize("scope", ["for all tables", "for tables in schema public"])
+@pytest.mark.soak
 def test_other_tables_of_a_wide_publication_are_only_pointed_out(database: Database, scope: str) -> None:
     if "schema" in scope and database.connection.info.server_version < PUBLICATION_LISTS:
         pytest.skip("publications of schemas came with 15")
@@ -685,6 +710,7 @@ def test_a_role_that_may_not_read_gets_the_grants_that_it_lacks(database: Databa
     assert wrong(database, table, user=role) == []
 
 
+@pytest.mark.soak
 def test_several_tables_that_a_role_may_not_read_are_one_finding_with_one_grant(database: Database) -> None:
     database.execute(
         "create schema shop",
@@ -731,6 +757,7 @@ def test_a_role_without_replication_gets_it(database: Database) -> None:
     assert wrong(database, user=role) == []
 
 
+@pytest.mark.soak
 def test_rows_hidden_from_the_role_are_found(database: Database) -> None:
     database.execute(*GOOD)
     role = least_privileged(database)
@@ -790,6 +817,7 @@ def test_settings_of_the_role_hinder_nobody(database: Database) -> None:
 # Slots.
 
 
+@pytest.mark.soak
 def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
     database.execute(*GOOD)
     name = database.slot_name()
@@ -797,6 +825,7 @@ def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
     assert whats(wrong(database, slot=name)) == ["uses the plugin test_decoding"]
 
 
+@pytest.mark.soak
 def test_a_reader_that_has_left_meanwhile_is_no_other_client(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
