@@ -40,6 +40,8 @@ class Part:
 
 # Most of these tests wait for a server half of their time, and the busy ones leave half of the processor.
 BESIDE = ("-n", str(max(2, 3 * (os.cpu_count() or 1) // 2)), "--dist", "loadfile")
+# What is alone waits half of its time as well, and nothing of these does.
+BESIDE_ALONE = ("-n", str(max(2, os.cpu_count() or 1)), "--dist", "loadfile")
 
 # The lanes of a step run beside each other, and the parts of a lane one after the other.
 Lane = tuple[Part, ...]
@@ -59,7 +61,7 @@ def _beside_each_other(busy: str, others: str, files: str = "") -> tuple[Lane, .
 CHANGE: Steps = (
     (
         (Part("alone and not soak", files="alone"),),
-        (Part("unit and not busy and not alone and not soak", niceness=19, files="unit"),),
+        (Part("unit and not busy and not alone and not soak", BESIDE_ALONE, niceness=19, files="unit"),),
     ),
     _beside_each_other("busy and not alone and not soak", "not unit and not busy and not alone and not soak", "others"),
 )
