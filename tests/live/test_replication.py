@@ -26,7 +26,7 @@ from cdc.postgres.slot import (
 )
 from cdc.postgres.unended_transactions import unended_transactions
 from cdc.protocol.envelope import TAG_END, TAG_START
-from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message, Update
+from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message
 from cdc.protocol.walsender import status_update
 from snapshot.table_reader import SnapshotReader
 from tests.copy_lines import snapshot_rows
@@ -67,11 +67,6 @@ def test_a_new_slot_starts_at_its_consistent_point(published_table: Database) ->
         None,
         point,
     )
-
-
-@pytest.mark.soak
-def test_a_slot_that_does_not_exist_is_none(database: Database) -> None:
-    assert find_slot(database.connection, "nobody_has_this") is None
 
 
 def test_a_slot_that_is_dropped_is_gone(published_table: Database) -> None:
@@ -129,25 +124,6 @@ def test_begin_has_the_lsn_of_its_commit(published_table: Database) -> None:
     assert [begin.commit_lsn for begin in of_type(messages, Begin)] == [
         commit.commit_lsn for commit in of_type(messages, Commit)
     ]
-
-
-def test_transactions_come_in_the_order_of_their_commits(published_table: Database) -> None:
-    name, point = published_table.create_slot()
-    with psycopg.connect(published_table.dsn) as slow:
-        slow.execute("insert into t values (600, 'A')")
-        published_table.execute("insert into t values (601, 'B')")
-    assert [row.new[1] for row in of_type(published_table.stream(name, point), Insert)] == [b"B", b"A"]
-
-
-@pytest.mark.soak
-def test_what_is_rolled_back_does_not_come(published_table: Database) -> None:
-    name, point = published_table.create_slot()
-    published_table.execute(
-        "begin; insert into t values (1, 'no'); rollback",
-        "begin; insert into t values (2, 'yes'); savepoint s; insert into t values (3, 'no'); rollback to s;"
-        " insert into t values (4, 'yes'); commit",
-    )
-    assert [row.new[0] for row in of_type(published_table.stream(name, point), Insert)] == [b"2", b"4"]
 
 
 def test_rows_written_while_the_publication_lacks_their_table_never_come(database: Database) -> None:
@@ -390,17 +366,6 @@ def test_a_key_is_read_in_its_own_order(database: Database) -> None:
     assert database.shape(T).key == ("c", "a")
 
 
-@pytest.mark.soak
-def test_a_table_without_a_key_has_an_empty_one(database: Database) -> None:
-    database.execute("create table t (a int)")
-    assert database.shape(T).key == ()
-
-
-@pytest.mark.soak
-def test_a_table_that_does_not_exist_has_no_shape(database: Database) -> None:
-    assert load_tables(database.connection, [T], None) == {}
-
-
 def test_a_shape_has_the_columns_that_the_publication_sends(database: Database) -> None:
     database.execute(
         "create table t (id int primary key, secret text, shown text, doubled int generated always as (id * 2) stored)",
@@ -432,20 +397,6 @@ def test_the_stream_describes_the_shape_that_the_catalogue_has(database: Databas
     follower = Assembler(published(shape), epoch=1, skip_to=(start, 0), end_lsn=start, commit_time_ms=0)
     (event,) = [event for lsn, message in database.stream(slot, start) for event in follower.feed(message, lsn)]
     assert event[1] == b'{"v":"x","id":1}'
-
-
-@pytest.mark.soak
-def test_full_identity_sends_the_large_value_that_an_update_left(database: Database) -> None:
-    database.execute("create table t (id int primary key, large text, v int)", "alter table t replica identity full")
-    database.publish_all()
-    database.execute("alter table t alter large set storage external", "insert into t values (1, repeat('x', 5000), 1)")
-    slot, start = database.create_slot()
-    database.execute("update t set v = 2")
-    follower = Assembler(published(database.shape(T)), epoch=1, skip_to=(start, 0), end_lsn=start, commit_time_ms=0)
-    messages = database.stream(slot, start)
-    assert len(of_type(messages, Update)) == 1
-    (event,) = [event for lsn, message in messages for event in follower.feed(message, lsn)]
-    assert b'"after":{"id":1,"large":"' + b"x" * 5000 in (event[2] or b"")
 
 
 def test_the_identity_of_a_table_is_read_from_the_catalogue(database: Database) -> None:

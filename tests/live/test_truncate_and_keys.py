@@ -284,24 +284,6 @@ def test_keys_and_rows_that_do_not_fit_into_memory(database: Database, endpoints
         assert [path.name for path in directory.rglob("spilled-*")] == []
 
 
-@pytest.mark.soak
-def test_composite_keys_change(database: Database, endpoints: Endpoints, directory: Path) -> None:
-    database.execute(
-        "create table t (a int, b text, c text, primary key (b, a))",
-        "insert into t select n, 'k' || n, 'c' from generate_series(1, 20) n",
-    )
-    with _captured(database, endpoints, directory, "public.t") as captured:
-        captured.start()
-        database.execute(
-            "update t set a = a + 100 where a < 5",
-            "update t set b = b || '!', c = 'd' where a between 5 and 9",
-            "begin; update t set a = 1 where b = 'k1'; update t set a = 101 where b = 'k1';"
-            " delete from t where b = 'k2';"
-            " insert into t values (102, 'k2', 'back'); commit",
-        )
-        captured.assert_equal()
-
-
 @pytest.mark.parametrize("identity", ["full", "using index t_code_region_idx"])
 def test_a_configured_key_over_a_unique_index(
     database: Database, endpoints: Endpoints, directory: Path, identity: str
