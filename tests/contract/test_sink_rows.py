@@ -52,33 +52,6 @@ def test_a_replay_replaces_rows_of_the_same_tag_and_never_newer_ones(destination
     assert rows_of(sink)["(1,)"] == "right"
 
 
-@pytest.mark.parametrize("last", ["row", "deletion", "later transaction", "later deletion"])
-@pytest.mark.soak
-def test_changes_beyond_4095_of_one_transaction_end_with_the_newest_whatever_their_order(
-    destination: Destination, name: str, last: str
-) -> None:
-    """As one job may apply them, and an older one, or a request that was late, once more."""
-    sink = destination.sink(name, 1, ITEMS)
-    events = [item(1, f"seq {seq}", tag(2, seq)) for seq in (4000, 4094, 4095, 4096, 6000, 70_000)]
-    events[2:2] = [gone(1, tag(2, 4093))]
-    events.insert(5, gone(1, tag(2, 5000)))
-    events += {
-        "row": [],
-        "deletion": [gone(1, tag(2, 80_000))],
-        # Commits are this near to each other: a commit's record has 40 bytes.
-        "later transaction": [item(1, "later", tag(7))],
-        "later deletion": [gone(1, tag(7))],
-    }[last]
-    wanted = expected(sorted(events, key=lambda event: event.tag))
-    for event in events:
-        assert not sink.apply(batch(event)).rejections
-    assert rows_of(sink) == wanted, "in order"
-    for seed in range(2):
-        for event in random.Random(seed).sample(events, len(events)):
-            sink.apply(batch(event))
-        assert rows_of(sink) == wanted, f"once more, seed {seed}"
-
-
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_changes_beyond_4095_of_one_transaction_may_come_in_any_order(
     destination: Destination, name: str, seed: int
