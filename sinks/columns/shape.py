@@ -118,7 +118,8 @@ class Shape:
 
 
 def _value_form(column: Column) -> tuple[str, bool]:
-    return column.value_type, column.is_array
+    """How its values look, and so are stored: the same where PostgreSQL itself writes no row anew."""
+    return "text" if column.value_type == "varchar" else column.value_type, column.is_array
 
 
 def _is_known_as(old: Column, new: Column) -> bool:

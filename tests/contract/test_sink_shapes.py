@@ -117,6 +117,18 @@ def test_a_row_with_null_is_told_from_one_that_lacks_the_column(destination: Des
     assert {stored.row["id"]: sorted(stored.lacks) for stored in sink.rows(wider, [{"id": 1}, {"id": 2}])} == lacks
 
 
+@pytest.mark.soak
+def test_a_text_goes_on_where_it_loses_its_limit(destination: Destination, name: str) -> None:
+    limited = replace(ITEMS, columns=(ITEMS.columns[0], column("note", "varchar"), ITEMS.columns[2]))
+    opened = destination.opened(name, 1, limited)
+    opened.sink.apply(batch(item(1, "short", 1), fence=opened.sink.claim()))
+    opened.sink.close()
+    again = destination.opened(name, 1, ITEMS)
+    long = "y" * 200
+    again.sink.apply(batch(item(2, long, 2), fence=again.sink.claim()))
+    assert rows_of(again.sink) == {"(1,)": "short", "(2,)": long}
+
+
 def test_another_shape_needs_a_new_generation(destination: Destination, name: str) -> None:
     others = (
         replace(ITEMS, key=("id", "note")),

@@ -160,6 +160,15 @@ def test_a_longer_varchar_is_the_same_type() -> None:
     assert names(Shape.of(short).evolve(long)) == ["id", "name"]
 
 
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_text_with_a_limit_is_stored_as_one_without(*, is_array: bool) -> None:
+    limited = table(column("id", "int8"), column("name", "varchar", is_array=is_array))
+    free = table(column("id", "int8"), column("name", "text", is_array=is_array))
+    for before, after in ((limited, free), (free, limited)):
+        assert names(Shape.of(before).evolve(after)) == ["id", "name"]
+        assert names(Shape.of(before).follow(after)) == ["id", "name"]
+
+
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
