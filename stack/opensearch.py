@@ -56,7 +56,8 @@ class OpenSearch:
         home = directory / f"opensearch-{self.version}"
         for folder in ("conf", "tmp"):
             (home / folder).mkdir(parents=True, exist_ok=True)
-        settings = "".join(f"{key}: {value}\n" for key, value in SETTINGS.items())
+        snapshots = {"path.repo": str(home / "snapshots")}
+        settings = "".join(f"{key}: {value}\n" for key, value in {**SETTINGS, **snapshots}.items())
         (home / "conf" / "opensearch.yml").write_text(settings, encoding="utf-8")
         chosen_java = java.for_opensearch()
         command = [

@@ -1,7 +1,7 @@
 """The generations of a Delta sink, as the bookkeeping table has them."""
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,9 @@ from sinks.stored_progress import behind_the_watermark, check_stored, watermark_
 PURGE_S: Final = 3600.0
 """The shortest time between two purges: one writes each file anew that a row goes from."""
 
+_COMMITS_LOOKED_AT: Final = 100
+"""At the first look, the newest: while no job runs, nobody but those who maintain the table commits to it."""
+
 
 class DeltaGenerations:
     """The generations of a Delta sink, bound to the one of its tables."""
@@ -36,6 +39,7 @@ class DeltaGenerations:
         self._number = tables.generation
         self._target_file_bytes = settings.target_file_bytes
         self._known: Progress | None = None
+        self._looked_at: dict[TableName, int] = {}  # the version up to which nobody has made a RESTORE
 
     def begin_bulk(self) -> None:
         """Has no effect on a generation that has rows already, or readers: its rows stay one per key throughout."""
@@ -148,7 +152,21 @@ class DeltaGenerations:
         now = self.identities(known)
         gone = {name: "its directory was removed" for name in known if name not in now}
         changed = {name: _what_became(known[name], identity) for name, identity in now.items() if known[name]}
-        return gone | {name: what for name, what in changed.items() if what is not None}
+        restored = dict.fromkeys(self._restored(known, now), "a RESTORE put it back to an earlier version")
+        return restored | gone | {name: what for name, what in changed.items() if what is not None}
+
+    def _restored(self, known: Mapping[TableName, str], now: Mapping[TableName, str]) -> Iterator[TableName]:
+        """The tables of which somebody has made a RESTORE since they were known, or since this looked last."""
+        build = self._bookkeeping.read().builds.get(self._number)
+        for name, identity in now.items():
+            if build is None or not known[name] or name not in build.tables:
+                continue
+            version = _version(identity)
+            since = self._looked_at.get(name, max(_version(known[name]), version - _COMMITS_LOOKED_AT))
+            if self._tables.is_restored(build.tables[name], since):
+                yield name
+            else:
+                self._looked_at[name] = version
 
     def drop(self) -> None:
         def without(state: CatalogueState, live: int | None) -> CatalogueState:
@@ -183,6 +201,10 @@ class DeltaGenerations:
 
 def _progress_of(build: GenerationState | None) -> Progress | None:
     return None if build is None or build.progress is None else load_progress(build.progress)
+
+
+def _version(identity: str) -> int:
+    return int(identity.split()[1])
 
 
 def _what_became(before: str, now: str) -> str | None:

@@ -99,6 +99,15 @@ class Lake:
             except TableNotFoundError:
                 return None
 
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether a commit after this version is a RESTORE, which none of ours is."""
+        table = self.seen(path)
+        if table is None or table.version() <= since:
+            return False
+        with talking():
+            commits = table.history(table.version() - since)
+        return any(commit.get("operation") == "RESTORE" for commit in commits)
+
     def refresh(self, path: str, table: "DeltaTable") -> "DeltaTable":
         """The table as it is now. It is opened anew where its log isn't the one that it was read from.
 

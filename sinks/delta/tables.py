@@ -89,6 +89,10 @@ class DeltaTables:
         table = self.lake.seen(self.own(path))
         return None if table is None else f"{table.metadata().id} {table.version()}"
 
+    def is_restored(self, path: str, since: int) -> bool:
+        """Whether somebody has made a RESTORE of a table after this version."""
+        return self.lake.is_restored(self.own(path), since)
+
     def build(self, state: CatalogueState) -> GenerationState:
         """This generation in the catalogue state. Raises LockstepError when it isn't there."""
         try:

@@ -75,8 +75,12 @@ class OpenSearchGenerations:
     def identities(self, tables: Collection[TableName]) -> Mapping[TableName, str]:
         indexes = self._indexes.uuids()
         names = {name: self._indexes.index(name) for name in tables}
-        store = indexes.get(self._bookkeeping.index, "")
-        return {name: f"{indexes[index]} {store}" for name, index in names.items() if index in indexes}
+        store, histories = indexes.get(self._bookkeeping.index, ""), self._indexes.histories()
+        return {
+            name: " ".join((indexes[index], store, *histories.get(index, ())))
+            for name, index in names.items()
+            if index in indexes
+        }
 
     def lost(self, known: Mapping[TableName, str]) -> Mapping[TableName, str]:
         now = self.identities(known)
@@ -84,8 +88,8 @@ class OpenSearchGenerations:
         for name, before in known.items():
             if name not in now:
                 lost[name] = f"index {self._indexes.index(name)!r} was removed"
-            elif _is_another(before, now[name]):
-                lost[name] = f"index {self._indexes.index(name)!r} was removed, and another one of its name is there"
+            elif (what := _what_became(before, now[name])) is not None:
+                lost[name] = f"index {self._indexes.index(name)!r} {what}"
         return lost
 
     def drop(self) -> None:
@@ -159,11 +163,18 @@ class OpenSearchGenerations:
         self._indexes.client.call("DELETE", f"/{index.name}", missing_ok=True)
 
 
-def _is_another(before: str, now: str) -> bool:
-    """Whether an index isn't the one that was known. Pure.
+def _what_became(before: str, now: str) -> str | None:
+    """What has become of an index that was known like this, None where it is the same one. Pure.
 
     A cluster that was put back has other ones throughout: the bookkeeping, which is then as old as the rows, too.
     """
-    index_before, _, store_before = before.partition(" ")
-    index, _, store = now.partition(" ")
-    return bool(before) and index != index_before and store == store_before
+    (index_before, store_before, *shards_before), (index, store, *shards) = (before or now).split(" "), now.split(" ")
+    if store != store_before:
+        return None
+    if index != index_before:
+        return "was removed, and another one of its name is there"
+    known = dict(shard.split(":") for shard in shards_before)
+    for number, history in (shard.split(":") for shard in shards):
+        if history and known.get(number, "") not in ("", history):
+            return f"was put back in place, or its shard {number} was begun anew without its data"
+    return None

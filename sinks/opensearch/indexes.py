@@ -162,7 +162,7 @@ class OpenSearchIndexes:
     def uuids(self) -> dict[str, str]:
         """The cluster's own ids of this generation's indexes, and of the bookkeeping index, by name.
 
-        An index that is made again, or put back from a snapshot, has another one.
+        An index that is made again, or put back from a snapshot under its name, has another one.
         """
         self.bookkeeping.check_format()
         # As ``held``: a node that has just started looks first whether it can tell. One that is closed is there.
@@ -170,6 +170,25 @@ class OpenSearchIndexes:
         path = f"/{self.prefix}.*_g{self.generation},{self.bookkeeping.index}/_settings/index.uuid"
         answer = self.client.call("GET", path, parameters={**lenient, "flat_settings": "true"})
         return {name: held["settings"]["index.uuid"] for name, held in answer.items()}
+
+    def histories(self) -> dict[str, list[str]]:
+        """The ids of the histories of this generation's indexes by name, as ``shard:id``; of a shard that is away, "".
+
+        Where an index is put back in place, or a shard is begun anew without its data, its id is another one. Empty
+        where our user may not ask for it.
+        """
+        fields = "indices.*.shards.*.routing.primary,indices.*.shards.*.commit.user_data.history_uuid"
+        wanted = {"level": "shards", "forbid_closed_indices": "false", "expand_wildcards": "all", "filter_path": fields}
+        try:
+            answer = self.client.call("GET", f"/{self.prefix}.*_g{self.generation}/_stats/docs", parameters=wanted)
+        except LockstepError as error:
+            if getattr(error.__cause__, "status_code", None) in _NOT_FOR_US:
+                return {}
+            raise
+        return {
+            index: [f"{number}:{_history_of(copies)}" for number, copies in sorted(stats.get("shards", {}).items())]
+            for index, stats in (answer or {}).get("indices", {}).items()
+        }
 
     # Of all generations
 
@@ -319,3 +338,8 @@ class OpenSearchIndexes:
             id_template=self.settings.id_of(name),
             routing=self.settings.routing_of(name),
         )
+
+
+def _history_of(copies: Sequence[Mapping[str, Any]]) -> str:
+    """That of a shard's primary. Others copy it."""
+    return next((str(copy["commit"]["user_data"]["history_uuid"]) for copy in copies if copy["routing"]["primary"]), "")

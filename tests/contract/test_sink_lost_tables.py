@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from deltalake import DeltaTable
 from opensearchpy import OpenSearch
 
 from cdc.model.errors import DataLost
 from cdc.model.table import TableName
 from sinks.contract import OpenedSink
+from sinks.delta.settings import DeltaSettings
+from sinks.delta.sink import open_delta
 from tests.builders import batch, column, delete, table, tag, upsert
 from tests.contract.destinations import ITEMS, Destination, opened_destination
 from tests.contract.items import item, rows_of
@@ -71,6 +75,46 @@ def test_an_index_that_was_made_again_is_another_one(store: Destination, name: s
     store.remove_items(name)
     opened.sink.prepare([ITEMS])
     assert "another one of its name" in opened.generations.lost(known)[ITEMS.name]
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("store", ["opensearch"], indirect=True)
+def test_an_index_that_was_put_back_in_place_is_lost(store: Destination, name: str, client: OpenSearch) -> None:
+    opened, known = _filled(store, name)
+    index = f"{name}.public.items_g1"
+    client.snapshot.create_repository(repository=name, body={"type": "fs", "settings": {"location": name}})
+    client.snapshot.create(repository=name, snapshot="s", body={"indices": index}, wait_for_completion=True)
+    opened.sink.apply(batch(item(2, "b", 2), fence=opened.sink.claim()))
+    client.indices.close(index=index)
+    client.indices.open(index=index)
+    client.indices.put_settings(index=index, body={"index": {"refresh_interval": "5s"}})
+    assert opened.generations.lost(known) == {}
+    client.indices.close(index=index)
+    client.snapshot.restore(repository=name, snapshot="s", body={"indices": index}, wait_for_completion=True)
+    for _ in range(2):
+        assert "was put back in place" in opened.generations.lost(known)[ITEMS.name]
+    client.snapshot.delete_repository(repository=name)
+
+
+def test_a_delta_table_that_a_restore_has_put_back_is_lost_and_one_that_others_maintain_is_not(
+    name: str, tmp_path: Path
+) -> None:
+    settings = DeltaSettings(root=str(tmp_path))
+    opened = open_delta(name, settings, 1)
+    opened.sink.prepare([ITEMS])
+    fence = opened.sink.claim()
+    opened.sink.apply(batch(item(1, "a", 1), fence=fence))
+    known = opened.generations.identities([ITEMS.name])
+    path = tmp_path / f"{name}_g1" / "items"
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).vacuum()
+    opened.sink.apply(batch(item(2, "b", 2), fence=fence))
+    assert opened.generations.lost(known) == {}
+    DeltaTable(path).restore(DeltaTable(path).version() - 1)
+    opened.sink.apply(batch(item(3, "c", 3), fence=fence))
+    for generations in (opened.generations, open_delta(name, settings, 1).generations):
+        for _ in range(2):
+            assert "RESTORE" in generations.lost(known)[ITEMS.name]
 
 
 @pytest.mark.live
