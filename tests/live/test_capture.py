@@ -49,7 +49,9 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("case", STOPS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if "configured" in case else pytest.mark.soak) for case in STOPS]
+)
 def test_what_cannot_be_published_stops_capture_until_it_is_mended(pipeline: Pipeline, case: str) -> None:
     statements, message, remedy = STOPS[case]
     running = pipeline.start_capture()
@@ -117,7 +119,9 @@ def test_a_slot_without_state_is_not_taken_for_ours(pipeline: Pipeline) -> None:
     assert "Kafka holds no state for it" in capture.log.read_text()
 
 
-@pytest.mark.parametrize("its_format", [None, FORMAT - 1, FORMAT + 1])
+@pytest.mark.parametrize(
+    "its_format", [FORMAT + 1, *(pytest.param(other, marks=pytest.mark.soak) for other in (None, FORMAT - 1))]
+)
 def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wrote_it_alone(
     pipeline: Pipeline, its_format: int | None
 ) -> None:

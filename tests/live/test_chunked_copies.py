@@ -544,7 +544,7 @@ def test_updates_without_large_values_of_rows_that_werent_copied(copying: Copyin
     """They are read again, more of them than are held, and no event ever has a value that the row hadn't."""
     captured = copying.captured
     database = copying.database
-    database.execute("update big set big = repeat('old' || id, 2000)")
+    database.execute("update big set big = repeat('old' || id, 700)")
     captured.start()
     captured.settle()
     with _held_in_the_middle(copying):

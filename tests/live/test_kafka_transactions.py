@@ -82,7 +82,8 @@ def _set(captured: Captured, topic: str, changes: Mapping[str, str]) -> None:
     configure(captured.client, [topic], changes)
 
 
-@pytest.mark.parametrize("is_running", [True, pytest.param(False, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.soak
 def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_at_the_first_larger_one(
     captured: Captured, database: Database, is_running: bool
 ) -> None:
