@@ -44,12 +44,12 @@ from tests.topics import read_committed, remove_later
 ROOT = Path(__file__).parent.parent
 
 
-def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 300.0) -> None:
+def wait_until(condition: Callable[[], bool], *, what: str, timeout_s: float = 300.0, every_s: float = 0.05) -> None:
     """Poll until the condition holds; fail with ``what`` at the time-out."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 class Process(subprocess.Popen[bytes]):
@@ -275,7 +275,8 @@ url = "{self.endpoints.warehouse_url}"
                 return False
             return state is not None and state.end_lsn >= target
 
-        wait_until(published, what=f"published up to {target:X}", timeout_s=timeout_s)
+        # Each look reads a topic, beside the capture that is waited for.
+        wait_until(published, what=f"published up to {target:X}", timeout_s=timeout_s, every_s=0.25)
 
     def wait_applied(self, applier: Running, *, timeout_s: float = 300.0) -> None:
         """Wait until every sink has applied all that is committed now."""

@@ -78,6 +78,7 @@ def pipeline(endpoints: Endpoints, broker: GuardedKafka, tmp_path: Path) -> Iter
 
 
 @pytest.mark.busy
+@pytest.mark.soak
 def test_a_pipeline_and_its_commands_live_with_the_rights_that_they_are_to_be_given(
     pipeline: Pipeline, broker: GuardedKafka, spark: SparkSession
 ) -> None:

@@ -81,6 +81,7 @@ def failed(number: int, user_id: int, minutes: float, *, ok: bool = False) -> di
     return {"id": f"l{number}", "user_id": user_id, "at": at(minutes), "ok": ok}
 
 
+@pytest.mark.soak
 def test_what_did_not_follow_comes_once_it_can_not_any_more(
     endpoints: Endpoints, spark: SparkSession, database: Database, tmp_path: Path
 ) -> None:

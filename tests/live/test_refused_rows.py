@@ -128,6 +128,7 @@ def refused(*numbers: int, status: int = 422) -> Callable[[dict[str, Any]], int 
     return lambda document: status if document["row"]["id"] in numbers else None
 
 
+@pytest.mark.soak
 def test_a_row_that_is_refused_is_kept_and_those_behind_it_are_posted_in_order(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

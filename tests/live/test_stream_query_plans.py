@@ -176,6 +176,7 @@ def test_a_pattern_that_can_not_be_kept_is_refused_with_the_reason(
     assert [each for each in problems if each.startswith(problem)], problems
 
 
+@pytest.mark.soak
 def test_all_that_is_wrong_with_a_pattern_is_told_at_once(spark: SparkSession) -> None:
     problems = pattern_problems(spark, steps=[{**SEARCH, "where": "m"}, PAYMENT], select={"a": "x", "b": "rand()"})
     assert [problem.partition(":")[0] for problem in problems] == [

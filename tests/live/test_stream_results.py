@@ -67,6 +67,7 @@ def login(number: int, user_id: int, minutes: float) -> dict[str, object]:
     return {"id": f"l{number}", "user_id": user_id, "at": at(minutes)}
 
 
+@pytest.mark.soak
 def test_matches_wait_for_a_receiver_that_is_down_and_none_is_lost_whatever_is_done_again(
     endpoints: Endpoints, spark: SparkSession, database: Database, receiver: Receiver, tmp_path: Path
 ) -> None:

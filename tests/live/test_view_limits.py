@@ -58,6 +58,7 @@ def test_many_transactions_at_once_may_change_more_rows_than_one_of_them(
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
+@pytest.mark.soak
 def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(
     pipeline: ViewPipeline, view_tasks: ViewTasks
 ) -> None:

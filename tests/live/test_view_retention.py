@@ -80,6 +80,7 @@ def test_rows_age_out_on_a_quiet_database_whoever_is_killed_and_whatever_is_lost
     assert noted(pipeline, settings) == NotedTime(now_ms, now_ms)
 
 
+@pytest.mark.soak
 def test_a_job_that_rests_takes_rows_away_when_their_time_has_come(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
 ) -> None:
