@@ -16,10 +16,11 @@ from pydantic import SecretStr
 from sqlalchemy import create_engine, event, make_url, text
 
 from cdc.model.errors import DataLost, LockstepError, Unavailable
+from cdc.model.event import Events
 from cdc.model.table import Column, Table, TableName
 from migrations.warehouse import MIGRATION_LOCK, upgrade
 from sinks.access import Login
-from sinks.contract import Batch
+from sinks.contract import Batch, TableVersions
 from sinks.warehouse.bookkeeping_format import HEAD
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
@@ -411,6 +412,59 @@ def test_a_batch_that_fails_writes_nothing(warehouse: Any, sink: WarehouseSink, 
     with pytest.raises(LockstepError, match="42P01"):
         sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), upsert({"id": 1, "note": "z"}, 1, of=broken)))
     assert warehouse.execute(f"select count(*) from {name}.orders").fetchone() == (0,)
+
+
+_TRIGGERS = {
+    "keeps out": "begin if new.id = 2 then return null; end if; return new; end",
+    "keeps as it was": "begin if new.id = 2 and tg_op = 'UPDATE' then return old; end if; return new; end",
+    "changes": "begin if new.id = 2 then new.note = 'another'; end if; return new; end",
+    "deletes": "begin if new.id = 2 then new._deleted = true; end if; return new; end",
+    "changes nothing": "begin if new.id = 2 then raise notice 'seen'; end if; return new; end",
+}
+
+
+@pytest.mark.parametrize("what", _TRIGGERS)
+def test_a_row_that_a_trigger_keeps_out_or_changes_is_rejected_and_its_neighbours_are_applied(
+    warehouse: Any, sink: WarehouseSink, name: str, what: str
+) -> None:
+    sink.apply(batch(upsert({"id": 2, "note": "before"}, 1)))
+    warehouse.execute(
+        f"create function {name}_g1.meddles() returns trigger language plpgsql as $$ {_TRIGGERS[what]} $$;"
+        f"create trigger meddles before insert or update on {name}_g1.orders for each row"
+        f" execute function {name}_g1.meddles()"
+    )
+    events = batch(*(upsert({"id": number, "note": "after"}, 2) for number in range(5)))
+    bad = [] if what == "changes nothing" else [2]
+    for applied in (5 - len(bad), 0):  # it may come again
+        outcome = sink.apply(events)
+        assert [rejection.event.key["id"] for rejection in outcome.rejections] == bad
+        assert all("a trigger of yours" in rejection.reason for rejection in outcome.rejections)
+        assert outcome.applied == applied
+    notes = {row.key["id"]: row.row["note"] for row in sink.scan(table())}
+    assert notes == {number: "before" if number in bad else "after" for number in range(5)}
+    warehouse.execute(f"drop function {name}_g1.meddles cascade")
+    again = sink.apply(events)
+    assert (again.applied, again.rejections) == (len(bad), [])
+
+
+def test_a_version_that_a_trigger_keeps_out_of_a_history_is_missing_there_and_said_so(
+    warehouse: Any, settings: WarehouseSettings, name: str
+) -> None:
+    kept = WarehouseTables(name, settings.model_copy(update={"history": True}), 1)
+    with closing(WarehouseSink(kept)) as sink:
+        sink.prepare([table()])
+        warehouse.execute(
+            f"create function {name}_g1.meddles() returns trigger language plpgsql as $$ begin return null; end $$;"
+            f"create trigger meddles before insert on {name}_g1.orders_history for each row"
+            f" execute function {name}_g1.meddles()"
+        )
+        events = batch(upsert({"id": 1, "note": "a"}, 1))
+        sink.apply(replace(events, versions=[TableVersions(Events.of(events.events).tables[0], "c", [0])]))
+        assert len(list(sink.scan(table()))) == 1
+    refused = warehouse.execute(
+        "select count(*) from lockstep.refused_version where view_schema = %s", (name,)
+    ).fetchone()
+    assert refused == (1,)
 
 
 def test_a_new_writer_waits_for_the_old_ones_batch_but_not_for_ever(

@@ -9,7 +9,7 @@ from cdc.model.table import quote_identifier
 from cdc.printed_secret import while_passwords_change
 from cdc.protocol.pgvalues import SESSION_SETTINGS
 from sinks.warehouse.names import qualified
-from sinks.warehouse.postgres.errors import is_of_a_row, reason_of, translated
+from sinks.warehouse.postgres.errors import RowChanged, is_of_a_row, reason_of, translated
 from sinks.warehouse.settings import WarehouseSettings
 
 if TYPE_CHECKING:
@@ -178,9 +178,10 @@ class WarehouseConnection:
         k bad rows among n cost about 2 k log n further attempts. ``refuse`` may raise when there are too many.
         """
         savepoint = self.connected.begin_nested()
+        errors: tuple[type[Exception], ...] = (*self.driver_errors(), RowChanged)
         try:
             written = write(rows)
-        except self.driver_errors() as error:
+        except errors as error:
             if not is_of_a_row(error):
                 raise
             savepoint.rollback()

@@ -15,7 +15,7 @@ from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN,
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
 from sinks.warehouse.postgres.connection import WarehouseConnection, lines_of
-from sinks.warehouse.postgres.errors import too_many_refused
+from sinks.warehouse.postgres.errors import RowChanged, too_many_refused
 from sinks.warehouse.postgres.history import HistoryStatements, create_history_sql, set_aside_sql, trim_sql
 from sinks.warehouse.postgres.indexes import keep_indexes
 from sinks.warehouse.postgres.staging import Staging
@@ -152,12 +152,20 @@ class PostgreSql:
     ) -> int:
         statements = self._statements[events.table]
         merge = statements.merge(purged, overwrite_equal_tags=overwrite_equal_tags)
+        compared_merge = statements.compared_merge(purged, overwrite_equal_tags=overwrite_equal_tags)
+        has_triggers = self._has_triggers(statements.target)
 
         def write(portion: TableEvents) -> int:
             size = self.connection.copy(statements.copy, statements.blocks(portion))
-            written = int(self.connection.run(merge).rowcount)
+            if has_triggers:
+                counts: Any = self.connection.run(compared_merge).one()
+                written, changed = counts
+                if changed or self.connection.run(statements.kept_out(purged)).scalar():
+                    raise RowChanged
+            else:
+                written = self.connection.run(merge).rowcount
             self.connection.run(statements.staging.emptying(size))
-            return written
+            return int(written)
 
         return self.connection.in_halves(write, events, self._refuse(rejections))
 
@@ -225,10 +233,13 @@ class PostgreSql:
     def keep(self, versions: TableVersions, refuse: Refuse, *, overwrite_equal_tags: bool, purged: str = "") -> None:
         statements = self._history_statements[versions.events.table]
         keep = statements.keep(purged, overwrite_equal_tags=overwrite_equal_tags)
+        has_triggers = self._has_triggers(statements.target)
 
         def write(portion: TableVersions) -> int:
             size = self.connection.copy(statements.copy, statements.version_blocks(portion))
             self.connection.run(keep)
+            if has_triggers and self.connection.run(statements.kept_out(purged)).scalar():
+                raise RowChanged
             self.connection.run(statements.staging.emptying(size))
             return len(portion)
 
@@ -305,6 +316,11 @@ class PostgreSql:
         refused_keys = [rejection.event.key for rejection in refused]
         gone = {index for index in long if events[index].key in refused_keys}
         return events.select([index for index in range(len(events)) if index not in gone])
+
+    def _has_triggers(self, target: str) -> bool:
+        """True also after the last one was dropped, until a VACUUM."""
+        query = "select relhastriggers from pg_class where oid = to_regclass(:name)"
+        return bool(self.connection.execute(query, name=target).scalar())
 
     def _staging(self, target: str) -> Staging:
         self._stagings += 1

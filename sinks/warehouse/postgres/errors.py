@@ -41,6 +41,7 @@ _HINTS: Final = {
     "53200": "the warehouse is out of memory",
     "58030": "the warehouse can't read or write its files: look at its log",
 }
+_BY_TRIGGER: Final = "a trigger of yours on the table keeps the row out, or changes it"
 _OF_TRIGGER: Final = "a trigger of yours refuses what is written: mend it, or drop it"
 # Without a connection there is no SQLSTATE, only the server's words.
 _REFUSED_AT_THE_DOOR: Final = {
@@ -61,6 +62,10 @@ _NO_FUNCTION: Final = ("COPY ", "while ")
 _COPY_COLUMN = re.compile(r", column (?P<name>[^:\n]+)")
 
 
+class RowChanged(Exception):
+    """What is in the table isn't what was written to it. It belongs to a row, as the server's errors of data do."""
+
+
 def state_of(error: BaseException) -> str:
     """The error's SQLSTATE; empty where the server didn't send one."""
     return getattr(_original(error), "sqlstate", None) or ""
@@ -68,11 +73,13 @@ def state_of(error: BaseException) -> str:
 
 def is_of_a_row(error: BaseException) -> bool:
     """Whether the row is to blame, and not the server."""
-    return state_of(error).startswith(_ROW_CLASSES)
+    return isinstance(error, RowChanged) or state_of(error).startswith(_ROW_CLASSES)
 
 
 def reason_of(error: BaseException) -> str:
     """Why a row was refused: SQLSTATE, its name, the column. The server's own text would hold the value."""
+    if isinstance(error, RowChanged):
+        return _BY_TRIGGER
     original = _original(error)
     diagnostics: Any = getattr(original, "diag", None)
     column = None if _is_of_a_function(original) else getattr(diagnostics, "column_name", None)

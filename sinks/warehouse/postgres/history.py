@@ -63,6 +63,7 @@ class HistoryStatements(Rows):
 
     def __init__(self, target: str, shape: Shape, staging: Staging) -> None:
         super().__init__(shape)
+        self.target = target
         self.staging = staging
         stage = staging.relation
         identity = [*shape.table.key, TAG_COLUMN]
@@ -75,6 +76,8 @@ class HistoryStatements(Rows):
         self._into = (
             f"insert into {target} as known ({stored})\nselect distinct on ({listed(identity)}) {stored} from {stage}"
         )
+        same = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, identity))
+        self._kept_out = f"from {stage} as given where not exists (select from {target} as held where {same})"
         self._order = f"order by {listed(identity)}, {committed}\non conflict ({listed(identity)}) do update\n"
         self._earlier = f"set {committed} = excluded.{committed} where excluded.{committed} < known.{committed}"
         # What the source has dropped stays as it was: a version that comes again lacks it.
@@ -85,6 +88,11 @@ class HistoryStatements(Rows):
         """Adds the staged versions, but for those up to the tag ``purged`` ("": none): they were all there once."""
         newer = f"where {quote_identifier(TAG_COLUMN)} > '{purged}'\n" if purged else ""
         return f"{self._into} {newer}{self._order}{self._again if overwrite_equal_tags else self._earlier}"
+
+    def kept_out(self, purged: str) -> str:
+        """Whether a staged version isn't in the history after ``keep``."""
+        newer = f" and given.{quote_identifier(TAG_COLUMN)} > '{purged}'" if purged else ""
+        return f"select exists (select {self._kept_out}{newer})"
 
     def version_blocks(self, versions: TableVersions) -> Iterator[bytes]:
         """Versions as lines of COPY, many at a time. Raises UnknownColumn."""

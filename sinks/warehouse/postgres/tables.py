@@ -202,6 +202,7 @@ class Statements(Rows):
         self.key_may_be_long = any(
             column.is_array or column_type(column) not in _SHORT_TYPES for column in shape.table.key_columns
         )
+        self.target = target
         self.staging = staging
         stage = staging.relation
         probe = f"{staging.name}_probe"
@@ -233,12 +234,28 @@ class Statements(Rows):
         self._or_equal = f" or excluded.{tag} = known.{tag}"
         same_row = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, shape.table.key))
         self._is_there = f"exists (select from {target} as held where {same_row})"
+        self._has_newest = f"exists (select from {target} as held where {same_row} and held.{tag} >= given.{tag})"
+        as_given, self._as_known = (
+            f"row({', '.join(f'{of}.{quote_identifier(name)}' for name in stored)})::text" for of in ("given", "known")
+        )
+        texts = f"select {as_given} from {stage} as given"
+        self._compared = f"select count(*), count(*) filter (where known not in ({texts}))"
 
     def merge(self, purged: str, *, overwrite_equal_tags: bool) -> str:
         """Writes the staged rows, but for those up to the tag ``purged`` ("": none) of which no row is there."""
         tag = quote_identifier(TAG_COLUMN)
         repeated = f"as given where given.{tag} > '{purged}' or {self._is_there}\n" if purged else ""
         return f"{self._into} {repeated}{self._merge}" + (self._or_equal if overwrite_equal_tags else "")
+
+    def compared_merge(self, purged: str, *, overwrite_equal_tags: bool) -> str:
+        """``merge``, which answers how many rows it wrote, and how many of these aren't as they were staged."""
+        merge = self.merge(purged, overwrite_equal_tags=overwrite_equal_tags)
+        return f"with written as ({merge} returning {self._as_known} as known) {self._compared} from written"
+
+    def kept_out(self, purged: str) -> str:
+        """Whether a staged row is neither in the table after a merge nor older than what is there."""
+        meant = f"(given.{quote_identifier(TAG_COLUMN)} > '{purged}' or {self._is_there}) and " if purged else ""
+        return f"select exists (select from {self.staging.relation} as given where {meant}not {self._has_newest})"
 
     def with_long_keys(self, events: TableEvents) -> list[int]:
         """The places of events whose key may be too long for an index."""
