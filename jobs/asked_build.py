@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import LockstepError, Unavailable
+from cdc.model.errors import Fenced, LockstepError, Unavailable
 from cdc.model.timeouts import BUILD_SILENT_S
 from cdc.processor import patient
 from jobs.ending_thread import EndingThread
@@ -87,7 +87,9 @@ class AskedBuild(EndingThread):
     def _tell_end(self, opened: OpenedSink) -> None:
         """Say how the job has ended. Waits for a destination that doesn't answer until the driver ends."""
         failure = self._job.failure
-        if isinstance(failure, SparkEnded) or (failure is None and self._stop.is_set()):
+        if isinstance(failure, Fenced):  # by another driver, which answers now
+            return
+        if isinstance(failure, SparkEnded) or self._stop.is_set():  # a failure of the build comes again elsewhere
             end = replace(self._answer, state=BuildState.LEFT)
         elif failure is None:
             end = replace(self._answer, state=BuildState.DONE)

@@ -41,7 +41,7 @@ def only_run(
             " user's, that user's run comes first",
         ) from None
     with lock:
-        has_asked = False
+        asked: int | None = None
         while not _is_taken(lock.fileno()):
             pid = _holder(lock.fileno())
             if not take_over:
@@ -49,10 +49,10 @@ def only_run(
                     f"another run of this pipeline is at work on this machine{_named(pid)}",
                     hint="stop that one, or end it and go on in its place with `lockstep run --take-over`",
                 )
-            if pid is not None and not has_asked:
+            if pid is not None and pid != asked:  # another one may have got it meanwhile
                 _ask_to_stop(pid)
                 say(f"the other run{_named(pid)} is told to stop, and waited for")
-                has_asked = True
+                asked = pid
             if wait(_LOOK_S):
                 yield False
                 return
@@ -64,6 +64,11 @@ def _is_taken(descriptor: int) -> bool:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
         return False
+    except OSError as error:  # a file system without locks
+        raise ConfigurationError(
+            f"the file that keeps a second run away can't be locked: {error.strerror}",
+            hint="let pipeline.data_directory name a directory on a local disk",
+        ) from None
     return True
 
 

@@ -67,20 +67,21 @@ def _records(
     heard = asked = time.monotonic()
     while unread:
         message = consumer.poll(0.2)
+        now = time.monotonic()
+        if now - heard > KAFKA_SILENT_S:
+            nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
+            if refused is None:
+                raise Unavailable(f"the end of topic {min(unread)} wasn't reached: {nothing}")
+            refused.update(dict.fromkeys(unread, nothing))
+            return
         if message is None:
-            now = time.monotonic()
             if gone is not None and now - asked > _ASK_AGAIN_S:
                 unread -= gone(unread)
                 asked = now
-            if now - heard > KAFKA_SILENT_S:
-                nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
-                if refused is None:
-                    raise Unavailable(f"the end of topic {min(unread)} wasn't reached: {nothing}")
-                refused.update(dict.fromkeys(unread, nothing))
-                return
             continue
-        heard = asked = time.monotonic()
         topic, error = message.topic() or "", message.error()
+        if topic in unread:  # others that were read go on to tell of what is written
+            heard = asked = now
         if error is None:
             if topic in unread:
                 yield message

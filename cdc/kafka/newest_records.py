@@ -45,13 +45,14 @@ def newest_records(client: Mapping[str, str | int], topics: Sequence[str]) -> li
         consumer.assign([TopicPartition(*at, max(0, end - _TAIL_OFFSETS)) for at, end in ends.items()])
         while unread:
             message = consumer.poll(0.2)
+            if time.monotonic() - heard > KAFKA_SILENT_S:
+                nothing = f"nothing came of them for {KAFKA_SILENT_S:.0f} s"
+                raise Unavailable(f"the end of {len(unread)} partitions wasn't reached: {nothing}")
             if message is None:
-                if time.monotonic() - heard > KAFKA_SILENT_S:
-                    nothing = f"nothing came for {KAFKA_SILENT_S:.0f} s"
-                    raise Unavailable(f"the end of {len(unread)} partitions wasn't reached: {nothing}")
                 continue
-            heard = time.monotonic()
             at = (message.topic() or "", message.partition() or 0)
+            if at in unread:  # others that were read go on to tell of what is written
+                heard = time.monotonic()
             error = message.error()
             if error is None:
                 newest[at] = NewestRecord(

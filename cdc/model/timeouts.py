@@ -6,9 +6,9 @@ A wait lasts as long as something gets on, and ends after so long without that. 
 
 from typing import Final
 
-KAFKA_SILENT_S: Final = 60.0
-"""A reader gets nothing of what it lacks. Readers wait for what a killed writer left open, which brokers abort within
-a minute."""
+KAFKA_SILENT_S: Final = 90.0
+"""A reader gets nothing of what it lacks. Readers wait for what a killed writer left open, which brokers abort after a
+minute, and look for every ten seconds."""
 
 KAFKA_TAKES_NOTHING_S: Final = 120.0
 """A writer's queue gets no shorter: it begins again with a new connection. Brokers elect a leader in less."""

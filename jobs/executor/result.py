@@ -136,6 +136,8 @@ class Result:
     """
 
     rows: int = 0
+    windows: int = 0
+    """In how many windows the task that had most applied its records: of a key, each applies only its newest one."""
     set_aside: int = 0
     applied: int = 0
     stale: int = 0
@@ -164,6 +166,7 @@ class Result:
     def add(self, other: "Result") -> None:
         """Take another task's results in. Two tasks never share a partition, but for those of a view's shards."""
         self.rows += other.rows
+        self.windows = max(self.windows, other.windows)
         self.set_aside += other.set_aside
         self.applied += other.applied
         self.stale += other.stale
@@ -222,6 +225,7 @@ def to_arrow(result: Result) -> "pa.RecordBatch":
     facts: list[dict[str, Any]] = [
         {
             "rows": result.rows,
+            "windows": result.windows,
             "set_aside": result.set_aside,
             "applied": result.applied,
             "stale": result.stale,
@@ -273,6 +277,7 @@ def from_arrow(table: "pa.Table") -> Result:
             total.add(
                 Result(
                     rows=fact["rows"],
+                    windows=fact["windows"],
                     set_aside=fact["set_aside"],
                     applied=fact["applied"],
                     stale=fact["stale"],

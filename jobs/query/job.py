@@ -298,7 +298,7 @@ class SinkJob:
         known = begun if stored is None else stored
         point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
-        self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
+        log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
         self._asides.tell()
         # The watermark says that all is as at the source, the rows from before included.
         keeper = keeper_at_start(
@@ -308,6 +308,7 @@ class SinkJob:
             as_of_start(known, ends, now_ms, skipped_by(start.offsets, stored)),
             start,
             check_claim=lease.check,
+            log_epoch=log_epoch,
             holds_watermark=bool(columns.lacking),
             asides=self._asides.by_topic(),
             selection="" if self._captured is None else self._captured.selection,
@@ -846,12 +847,15 @@ class SinkJob:
 
     def _check_resume(
         self, cluster: TopicAdmin, log: LogFacts, point: ResumePoint, *, ends: Offsets, now_ms: int
-    ) -> None:
+    ) -> int:
+        """The epoch of the log that the sink may go on with. What it reads from now on is of that one, or a newer."""
         begins = {} if self._plan.trimmed else cluster.begin_offsets(log.partitions)
         check_resume(point, topics=log.topics, begins=begins, ends=ends, now_ms=now_ms)
-        if point.progress is not None and self._newest_epoch() > known_epoch(point.progress):
+        newest = self._newest_epoch()
+        if point.progress is not None and newest > known_epoch(point.progress):
             records = read_progress(self._plan.kafka.client(), self._plan.pipeline)
             check_epochs(point.sink, point.progress, records)
+        return newest
 
     def _newest_epoch(self) -> int:
         """Of the log, 0 where nothing is known of that."""

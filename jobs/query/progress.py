@@ -39,6 +39,7 @@ class ProgressKeeper:
         sink: str,
         check_claim: Callable[[], None],
         retention_ms: Mapping[str, int],
+        log_epoch: int = 0,
         skipped: Mapping[TopicPartition, int] | None = None,
         left_at_ms: Mapping[str, int] | None = None,
         holds_watermark: bool = False,
@@ -50,6 +51,9 @@ class ProgressKeeper:
         """``check_claim`` is called before anything is stored. It raises Fenced when another job has taken over.
 
         ``topic_ids`` are those of the topics that are read. ``retention_ms``: how long each topic keeps tombstones.
+
+        ``log_epoch`` is the log's as of the start, and is stored with the first batch: what that reads is beyond where
+        the epoch began.
 
         ``holds_watermark``: what is stored of it stays as it is until ``release_watermark``.
 
@@ -90,7 +94,7 @@ class ProgressKeeper:
         self._learned_any = False
         self._is_behind = False
         self._held = _position(watermark) if holds_watermark or is_paused else None
-        self._log_epoch = 0 if stored is None else max(stored.log_epoch, stored.epoch)
+        self._log_epoch = log_epoch if stored is None else max(stored.log_epoch, stored.epoch, log_epoch)
         self._selection = selection
         self._tables = dict(tables or {})
         self._is_paused = is_paused

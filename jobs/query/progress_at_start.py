@@ -28,6 +28,7 @@ def keeper_at_start(
     start: StartPosition,
     *,
     check_claim: Callable[[], None],
+    log_epoch: int = 0,
     holds_watermark: bool = False,
     asides: Mapping[str, Aside] = NOTHING_ASIDE,
     selection: str = "",
@@ -35,7 +36,8 @@ def keeper_at_start(
 ) -> ProgressKeeper:
     """The keeper of a query that begins at ``stored``, whose watermark is true of what this query reads.
 
-    ``asides`` are the tables that are set aside, by topic, ``result`` is what a view's rows are in.
+    ``log_epoch`` is the newest one of the log, which the sink may go on with. ``asides`` are the tables that are set
+    aside, by topic, ``result`` is what a view's rows are in.
     """
     # A watermark says that all of the tables are applied up to there. Where one joins or comes back it stays as it is,
     # and isn't true of that one yet. It has waited for those that were paused.
@@ -60,6 +62,7 @@ def keeper_at_start(
         now_ms=_now_ms,
         sink=plan.name,
         check_claim=check_claim,
+        log_epoch=log_epoch,
         retention_ms={topic: facts.delete_retention_ms for topic, facts in log.topics.items()},
         skipped=skipped_by(start.offsets, stored),
         left_at_ms=_left_at_ms(stored, log.topics),

@@ -472,9 +472,10 @@ class SinkQuery:
         self._previous_ends = (batch_id, reached)
         self._report_applied(result, progress)
         # A long one ends when there is more. One with rejections is committed at once: they would be told again after
-        # a kill, also those that somebody has closed since.
+        # a kill, also those that somebody has closed since. So is one of several windows: read again after days, the
+        # first would bring a row back that the next deletes, where the destination has forgotten the delete.
         has_told = bool(result.rejected or result.resolved)
-        return self._rests and not is_long and not has_told
+        return self._rests and not is_long and not has_told and result.windows <= 1
 
     def _run_whole_batch(self, frame: DataFrame, batch_id: int) -> bool:
         """The same where the task says by itself what it reads: a view's state, or the sink, knows how far it is."""

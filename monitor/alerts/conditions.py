@@ -221,7 +221,7 @@ def find_conditions(
     ]
     unknown = _unanswered(report)
     unknown |= {stage.name for stage in report.stages if stage.state is StageState.UNKNOWN}
-    keys = {*_unasked(facts, settings), *(("lag", label) for label in _unmeasured(report))}
+    keys = {*_unasked(facts, settings), *_begun(report), *(("lag", label) for label in _unmeasured(report))}
     return Findings(tuple(found), frozenset(unknown), unknown_keys=frozenset(keys))
 
 
@@ -247,6 +247,12 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
         if status.problem is not None:
             yield from ((name, status.label) for name in OF_STREAM_BUILDS)
     yield from _unanswered_rules(facts, settings)
+
+
+def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
+    """A capture that begins may end again before it reads the slot, each time that somebody starts it."""
+    if any(stage.state is StageState.STARTING for stage in report.stages if stage.name == RECEIVED):
+        yield "capture-stopped", CAPTURE
 
 
 def _unanswered_rules(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str]]:
@@ -328,7 +334,8 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
     # Where Kafka is silent, nobody knows whether a capture that is there copies.
     # One that has begun will read it.
     expected = (StageState.STARTING, StageState.BUILDING, StageState.PAUSED, StageState.UNKNOWN)
-    is_copied = all(stage.state not in expected for stage in report.stages if stage.name == RECEIVED)
+    received = [stage for stage in report.stages if stage.name == RECEIVED]
+    is_copied = all(stage.state not in expected for stage in received)
     is_expected = report.wal_status is not None and is_copied and not report.first_copy_paused
     if report.slot_active is False and is_expected and not report.broken:
         yield Condition(
@@ -336,7 +343,7 @@ def _capture(report: LagReport, facts: Facts, settings: AlertSettings) -> Iterat
             CAPTURE,
             Severity.CRITICAL,
             "nobody reads the slot: changes wait in the source's WAL",
-            "`lockstep run` or `lockstep capture` starts it",
+            next((stage.hint for stage in received if stage.hint), "`lockstep run` or `lockstep capture` starts it"),
             passes=True,
         )
     if settings.standby and facts.has_standby is False:

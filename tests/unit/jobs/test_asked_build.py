@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
-from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
+from cdc.model.errors import Fenced, LockstepError, PositionMismatch, Unavailable
 from jobs.asked_build import AskedBuild
 from jobs.driver import Source, run_sinks
 from jobs.generations.build_request import (
@@ -221,6 +221,24 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
 def test_another_driver_goes_on_where_the_first_has_ended(store: MemoryStore) -> None:
     asking = DriverJob(_plan(store), report=lambda _: None)
     _, first, _ = _asked(store)
+    first.stop()
+    assert asking.is_alive
+    _, second, job = _asked(store, since=1)
+    job.ended.set()
+    assert _ended(asking) is None
+    second.stop()
+
+
+@pytest.mark.parametrize("failure", [Fenced("another job has begun"), LockstepError("the batch hasn't ended yet")])
+def test_a_driver_that_ends_or_was_replaced_leaves_the_build_to_the_next(
+    store: MemoryStore, failure: LockstepError
+) -> None:
+    """What it failed with as it ended says nothing of the build."""
+    asking = DriverJob(_plan(store), report=lambda _: None)
+    _, first, job = _asked(store)
+    job.failure = failure
+    if isinstance(failure, Fenced):
+        job.ended.set()
     first.stop()
     assert asking.is_alive
     _, second, job = _asked(store, since=1)

@@ -30,7 +30,11 @@ class Clock:
 
 
 def keeper(
-    stored: Progress | None = None, clock: Clock | None = None, *, holds_watermark: bool = False
+    stored: Progress | None = None,
+    clock: Clock | None = None,
+    *,
+    holds_watermark: bool = False,
+    log_epoch: int = 0,
 ) -> tuple[ProgressKeeper, Generations]:
     opened = open_memory(MemoryStore())
     opened.sink.prepare([table()])
@@ -43,6 +47,7 @@ def keeper(
         topic_ids={TOPIC: "id"},
         now_ms=clock or Clock(),
         holds_watermark=holds_watermark,
+        log_epoch=log_epoch,
         **KEPT,
     )
     return kept, opened.generations
@@ -100,6 +105,16 @@ def test_a_new_epoch_is_known_before_anything_of_it_is_applied() -> None:
     stored = generations.load_progress()
     assert stored is not None
     assert (stored.epoch, stored.log_epoch) == (1, 2)
+
+
+@pytest.mark.parametrize("stored", [None, Progress({(TOPIC, 0): 2}, 0, 0, 0, {TOPIC: "id"})])
+def test_the_epoch_of_the_start_is_stored_with_the_first_batch(stored: Progress | None) -> None:
+    """What it reads is beyond where the epoch began: a start after a kill must not take that for a log put back."""
+    kept, generations = keeper(stored, log_epoch=1)
+    kept.batch_applied({(TOPIC, 0): 5}, rejected=0)
+    after = generations.load_progress()
+    assert after is not None
+    assert (after.epoch, after.log_epoch) == (0, 1)
 
 
 def test_a_batch_that_comes_again_counts_its_rejections_once() -> None:

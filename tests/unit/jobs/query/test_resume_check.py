@@ -73,6 +73,11 @@ def test_a_topic_that_was_recreated_is_refused() -> None:
     assert "lockstep snapshot table TABLE" in str(caught.value)
 
 
+def test_a_topic_that_was_recreated_and_is_shorter_is_told_as_that() -> None:
+    with pytest.raises(PositionMismatch, match="orders was recreated"):
+        check(progress(topic_id="another"), STORED, ends={(TOPIC, 0): 1, (TOPIC, 1): 0})
+
+
 def test_another_number_of_partitions_is_refused() -> None:
     with pytest.raises(PositionMismatch, match="has 3 partitions, sink 'search' has read 2"):
         check(progress(), STORED, topics={TOPIC: TopicFacts("first", 3, 24 * HOUR_MS)})

@@ -369,6 +369,19 @@ def test_nobody_reads_the_slot_before_the_first_copy_is_done() -> None:
     assert _found(_report(absent, slot_active=False)) == {"capture-stopped/capture": Severity.CRITICAL}
 
 
+def test_a_capture_that_begins_and_ends_again_and_again_stays_stopped() -> None:
+    starting = Stage(RECEIVED, None, None, None, None, state=StageState.STARTING)
+    findings = find_conditions(_report(starting, slot_active=False), _NO_FACTS, AlertSettings(), now_ms=_NOW_MS)
+    assert findings.open == ()
+    assert findings.is_unknown("capture-stopped", "capture")
+
+
+def test_what_is_told_of_a_capture_is_what_its_stage_says_to_do() -> None:
+    hangs = Stage(RECEIVED, None, None, None, None, state=StageState.ABSENT, hint="its log says what it waits for")
+    [condition] = find_conditions(_report(hangs, slot_active=False), _NO_FACTS, AlertSettings(), now_ms=_NOW_MS).open
+    assert condition.step == "its log says what it waits for"
+
+
 @pytest.mark.parametrize(
     ("is_view", "step"),
     [
