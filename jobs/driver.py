@@ -27,7 +27,13 @@ from cdc.model.table import TableName
 from jobs.asked_build import AskedBuild
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
-from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
+from jobs.generations.build_request import (
+    BuildAnswer,
+    BuildRequest,
+    BuildState,
+    load_request,
+    save_answer,
+)
 from jobs.generations.lease import NewerJob, is_running
 from jobs.generations.record import (
     Generation,
@@ -416,6 +422,7 @@ class _Group:
                 try:
                     settings = with_definition(member.settings, record.definition)
                     check_owner(member.name, number, record, self._source.pipeline)
+                    request.check_settings(settings)
                 except LockstepError as error:
                     answer = BuildAnswer(request.run, BuildState.REFUSED, failure=Failure.of(error))
                     save_answer(member.opened.records, number, answer)

@@ -4,8 +4,9 @@ Both are coordination records of the destination, as the heartbeat is, and each 
 author lives:
 
 ``g<n>.build_request``
-    The command's: which job is to apply to generation <n> while that is built. The settings are in ``record.<n>``. The
-    command removes it when no job is to apply any more. A driver drops the job of a request that changes no more.
+    The command's: which job is to apply to generation <n> while that is built. What shapes the rows is in
+    ``record.<n>``; of all settings there is a mark. The command removes it when no job is to apply any more. A driver
+    drops the job of a request that changes no more.
 ``g<n>.build_answer``
     The driver's: how far the job is, and how it has ended. The command removes it once the job has ended.
 
@@ -13,6 +14,7 @@ A driver ends the job when it ends itself, and the next driver begins it again. 
 Spark of its own. Should two jobs apply for a moment, the lease of the generation has the older one end.
 """
 
+import hashlib
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +23,7 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 import orjson
+from pydantic import BaseModel, SecretStr
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
@@ -53,7 +56,8 @@ class Silence:
 class BuildRequest:
     """The job that is asked for, as ``SinkPlan`` has it. ``tables`` are those that it reads at first.
 
-    ``run`` tells requests apart, ``beats`` counts the signs of life of the command.
+    ``settings`` is the mark of the sink's settings that the command has: a driver that was started with others isn't
+    to build by them. ``run`` tells requests apart, ``beats`` counts the signs of life of the command.
     """
 
     tables: tuple[TableName, ...]
@@ -61,8 +65,14 @@ class BuildRequest:
     bulk: bool
     trimmed: bool
     takes_up: bool
+    settings: str
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
     beats: int = 0
+
+    def check_settings(self, settings: BaseModel) -> None:
+        """Raise LockstepError where the command has others."""
+        if self.settings != settings_mark(settings):
+            raise LockstepError("the settings of the sink have changed since this driver began")
 
     def next(self) -> Self:
         """The same, with one more sign of life."""
@@ -75,6 +85,19 @@ class BuildRequest:
     def from_json(cls, text: str) -> Self:
         fields: dict[str, Any] = orjson.loads(text)
         return cls(**{**fields, "tables": tuple(TableName(*name) for name in fields["tables"])})
+
+
+def settings_mark(settings: BaseModel) -> str:
+    """The same for the same settings. Readers of the destination see it, and learn no secret by trying."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, SecretStr):
+            secret = value.get_secret_value().encode()
+            return hashlib.scrypt(secret, salt=b"lockstep", n=2**14, r=8, p=1).hex()
+        return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
+
+    document = orjson.dumps(settings.model_dump(), default=plain, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(document).hexdigest()
 
 
 class BuildState(StrEnum):

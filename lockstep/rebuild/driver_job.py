@@ -17,6 +17,7 @@ from jobs.generations.build_request import (
     forget,
     load_answer,
     save_request,
+    settings_mark,
     withdraw,
 )
 from jobs.generations.starting import STARTING_NAME
@@ -58,7 +59,12 @@ class DriverJob:
         self._plan = plan
         self._report = report
         self._request = BuildRequest(
-            tuple(plan.tables), once=plan.once, bulk=plan.bulk, trimmed=plan.trimmed, takes_up=plan.takes_up
+            tuple(plan.tables),
+            once=plan.once,
+            bulk=plan.bulk,
+            trimmed=plan.trimmed,
+            takes_up=plan.takes_up,
+            settings=settings_mark(plan.settings),
         )
         self._known = BuildAnswer(self._request.run)
         self._outages = 0

@@ -3,9 +3,11 @@
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import pytest
+from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
@@ -27,6 +29,7 @@ from jobs.report import Report, Reporter, SinkFailed, SinkStarted, SinkWaiting, 
 from jobs.settings import SparkSettings
 from lockstep.rebuild.driver_job import DriverJob
 from lockstep.rebuild.outcome import NoDriver
+from sinks.access import Login
 from sinks.contract import OpenedSink
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
@@ -211,7 +214,8 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
 ) -> None:
     records = open_memory(store).records
     monkeypatch.setattr("jobs.asked_build.BUILD_SILENT_S", 0.0)
-    save_request(records, _BUILT, BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True))
+    request = BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True, settings="")
+    save_request(records, _BUILT, request)
     _, build, job = _asked(store)
     _until(lambda: not build.is_alive)
     assert job.was_asked_to_stop
@@ -290,6 +294,18 @@ def test_a_driver_begins_each_job_once_and_its_own_after_it(store: MemoryStore, 
 def test_a_driver_refuses_what_its_configuration_does_not_fit(store: MemoryStore, driver: threading.Thread) -> None:
     save_record(open_memory(store).records, _BUILT, Record("shop", {"analyzer": "english"}, Phase.BUILDING))
     assert isinstance(_ended(DriverJob(_plan(store), report=lambda _: None)), NoDriver)
+    assert [job.plan.generation for job in _Job.made] in ([], [1])
+    assert driver.is_alive()
+
+
+@pytest.mark.parametrize(
+    "changed", [RedisSettings(max_open_rejections=9), RedisSettings(login=Login(password=SecretStr("new")))]
+)
+def test_a_driver_of_before_the_settings_changed_builds_nothing(
+    store: MemoryStore, driver: threading.Thread, changed: RedisSettings
+) -> None:
+    """What a message has asked for, as more rejections, would have no effect."""
+    assert isinstance(_ended(DriverJob(replace(_plan(store), settings=changed), report=lambda _: None)), NoDriver)
     assert [job.plan.generation for job in _Job.made] in ([], [1])
     assert driver.is_alive()
 
