@@ -33,9 +33,7 @@ PROBES: Final = frozenset({"/healthz", "/readyz"})
 
 _LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
-_TOKEN_HEADER: Final = "x-lockstep-token"  # noqa: S105  the name of a header, not a token
 _BASIC: Final = b'Basic realm="Lockstep", charset="UTF-8"'
-_BEARER: Final = b'Bearer realm="Lockstep"'
 _BY_PROXIES: Final = frozenset({"forwarded", "via", "x-real-ip"})
 _SET_TOKEN: Final = f"set {TOKEN_VARIABLE} where the server runs"
 
@@ -100,8 +98,7 @@ class Access:
 
     def is_guess(self, headers: Mapping[str, str]) -> bool:
         """Whether a token was given that is a wrong one."""
-        given = headers.get("authorization") or headers.get(_TOKEN_HEADER)
-        return self.token is not None and bool(given) and not self._has_token(headers)
+        return self.token is not None and bool(headers.get("authorization")) and not self._has_token(headers)
 
     def gives_session(self, method: str, path: str) -> bool:
         """Whether the answer has the session. The page that comes back after a restart gets it with its stream."""
@@ -109,13 +106,13 @@ class Access:
 
     def _needs_session(self, path: str) -> bool:
         below = () if self.page is None else (f"{self.page}/",)
-        return path.startswith(("/api/actions/", "/api/key", "/views/", *below))
+        return path.startswith(("/api/key", "/views/", *below))
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         if self.token is None:
             return False
         scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        given = headers.get(_TOKEN_HEADER, "")
+        given = ""
         if scheme.lower() == "bearer":
             given = credentials.strip()
         elif scheme.lower() == "basic":
@@ -176,9 +173,7 @@ class Guard:
         body = orjson.dumps({"message": refused.message})
         answer = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if refused.status == 401 and self._access.token is not None:
-            # The page asks for the token itself where it sends one. A browser would put a dialog of its own before it.
-            is_asked_by_page = _TOKEN_HEADER in headers
-            answer.append((b"www-authenticate", _BEARER if is_asked_by_page else _BASIC))
+            answer.append((b"www-authenticate", _BASIC))
         await send_guarded({"type": "http.response.start", "status": refused.status, "headers": answer})
         await send_guarded({"type": "http.response.body", "body": body})
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.protocol.control_records import SchemaRecord
@@ -15,6 +13,7 @@ from jobs.generations.asides import Aside
 from lockstep.dashboard.model import (
     BuildState,
     CaptureState,
+    Comparisons,
     Copies,
     CopyState,
     Finding,
@@ -36,15 +35,12 @@ from lockstep.dashboard.model import (
     TableState,
     TopicsState,
     Verified,
-    VerifyRun,
-    VerifyRuns,
     ViewBuilding,
     ViewState,
 )
 from monitor.lag import APPLIED, IN_KAFKA, READ, RECEIVED, VISIBLE, WAL_END, StageState
 from monitor.steps import rebuild_step
 from monitor.stream_queries import WAITING, StreamQueryStatus
-from monitor.verification import VerifyOutcome
 
 Known = Mapping[str, Any]
 """A document of ``lockstep lag --json``, or a piece of one."""
@@ -449,29 +445,8 @@ def _is_left_out(table: Known) -> bool:
     return bool(table["not_compared"])
 
 
-def verify_run(sink: str, output: bytes, *, finished_ms: int, seconds: float, table: str | None = None) -> VerifyRun:
-    """A run of ``lockstep verify --json`` that has ended, from what it printed. ``table``: of that one alone."""
-    try:
-        report = orjson.loads(output)
-        listed = report["tables"]
-        return VerifyRun(
-            sink=sink,
-            table=table,
-            state=report["outcome"],
-            finished_ms=finished_ms,
-            rows=sum(table["rows"]["sink"] or 0 for table in listed),
-            differing=sum(table["missing"] + table["extra"] + table["different"] for table in listed),
-            verified_through=report["lsn"] if table is None and report["outcome"] == VerifyOutcome.EQUAL else None,
-            seconds=seconds,
-        )
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return VerifyRun(
-            sink=sink, table=table, state=VerifyOutcome.FAILED.value, finished_ms=finished_ms, seconds=seconds
-        )
-
-
-def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
-    """The comparison that each sink keeps as its last one, and those that were asked for here."""
+def verified(lag: Known) -> Comparisons:
+    """The comparison that each sink keeps as its last one."""
     kept = tuple(
         Verified(
             sink=label,
@@ -485,16 +460,4 @@ def verify_runs(lag: Known, runs: Sequence[VerifyRun]) -> VerifyRuns:
         )
         for label, one in lag.get("verified", {}).items()
     )
-    return VerifyRuns(sinks=kept, runs=tuple(runs))
-
-
-def told_of(run: VerifyRun) -> str | None:
-    """What is said of a comparison that has ended; None of one that failed, which has said why itself."""
-    match run.state:
-        case VerifyOutcome.EQUAL:
-            return "Every row is equal."
-        case VerifyOutcome.DIFFERENT:
-            return f"{run.differing} rows differ."
-        case VerifyOutcome.INCOMPLETE:
-            return f"Nothing differs, and not everything was compared: `lockstep verify {run.sink}` says why."
-    return None
+    return Comparisons(sinks=kept)

@@ -4,9 +4,9 @@ Times are milliseconds since 1970. LSNs are text, as PostgreSQL writes them. Rat
 What nobody knows is null, never 0.
 """
 
-from typing import Any, Self
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Document(BaseModel):
@@ -344,22 +344,6 @@ class Rejections(Document):
     reasons: tuple[RejectionReason, ...]
 
 
-class VerifyRun(Document):
-    """A comparison of a sink with the source. ``state`` is equal, different, incomplete or failed.
-
-    ``table`` is the only one that was compared; one of a whole sink has none.
-    """
-
-    sink: str
-    table: str | None = None
-    state: str
-    finished_ms: int
-    rows: int | None = None
-    differing: int | None = None
-    verified_through: str | None = None
-    seconds: float | None = None
-
-
 class Verified(Document):
     """The last comparison of a whole sink, whoever asked for it. It was last found equal ``verified_through`` there.
 
@@ -376,11 +360,10 @@ class Verified(Document):
     but_for: tuple[str, ...] = ()
 
 
-class VerifyRuns(Document):
-    """What each sink keeps of its last comparison, and those asked for here since the server started, newest first."""
+class Comparisons(Document):
+    """What each sink keeps of its last comparison."""
 
     sinks: tuple[Verified, ...]
-    runs: tuple[VerifyRun, ...]
 
 
 class ToWaitFor(Document):
@@ -409,7 +392,7 @@ class OpenCondition(Document):
 
 
 class LogEntry(Document):
-    """Something that happened: ``kind`` is state, action or alert."""
+    """Something that happened: ``kind`` is state or alert."""
 
     time_ms: int
     kind: str
@@ -433,47 +416,6 @@ class TailEvent(Document):
     partition: int
     offset: int
     time_ms: int | None = None
-
-
-# What is asked to be done.
-
-
-class OfTable(Document):
-    """An action on a captured table."""
-
-    table: str = Field(max_length=200)
-
-
-class OfSink(Document):
-    """An action on a sink."""
-
-    sink: str = Field(max_length=41)
-
-
-class OfRejections(OfSink):
-    """An action on the open rejections of a sink that have this text in their reason."""
-
-    reason: str = Field(min_length=1, max_length=2000)
-
-
-class Comparison(Document):
-    """Of a sink, or of a table in all sinks."""
-
-    sink: str | None = Field(None, max_length=41)
-    table: str | None = Field(None, max_length=200)
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
-        if (self.sink is None) == (self.table is None):
-            raise ValueError("name either a sink or a table")
-        return self
-
-
-class Done(Document):
-    """What became of an action. One that takes long goes on, and the log says how it ends."""
-
-    ok: bool
-    message: str
 
 
 class Health(Document):

@@ -15,7 +15,6 @@ from cdc.kafka.topic_names import SCHEMA, control_topic
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
-from jobs.dead_letters.limit import kind_of
 from jobs.dead_letters.record import DeadLetter
 from lockstep.config import Config
 from lockstep.console import start_command
@@ -111,18 +110,6 @@ class Questions:
             raise ConfigurationError("there is no such sink", hint="`lockstep.toml` names those that there are")
         return name
 
-    def rejecting(self, name: str) -> str:
-        """The name of a sink, or of a stream query, whose webhook may refuse rows. Raises as ``sink``."""
-        return name if name in self._config.stream_queries else self.sink(name)
-
-    def sinks_of(self, table: TableName) -> list[str]:
-        """The sinks that have a captured table. Raises ConfigurationError where none has."""
-        config = self._tables.config()
-        having = list(config.sinks_of(table))
-        if not having:
-            raise ConfigurationError("no sink has this table")
-        return having
-
     def sink_detail(self, name: str) -> SinkDetail:
         """One sink. Raises ConfigurationError where there is none of that name."""
         return documents.sink_detail(self.sink(name), self.state(), self._sampler.last_hour(name))
@@ -135,18 +122,6 @@ class Questions:
         """The open ones."""
         named = {topic: name for name, topic in self._tables.config().topics().items()}
         return documents.rejections(self._open(), named)
-
-    def check_reason(self, sink: str, reason: str) -> None:
-        """Raise LockstepError where the commands would take more than the page has shown for this reason."""
-        kinds = {kind_of(one.reason) for one in self._open() if one.sink == sink}
-        others = [kind for kind in kinds if kind != reason and reason.lower() in kind.lower()]
-        if reason not in kinds:
-            raise LockstepError("no open rejection of this sink has that reason", hint="it was closed meanwhile")
-        if others:
-            raise LockstepError(
-                "another reason has this text in it too",
-                hint=f"`lockstep rejections list {sink}` shows keys: retry or discard by --key",
-            )
 
     def close(self) -> None:
         if self._collector is not None:

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP: the page's files, the API, the state as server-sent events, and actions."""
+"""The dashboard's HTTP: the page's files, the API, the state as and the state as server-sent events."""
 
 import asyncio
 import contextlib
@@ -30,11 +30,10 @@ from cdc.model.lsn import parse_lsn
 from cdc.postgres.dsn import parse_dsn
 from lockstep.attendant import Attendant, open_attendant
 from lockstep.config import Config, read
-from lockstep.dashboard import actions, model
+from lockstep.dashboard import model
 from lockstep.dashboard.access import Access, Guard
-from lockstep.dashboard.actions import Actions
 from lockstep.dashboard.captured_tables import CapturedTables
-from lockstep.dashboard.documents import STANDS_STILL, Subject, verify_runs
+from lockstep.dashboard.documents import STANDS_STILL, Subject, verified
 from lockstep.dashboard.memory import bound_areas
 from lockstep.dashboard.questions import Questions
 from lockstep.dashboard.sampler import Log, Sampler, now_ms
@@ -201,7 +200,6 @@ def dashboard_app(
         stream_queries=lambda: attendant.stream_queries,
     )
     questions = Questions(config, path, sampler)
-    running = Actions(path, log)
     tables = sampler.tables
     changes = ViewChanges(
         config.kafka, config.pipeline.name, live=sampler.live_generation, is_closed=lambda: streams.is_closed
@@ -212,19 +210,18 @@ def dashboard_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         streams.open()
         sampler.start(streams.publish, attendant.look, lambda: end(Ending.FAILED))
-        watching = asyncio.create_task(_until_changed(config, path, running, lambda: end(Ending.CHANGED)))
+        watching = asyncio.create_task(_until_changed(config, path, lambda: end(Ending.CHANGED)))
         yield
         watching.cancel()
         waits.close()
         changes.close()
         sampler.stop()
-        running.close()
         questions.close()
         closing.close()
 
     app = FastAPI(
         title="Lockstep dashboard",
-        description="What `lockstep lag` and its neighbours say, as JSON, and the actions of the page.",
+        description="What `lockstep lag` and its neighbours say, as JSON.",
         version=version("lockstep"),
         docs_url=None,
         redoc_url=None,
@@ -235,10 +232,9 @@ def dashboard_app(
     _tell_errors(app)
     _add_page(app)
     _add_looks(app, config, sampler, questions, streams, attendant)
-    _add_answers(app, sampler, questions, running, log, attendant)
+    _add_answers(app, sampler, questions, log, attendant)
     _add_wait(app, config, waits)
     _add_tail(app, tables, questions, streams)
-    _add_actions(app, questions, running)
     _add_views(app, config, changes)
     if extra is None:
         return Guard(app, access)
@@ -246,10 +242,10 @@ def dashboard_app(
     return Guard(app, replace(access, page=extra.address))
 
 
-async def _until_changed(config: Config, path: Path, running: Actions, tell: Callable[[], object]) -> None:
-    """Tell when the file has another configuration with which a server could start, and no command runs."""
+async def _until_changed(config: Config, path: Path, tell: Callable[[], object]) -> None:
+    """Tell when the file has another configuration with which a server could start."""
     file = ConfigurationFile(path, config)
-    while not (file.has_changed() and not running.is_busy):
+    while not file.has_changed():
         await asyncio.sleep(_FILE_EVERY_S)
     tell()
 
@@ -396,14 +392,7 @@ def _add_wait(app: FastAPI, config: Config, waits: Waits) -> None:
         return model.Waited.model_validate(waited.to_json())
 
 
-def _add_answers(
-    app: FastAPI,
-    sampler: Sampler,
-    questions: Questions,
-    running: Actions,
-    log: Log,
-    attendant: Attendant,
-) -> None:
+def _add_answers(app: FastAPI, sampler: Sampler, questions: Questions, log: Log, attendant: Attendant) -> None:
     @app.get("/api/findings")
     def findings() -> model.Findings:
         """What `lockstep doctor` finds, of half a minute ago at most."""
@@ -445,9 +434,9 @@ def _add_answers(
         return questions.rejections()
 
     @app.get("/api/verify")
-    async def verify() -> model.VerifyRuns:
-        """The last comparison of each sink, and those that were asked for here."""
-        return verify_runs(sampler.lag, running.verified())
+    async def verify() -> model.Comparisons:
+        """The last comparison of each sink."""
+        return verified(sampler.lag)
 
     @app.get("/api/alerts")
     async def alerts() -> model.Alerts:
@@ -555,74 +544,6 @@ def _add_views(app: FastAPI, config: Config, changes: ViewChanges) -> None:
             )
         frames = changes.follow(name, settings.view.key, wanted, last_event_id)
         return StreamingResponse(frames, media_type="text/event-stream")
-
-
-def _add_actions(app: FastAPI, questions: Questions, running: Actions) -> None:
-    def done(request: Request, action: actions.Action) -> model.Done:
-        asked_by = "nobody known" if request.client is None else request.client.host
-        return running.run(action, asked_by=asked_by)
-
-    @app.post("/api/actions/copy")
-    def copy(body: model.OfTable, request: Request) -> model.Done:
-        """Copy a table anew."""
-        return done(request, actions.of_copy("table", str(questions.table(body.table))))
-
-    @app.post("/api/actions/pause_copy")
-    def pause_copy(body: model.OfTable, request: Request) -> model.Done:
-        """Hold up the copy of a table."""
-        return done(request, actions.of_copy("pause", str(questions.table(body.table))))
-
-    @app.post("/api/actions/resume_copy")
-    def resume_copy(body: model.OfTable, request: Request) -> model.Done:
-        """Let it go on."""
-        return done(request, actions.of_copy("resume", str(questions.table(body.table))))
-
-    @app.post("/api/actions/cancel_copy")
-    def cancel_copy(body: model.OfTable, request: Request) -> model.Done:
-        """Give it up."""
-        return done(request, actions.of_copy("cancel", str(questions.table(body.table))))
-
-    @app.post("/api/actions/rebuild")
-    def rebuild(body: model.OfSink, request: Request) -> model.Done:
-        """Build a sink's next generation."""
-        return done(request, actions.of_sink("rebuild", questions.sink(body.sink)))
-
-    @app.post("/api/actions/switch")
-    def switch(body: model.OfSink, request: Request) -> model.Done:
-        """Let readers see the newest generation that is ready."""
-        return done(request, actions.of_sink("switch", questions.sink(body.sink)))
-
-    @app.post("/api/actions/switch_back")
-    def switch_back(body: model.OfSink, request: Request) -> model.Done:
-        """Let readers see the generation before again."""
-        return done(request, actions.of_sink("switch", questions.sink(body.sink), "--back"))
-
-    @app.post("/api/actions/verify")
-    def verify(body: model.Comparison, request: Request) -> model.Done:
-        """Compare a sink, or a table in every sink, with the source."""
-        if body.sink is not None:
-            return done(request, actions.of_verify(questions.sink(body.sink)))
-        table = questions.table(body.table or "")
-        answers = {sink: done(request, actions.of_verify(sink, str(table))) for sink in questions.sinks_of(table)}
-        texts = [f"{sink}: {answer.message}" for sink, answer in answers.items()]
-        return model.Done(ok=all(answer.ok for answer in answers.values()), message=" ".join(texts))
-
-    @app.post("/api/actions/repair")
-    def repair(body: model.OfSink, request: Request) -> model.Done:
-        """Have the rows that differ published again."""
-        return done(request, actions.of_verify(questions.sink(body.sink), repair=True))
-
-    @app.post("/api/actions/retry")
-    def retry(body: model.OfRejections, request: Request) -> model.Done:
-        """Apply rejected events again."""
-        questions.check_reason(questions.rejecting(body.sink), body.reason)
-        return done(request, actions.of_rejections("retry", body.sink, body.reason))
-
-    @app.post("/api/actions/discard")
-    def discard(body: model.OfRejections, request: Request) -> model.Done:
-        """Close rejections without applying them."""
-        questions.check_reason(questions.rejecting(body.sink), body.reason)
-        return done(request, actions.of_rejections("discard", body.sink, body.reason))
 
 
 def _told(error: LockstepError) -> str:

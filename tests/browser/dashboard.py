@@ -1,10 +1,10 @@
-"""A pipeline on real servers with the server of its page, and what a person does on the page."""
+"""A pipeline on real servers with the server of its page."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page
 
 from stack import ports
 from stack.stack import Endpoints
@@ -68,16 +68,3 @@ def seen(page: Page) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """The newest state of the API, and at the same moment the rows of the shown table by their first cells."""
     both = page.evaluate(_SHOWN)
     return both["state"], both["rows"]
-
-
-def do(page: Page, name: str, verb: str) -> str:
-    """Press a button, confirm, and return what was answered: it has to be good."""
-    page.get_by_role("button", name=name, exact=True).click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_role("button", name=verb, exact=True).click()
-    answer = dialog.locator(".answer.good, .answer.bad")
-    expect(answer).to_be_visible(timeout=300_000)
-    expect(answer).to_have_class("answer good")
-    text = answer.inner_text()
-    dialog.get_by_role("button", name="Close").click()
-    return text

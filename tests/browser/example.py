@@ -258,14 +258,6 @@ _DOCUMENTS: dict[str, Document] = {
              "error": "the store doesn't answer", "verified_through": None, "verified_through_ms": None,
              "but_for": []},
         ],
-        "runs": [
-            {"sink": "search", "table": None, "state": "equal", "finished_ms": NOW_MS - 600_000,
-             "rows": 44_211, "differing": 0,
-             "verified_through": "0/5B00000", "seconds": 24.0},
-            {"sink": "cache", "table": "public.customer", "state": "different", "finished_ms": NOW_MS - 4_000_000,
-             "rows": 44_209, "differing": 2,
-             "verified_through": None, "seconds": 19.0},
-        ]
     },
     "alerts": {
         "open": [
@@ -273,7 +265,7 @@ _DOCUMENTS: dict[str, Document] = {
         ],
         "log": [
             {"time_ms": NOW_MS - 240_000, "kind": "alert", "message": "search is stalled"},
-            {"time_ms": NOW_MS - 900_000, "kind": "action", "message": "verify of cache, asked for by the page"},
+            {"time_ms": NOW_MS - 900_000, "kind": "state", "message": "cache is current"},
         ],
     },
 }  # fmt: skip

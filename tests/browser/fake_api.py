@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,14 +21,11 @@ class FakeApi:
     """What it answers can be changed while a page looks at it."""
 
     def __init__(self) -> None:
-        """All is well, and no action was asked for. While it isn't ``is_sampled``, the same sample is sent again."""
+        """All is well. While it isn't ``is_sampled``, the same sample is sent again."""
         self.state: Callable[[], example.Document] = example.state
         self.documents = example.documents()
-        self.actions: list[tuple[str, Any]] = []
         self.tail_trouble: str | None = None
         self.tail_refusal: str | None = None
-        self.token: str | None = None
-        self.refusal: str | None = None
         self.address = ""
         self.is_sampled = True
         self.is_open = threading.Event()
@@ -76,18 +73,6 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             self._send(200, _KINDS.get(file.suffix, "application/octet-stream"), file.read_bytes())
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self._api.token is not None and self.headers["X-Lockstep-Token"] != self._api.token:
-            wanted = {"WWW-Authenticate": 'Bearer realm="Lockstep"'}
-            self._json(401, {"message": "this action needs the token"}, wanted)
-            return
-        if self._api.refusal is not None:
-            self._json(401, {"message": self._api.refusal})
-            return
-        self._api.actions.append((self.path.removeprefix("/api/actions/"), body))
-        self._json(200, {"ok": True, "message": "It was asked for. `lockstep lag` shows how far it is."})
-
     def _stream(self) -> None:
         if not self._api.is_open.is_set():
             self._send(503, "text/plain", b"")
@@ -122,16 +107,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _event(self, name: str, document: Any) -> None:
         self.wfile.write(f"event: {name}\ndata: {json.dumps(document)}\n\n".encode())
 
-    def _json(self, code: int, document: Any, headers: Mapping[str, str] | None = None) -> None:
-        self._send(code, "application/json", json.dumps(document).encode(), headers)
+    def _json(self, code: int, document: Any) -> None:
+        self._send(code, "application/json", json.dumps(document).encode())
 
-    def _send(self, code: int, kind: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _send(self, code: int, kind: str, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", "default-src 'self'")
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

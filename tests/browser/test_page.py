@@ -190,57 +190,14 @@ def test_what_could_not_be_shown_is_asked_for_again_once_the_server_is_back(brow
 
 
 @pytest.mark.soak
-def test_a_question_is_gone_with_the_screen_that_asked_it(browser: Browser, api: FakeApi) -> None:
-    """Somebody goes back by the browser's own button."""
-    with opened(browser, f"{api.address}#/tables") as shown:
-        page = shown.page
-        page.evaluate("() => { location.hash = '#/sink/search' }")
-        page.get_by_role("button", name="Rebuild").click()
-        expect(page.get_by_role("dialog")).to_be_visible()
-        page.go_back()
-        expect(page.locator("main h1")).to_have_text("Tables")
-        expect(page.get_by_role("dialog")).to_be_hidden()
-        assert api.actions == []
-
-
-@pytest.mark.soak
-def test_an_action_is_done_only_after_it_was_confirmed(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, f"{api.address}#/sink/search") as shown:
-        page = shown.page
-        page.get_by_role("button", name="Rebuild").click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
-        expect(page.get_by_role("dialog")).to_be_hidden()
-        assert api.actions == []
-        page.get_by_role("button", name="Rebuild").click()
-        page.get_by_role("dialog").get_by_role("button", name="Rebuild").click()
-        expect(page.get_by_role("dialog")).to_contain_text("It was asked for.")
-        assert api.actions == [("rebuild", {"sink": "search"})]
-
-
-@pytest.mark.soak
-def test_a_missing_token_is_asked_for(browser: Browser, api: FakeApi) -> None:
-    api.token = "right"
-    with opened(browser, f"{api.address}#/verify") as shown:
-        page = shown.page
-        page.get_by_role("button", name="Verify search").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_role("button", name="Verify").click()
-        expect(dialog).to_contain_text("this action needs the token")
-        dialog.get_by_label("LOCKSTEP_DASHBOARD_TOKEN").fill("right")
-        dialog.get_by_role("button", name="Verify once more").click()
-        expect(dialog).to_contain_text("It was asked for.")
-        assert api.actions == [("verify", {"sink": "search"})]
-
-
-@pytest.mark.soak
-def test_a_refusal_that_no_token_helps_against_asks_for_none(browser: Browser, api: FakeApi) -> None:
-    api.refusal = "This is for whoever has loaded the page since the server started: load it again."
-    with opened(browser, f"{api.address}#/verify") as shown:
-        shown.page.get_by_role("button", name="Verify search").click()
-        dialog = shown.page.get_by_role("dialog")
-        dialog.get_by_role("button", name="Verify").click()
-        expect(dialog).to_contain_text("load it again")
-        expect(dialog.get_by_label("Token")).to_have_count(0)
+def test_a_command_is_copied_as_a_shell_takes_it(browser: Browser, api: FakeApi) -> None:
+    api.documents["rejections"]["reasons"][0]["reason"] = "it's too long"
+    with opened(browser, f"{api.address}#/rejections") as shown:
+        retry = shown.page.locator(".commands").first.locator("pre").first
+        expect(retry).to_have_text(r"lockstep rejections retry search --reason='it'\''s too long'")
+        copy = shown.page.locator(".commands button").first
+        copy.click()
+        expect(copy).to_have_text("Copied")
 
 
 @pytest.mark.soak

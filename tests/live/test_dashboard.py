@@ -117,11 +117,6 @@ class Dashboard:
         assert code == 200
         self.cookie = headers["set-cookie"].partition(";")[0]
 
-    def act(self, name: str, body: Any) -> Any:
-        code, document, _ = self.ask("POST", f"/api/actions/{name}", body)
-        assert code == 200, document
-        return document
-
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -253,29 +248,6 @@ def test_tables_and_shapes(captured: Captured, dashboard: Dashboard) -> None:
     assert [(one["schema_id"], one["columns"]) for one in versions] == [(1, 2)]
     assert dashboard.get("/api/copies")["copies"][0]["state"] == "copied"
     assert dashboard.get("/api/rejections") == {"reasons": []}
-
-
-def test_an_action_does_what_it_says_and_leaves_a_line(captured: Captured, dashboard: Dashboard) -> None:
-    assert dashboard.status("POST", "/api/actions/copy", {"table": "public.t"}) == 401
-    dashboard.load_page()
-    elsewhere = {"Origin": "http://evil.example"}
-    assert dashboard.status("POST", "/api/actions/copy", {"table": "public.t"}, elsewhere) == 403
-    assert "action=copy" not in dashboard.messages.read_text(), "what was refused was not begun"
-    done = dashboard.act("copy", {"table": "public.t"})
-    assert done["ok"], done
-    assert "asked capture to copy public.t" in done["message"]
-
-    def copies() -> int:
-        events = dashboard.get("/api/key?table=public.t&key=1")["events"]
-        return sum(event["op"] == "r" for event in events)
-
-    until(lambda: copies() == 2)
-    kinds = [entry["message"] for entry in dashboard.get("/api/alerts")["log"] if entry["kind"] == "action"]
-    assert len(kinds) == 2, "one when it was asked for, one when it ended"
-    assert "action=copy subject=public.t asked_by=127.0.0.1" in dashboard.messages.read_text()
-    for body in ({"table": "--help"}, {"table": "public.u"}):
-        assert dashboard.status("POST", "/api/actions/copy", body) == 400
-    assert dashboard.status("POST", "/api/actions/switch", {"sink": "--back"}) == 400
 
 
 @contextmanager
@@ -469,7 +441,7 @@ def test_half_requests_without_end_keep_nobody_from_the_probes(dashboard: Dashbo
 def test_a_body_whose_length_is_not_said_is_refused_before_it_comes(dashboard: Dashboard) -> None:
     dashboard.load_page()
     with socket.create_connection(("127.0.0.1", dashboard.port), timeout=60) as wire:
-        head = f"POST /api/actions/copy HTTP/1.1\r\nhost: localhost:{dashboard.port}\r\ncookie: {dashboard.cookie}\r\n"
+        head = f"POST /api/wait HTTP/1.1\r\nhost: localhost:{dashboard.port}\r\ncookie: {dashboard.cookie}\r\n"
         wire.sendall(f"{head}transfer-encoding: chunked\r\n\r\n4000\r\n".encode())
         assert wire.recv(100).startswith(b"HTTP/1.1 411")
 

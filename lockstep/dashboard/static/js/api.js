@@ -1,38 +1,14 @@
 // Asking the server. An answer that isn't what was asked for is an error with a sentence.
 
-const TOKEN = "lockstep-token";
 const ANSWER_MS = 120_000; // doctor asks every server, and may wait for each
 
-export class Refused extends Error {
-  constructor(message, isTokenWanted = false) {
-    super(message);
-    this.isTokenWanted = isTokenWanted;
-  }
-}
-
-/** The token that actions are sent with. It stays in this tab. */
-export function token() {
-  return sessionStorage.getItem(TOKEN) ?? "";
-}
-
-export function keepToken(value) {
-  sessionStorage.setItem(TOKEN, value.trim());
-}
+export class Refused extends Error {}
 
 /** A document of the API. Raises Refused with the server's sentence, also when it can't be reached. */
 export function read(path, parameters = {}) {
   const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "");
   const query = new URLSearchParams(given).toString();
-  return ask(query ? `${path}?${query}` : path, { method: "GET" });
-}
-
-/** Have something done. The answer is a document. */
-export function act(path, body) {
-  return ask(path, {
-    method: "POST",
-    body: JSON.stringify(body),
-    headers: { "Content-Type": "application/json", "X-Lockstep-Token": token() },
-  });
+  return ask(query ? `${path}?${query}` : path);
 }
 
 /** Why the server gives no stream at this address. */
@@ -54,15 +30,15 @@ function said(response, document) {
   return typeof words === "string" ? words : `The server answered ${response.status}.`;
 }
 
-async function ask(path, request) {
+async function ask(path) {
   let response;
   try {
-    response = await fetch(path, { ...request, signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
+    response = await fetch(path, { signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
   } catch (error) {
     const why = error.name === "TimeoutError" ? "hasn't answered for two minutes" : "doesn't answer";
     throw new Refused(`The dashboard's server ${why}.`);
   }
   const document = await response.json().catch(() => null);
   if (response.ok && document !== null) return document;
-  throw new Refused(said(response, document), response.status === 401 && response.headers.has("WWW-Authenticate"));
+  throw new Refused(said(response, document));
 }

@@ -96,7 +96,7 @@ export function headline(entries) {
   );
 }
 
-/** A table. A column is `[heading, kind]`, kind being "number", "wraps", "actions" or nothing. */
+/** A table. A column is `[heading, kind]`, kind being "number", "wraps" or nothing. */
 export function table(caption, columns, rows, nothing = "Nothing here.") {
   if (!rows.length) return h("p", { class: "empty" }, nothing);
   return h(
@@ -112,11 +112,7 @@ export function table(caption, columns, rows, nothing = "Nothing here.") {
         h(
           "tr",
           null,
-          columns.map(([heading, kind]) =>
-            kind === "actions"
-              ? h("td", null, h("span", { class: "unseen" }, heading))
-              : h("th", { scope: "col", class: kind, ...defined(heading) }, heading),
-          ),
+          columns.map(([heading, kind]) => h("th", { scope: "col", class: kind, ...defined(heading) }, heading)),
         ),
       ),
       h(
@@ -154,11 +150,25 @@ export function problem({ where, state, word, since_ms: sinceMs, reason, next_st
   );
 }
 
+/** Commands by what they are for, each with a button that copies it. */
+export function commands(entries) {
+  return h(
+    "dl",
+    { class: "commands" },
+    entries.map(([purpose, command]) => h("div", { key: command }, h("dt", null, purpose), h("dd", null, copied(command)))),
+  );
+}
+
+/** An argument of a command, as a shell takes it. */
+export function quoted(text) {
+  return /^[\w.,:/-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
 /** Text with a button that copies it. */
-export function sql(text) {
+export function copied(text) {
   return h(
     "div",
-    { class: "sql" },
+    { class: "copied" },
     h("pre", { tabindex: "0" }, text),
     h(
       "button",

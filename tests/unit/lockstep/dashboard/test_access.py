@@ -93,13 +93,12 @@ def test_wrong_tokens_are_counted_and_take_their_time(
     assert "guessed" not in caplog.text
 
 
-@pytest.mark.parametrize("path", ["/api/actions/switch", "/api/key", "/views/v/changes"])
-def test_actions_and_rows_need_the_session(path: str) -> None:
-    method = "POST" if path.startswith("/api/actions/") else "GET"
-    assert status(LOCAL, method, path, POST) == 401
-    assert status(LOCAL, method, path, POST | {"cookie": "lockstep_session_8642=wrong"}) == 401
-    assert status(LOCAL, method, path, POST | session(Access(None))) == 401, "another start's session"
-    assert status(LOCAL, method, path, POST | session(LOCAL)) is None
+@pytest.mark.parametrize("path", ["/api/key", "/views/v/changes"])
+def test_rows_need_the_session(path: str) -> None:
+    assert status(LOCAL, "GET", path, HOST) == 401
+    assert status(LOCAL, "GET", path, HOST | {"cookie": "lockstep_session_8642=wrong"}) == 401
+    assert status(LOCAL, "GET", path, HOST | session(Access(None))) == 401, "another start's session"
+    assert status(LOCAL, "GET", path, HOST | session(LOCAL)) is None
 
 
 def test_a_page_beside_the_own_ones_gives_the_session_and_what_is_below_it_needs_it() -> None:
@@ -120,12 +119,12 @@ def test_a_page_beside_the_own_ones_gives_the_session_and_what_is_below_it_needs
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:9999", ""])
 def test_a_page_of_another_server_gets_nothing_done(origin: str) -> None:
-    assert status(LOCAL, "POST", "/api/actions/switch", POST | session(LOCAL) | {"origin": origin}) == 403
+    assert status(LOCAL, "POST", "/api/wait", POST | session(LOCAL) | {"origin": origin}) == 403
 
 
 def test_the_own_page_gets_something_done() -> None:
     headers = POST | session(LOCAL) | {"origin": "http://127.0.0.1:8642"}
-    assert status(LOCAL, "POST", "/api/actions/switch", headers) is None
+    assert status(LOCAL, "POST", "/api/wait", headers) is None
 
 
 @pytest.mark.parametrize(
@@ -134,11 +133,10 @@ def test_the_own_page_gets_something_done() -> None:
         {"authorization": "Bearer right"},
         {"authorization": "bearer right"},
         {"authorization": "Basic " + base64.b64encode(b"anybody:right").decode()},
-        {"x-lockstep-token": "right"},
     ],
 )
 def test_the_token_is_taken_in_each_form(given: dict[str, str]) -> None:
-    for method, path in (("GET", "/"), ("GET", "/api/key"), ("POST", "/api/actions/switch")):
+    for method, path in (("GET", "/"), ("GET", "/api/key"), ("POST", "/api/wait")):
         assert status(OPEN, method, path, POST | given) is None
 
 
@@ -150,16 +148,14 @@ def test_the_token_is_taken_in_each_form(given: dict[str, str]) -> None:
         {"authorization": "Bearer "},
         {"authorization": "Basic right"},
         {"authorization": "Basic " + base64.b64encode(b"right:wrong").decode()},
-        {"x-lockstep-token": ""},
-        {"x-lockstep-token": "right "},
-        {"x-lockstep-token": "r\u00efght"},
+        {"authorization": "Bearer r\u00efght"},
         {"cookie": "lockstep_session_8642=; lockstep_session="},
     ],
 )
 def test_without_the_token_nothing_is_answered_but_probes(given: dict[str, str]) -> None:
     for path in ("/", "/static/page.css", "/api/pipeline", "/api/events", "/api/openapi.json", "/metrics"):
         assert status(OPEN, "GET", path, HOST | given) == 401
-    assert status(OPEN, "POST", "/api/actions/switch", POST | given) == 401
+    assert status(OPEN, "POST", "/api/wait", POST | given) == 401
     assert status(OPEN, "GET", "/healthz", HOST | given) is None
     assert status(OPEN, "GET", "/readyz", HOST | given) is None
 
@@ -172,38 +168,26 @@ def test_a_token_counts_on_loopback_as_well() -> None:
 
 def test_a_body_is_bounded_and_says_how_long_it_is() -> None:
     known = HOST | session(LOCAL)
-    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX)}) is None
-    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": str(BODY_MAX + 1)}) == 413
-    assert status(LOCAL, "POST", "/api/actions/copy", known) == 411
-    assert status(LOCAL, "POST", "/api/actions/copy", known | {"content-length": "-1"}) == 411
+    assert status(LOCAL, "POST", "/api/wait", known | {"content-length": str(BODY_MAX)}) is None
+    assert status(LOCAL, "POST", "/api/wait", known | {"content-length": str(BODY_MAX + 1)}) == 413
+    assert status(LOCAL, "POST", "/api/wait", known) == 411
+    assert status(LOCAL, "POST", "/api/wait", known | {"content-length": "-1"}) == 411
     chunked = known | {"content-length": "1", "transfer-encoding": "chunked"}
-    assert status(LOCAL, "POST", "/api/actions/copy", chunked) == 411, "of the two lengths, that of the chunks counts"
+    assert status(LOCAL, "POST", "/api/wait", chunked) == 411, "of the two lengths, that of the chunks counts"
     assert status(LOCAL, "GET", "/api/pipeline", known | {"transfer-encoding": "chunked"}) == 411
 
 
-@pytest.mark.parametrize(
-    ("access", "sent", "challenge"),
-    [
-        (OPEN, {}, "Basic"),
-        (OPEN, {"x-lockstep-token": ""}, "Bearer"),
-        (LOCAL, {"x-lockstep-token": ""}, None),
-    ],
-)
-def test_who_can_ask_a_person_for_the_token_is_asked_for_it(
-    access: Access, sent: dict[str, str], challenge: str | None
-) -> None:
-    """A browser shows a dialog of its own where it is asked for ``Basic``: the page does that itself."""
+@pytest.mark.parametrize(("access", "challenge"), [(OPEN, b'Basic realm="Lockstep", charset="UTF-8"'), (LOCAL, None)])
+def test_only_where_a_token_helps_a_browser_asks_for_it(access: Access, challenge: bytes | None) -> None:
     started: list[dict[str, Any]] = []
 
     async def send(message: dict[str, Any]) -> None:
         started.append(message)
 
-    raw = [(name.encode(), value.encode()) for name, value in (HOST | sent | {"content-length": "2"}).items()]
-    scope = {"type": "http", "method": "POST", "path": "/api/actions/switch", "headers": raw}
-    asyncio.run(Guard(None, access)(scope, None, send))
+    raw = [(name.encode(), value.encode()) for name, value in HOST.items()]
+    asyncio.run(Guard(None, access)({"type": "http", "method": "GET", "path": "/api/key", "headers": raw}, None, send))
     assert started[0]["status"] == 401
-    given = dict(started[0]["headers"]).get(b"www-authenticate")
-    assert (None if given is None else given.decode().split()[0]) == challenge
+    assert dict(started[0]["headers"]).get(b"www-authenticate") == challenge
 
 
 def test_two_servers_of_one_machine_have_cookies_of_their_own() -> None:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 
 from cdc.model.errors import LockstepError
@@ -19,13 +18,10 @@ from lockstep.dashboard.documents import (
     findings,
     pipeline_state,
     sink_detail,
-    told_of,
-    verify_run,
-    verify_runs,
+    verified,
 )
 from lockstep.dashboard.model import PipelineState, StageFigures
 from lockstep.dashboard.server import health_of
-from lockstep.verify.report import TableReport, VerifyReport
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 from monitor.stalls import Look, Stalls, unreachable
 from monitor.stream_queries import StreamQueryStatus
@@ -244,35 +240,10 @@ def test_only_sql_is_offered_to_be_copied() -> None:
     ]
 
 
-@pytest.mark.parametrize("output", [b"", b"no json", b"[]", b"{}", b'{"tables": null}'])
-def test_a_comparison_that_broke_off_has_failed(output: bytes) -> None:
-    assert verify_run("search", output, finished_ms=1, seconds=2.0).state == "failed"
-
-
-def test_a_comparison_counts_every_difference() -> None:
-    table = b'{"rows": {"expected": 4, "sink": 3}, "missing": 1, "extra": 0, "different": 2}'
-    output = b'{"outcome": "different", "lsn": "0/1", "tables": [%b]}' % table
-    run = verify_run("search", output, finished_ms=1, seconds=2.0)
-    assert (run.state, run.rows, run.differing, run.verified_through) == ("different", 3, 3, None)
-
-
-def test_the_page_says_of_a_comparison_what_the_sink_keeps_of_it() -> None:
-    lost = TableReport(TableName("public", "t"), not_compared="its topic lacks its beginning")
-    equal = TableReport(TableName("public", "u"), expected_rows=3, sink_rows=3)
-    found = VerifyReport("search", 1, "source", 0x10, (lost, equal))
-    run = verify_run("search", orjson.dumps(found.to_json()), finished_ms=1, seconds=2.0)
-    assert (run.state, run.verified_through) == (found.outcome, None)
-    output = orjson.dumps(replace(found, tables=(equal,)).to_json())
-    whole, one = (verify_run("search", output, finished_ms=1, seconds=2.0, table=name) for name in (None, "public.u"))
-    assert (whole.verified_through, one.verified_through) == ("0/10", None), "one table says nothing of the others"
-    assert found.outcome is VerifyOutcome.INCOMPLETE
-    assert "`lockstep verify search`" in (told_of(run) or "")
-
-
 def test_the_last_comparison_of_each_sink_is_shown_whoever_made_it() -> None:
     verification = Verification(1_000, 2_000, VerifyOutcome.EQUAL, through_lsn=0x80, through_ms=1_000)
     lag = replace(looked(source(), sink()), verified={"search": verification})
-    (kept,) = verify_runs(lag.to_json(), ()).sinks
+    (kept,) = verified(lag.to_json()).sinks
     assert (kept.sink, kept.state, kept.ended_ms, kept.verified_through) == ("search", "equal", 2_000, "0/80")
 
 

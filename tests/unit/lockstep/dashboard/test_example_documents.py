@@ -13,7 +13,7 @@ _MODELS = {
     "copies": model.Copies,
     "key": model.FollowedKey,
     "rejections": model.Rejections,
-    "verify": model.VerifyRuns,
+    "verify": model.Comparisons,
     "alerts": model.Alerts,
 }
 

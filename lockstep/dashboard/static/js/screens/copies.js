@@ -1,27 +1,8 @@
 // Copies of tables and builds of generations: how far, how fast, how long still.
 
-import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { bar, button, facts, panel, stateOf, table, title, waiting } from "../parts.js";
-
-const SENTENCES = {
-  pause: "The copy stops after the rows that it reads now. Sinks with this table get no further until it is resumed.",
-  resume: "The copy goes on where it stopped.",
-  cancel: "The copy ends. Rows that it has published stay.",
-};
-
-function act(action, name) {
-  const verb = action[0].toUpperCase() + action.slice(1);
-  confirmAction({
-    title: `${verb} the copy of ${name}?`,
-    text: SENTENCES[action],
-    label: verb,
-    path: `api/actions/${action}_copy`,
-    body: { table: name },
-    isDangerous: action === "cancel",
-  });
-}
+import { bar, facts, panel, stateOf, table, title, waiting } from "../parts.js";
 
 function copyRow(one) {
   const isDone = one.state === "copied";
@@ -30,21 +11,12 @@ function copyRow(one) {
   return {
     key: one.table,
     cells: [
-      one.table,
+      h("a", { href: `#/tables/${encodeURIComponent(one.table)}` }, one.table),
       stateOf(one.state),
       isDone ? bar(1, 1, kind) : bar(one.rows, whole, kind),
       isDone ? "100 %" : format.percent(one.rows, one.rows_estimated),
       format.count(one.rows),
       format.bytes(one.bytes),
-      !isDone &&
-        h(
-          "div",
-          { class: "buttons" },
-          one.state === "paused"
-            ? button("Resume", () => act("resume", one.table), { class: "small", "aria-label": `Resume ${one.table}` })
-            : button("Pause", () => act("pause", one.table), { class: "small", "aria-label": `Pause ${one.table}` }),
-          button("Cancel", () => act("cancel", one.table), { class: "small", "aria-label": `Cancel ${one.table}` }),
-        ),
     ],
   };
 }
@@ -74,7 +46,6 @@ export default {
       ["share", "number"],
       ["rows", "number"],
       ["bytes", "number"],
-      ["actions", "actions"],
     ];
     const buildColumns = [["build"], ["state"], ["done"], ["share", "number"], ["events", "number"]];
     if (!document) return [title("Copies and rebuilds"), panel(null, error ?? waiting("the copies"))];

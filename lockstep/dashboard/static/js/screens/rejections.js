@@ -1,22 +1,15 @@
 // Events that a sink refused, and rows that the webhook of a stream query refused, by reason.
 
-import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, lsn, panel, title, waiting } from "../parts.js";
+import { commands, facts, lsn, panel, quoted, title, waiting } from "../parts.js";
 
-function act(action, one) {
-  const isRetry = action === "retry";
-  confirmAction({
-    title: isRetry ? `Try ${format.plural(one.count, "event")} again?` : `Discard ${format.plural(one.count, "event")}?`,
-    text: isRetry
-      ? `${one.sink} is given the rows again. What it refuses again stays here.`
-      : `${one.sink} will never have these rows in this version. They aren't shown any more.`,
-    label: isRetry ? "Retry" : "Discard",
-    path: `api/actions/${action}`,
-    body: { sink: one.sink, reason: one.reason },
-    isDangerous: !isRetry,
-  });
+function commandsOf({ sink, reason }) {
+  const those = `${sink} --reason=${quoted(reason)}`;
+  return commands([
+    ["Apply all with this in their reason again", `lockstep rejections retry ${those}`],
+    ["Give them up for good", `lockstep rejections discard ${those}`],
+  ]);
 }
 
 export default {
@@ -47,14 +40,9 @@ export default {
                 { href: `#/key/${encodeURIComponent(one.example.table)}/${encodeURIComponent(one.example.key)}` },
                 "Follow this key",
               ),
+            commandsOf(one),
           ],
-          {
-            key: `${one.sink} ${one.reason}`,
-            buttons: [
-              button("Retry", () => act("retry", one), { class: "small" }),
-              button("Discard", () => act("discard", one), { class: "small danger" }),
-            ],
-          },
+          { key: `${one.sink} ${one.reason}` },
         ),
       ),
     ];

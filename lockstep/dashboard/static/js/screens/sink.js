@@ -1,40 +1,19 @@
 // One sink: where it is, its last hour, its generations.
 
 import { drawLag } from "../chart.js";
-import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, lsn, panel, problem, stateOf, table, title, waiting } from "../parts.js";
+import { commands, facts, lsn, panel, problem, stateOf, table, title, waiting } from "../parts.js";
 
-function ask(action, sink, details) {
-  confirmAction({ ...details, path: `api/actions/${action}`, body: { sink } });
-}
-
-function actions(sink) {
-  return [
-    button("Rebuild", () =>
-      ask("rebuild", sink, {
-        title: `Rebuild ${sink}?`,
-        text: "A new generation is built from the log beside the live one. Readers see no change until it is switched to.",
-        label: "Rebuild",
-      }),
-    ),
-    button("Switch", () =>
-      ask("switch", sink, {
-        title: `Switch readers of ${sink}?`,
-        text: "Readers see the newest complete generation from then on. The one before stays, to go back to.",
-        label: "Switch",
-      }),
-    ),
-    button("Back", () =>
-      ask("switch_back", sink, {
-        title: `Switch readers of ${sink} back?`,
-        text: "Readers see the generation before again.",
-        label: "Switch back",
-        isDangerous: true,
-      }),
-    ),
+function commandsOf(sink, isView) {
+  const all = [
+    ["Build the next generation beside the live one", `lockstep rebuild ${sink}`],
+    ["Let readers see the newest complete generation", `lockstep switch ${sink}`],
+    ["Let readers see the generation before again", `lockstep switch ${sink} --back`],
+    ["Compare every row with the source", `lockstep verify ${sink}`],
+    ...(isView ? [] : [["Publish the rows again that differ", `lockstep verify ${sink} --repair`]]),
   ];
+  return panel("Commands", commands(all));
 }
 
 function generations(list) {
@@ -86,7 +65,7 @@ export default {
     const live = own.find((one) => one.live) ?? own[0];
     if (!live) return [title(name ?? "Sinks"), panel(null, h("p", { class: "empty" }, "There is no such sink."))];
     return [
-      title(name, null, actions(name)),
+      title(name),
       live.reason &&
         h("ul", { class: "problems" }, problem({ where: name, ...live }, state.sampled_ms)),
       panel(
@@ -109,6 +88,7 @@ export default {
         document?.lag.length ? h("div", { class: "chart", own: true, key: `chart of ${name}` }) : (error ?? waiting("the last hour")),
       ),
       document && panel("Generations", generations(document.generations), { flush: true }),
+      commandsOf(name, Boolean(live.view)),
     ];
   },
   after({ document }, root) {

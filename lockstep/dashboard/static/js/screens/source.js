@@ -2,7 +2,7 @@
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { facts, lsn, panel, sentence, sql, stateOf, title, waiting } from "../parts.js";
+import { copied, facts, lsn, panel, sentence, stateOf, title, waiting } from "../parts.js";
 
 const STRIPES = { error: "bad", warning: "warn" };
 
@@ -11,7 +11,7 @@ function finding(one) {
     "li",
     { class: `problem ${STRIPES[one.severity]}` },
     stateOf(one.severity),
-    h("div", null, h("p", null, h("strong", null, `${one.subject}: `), sentence(one.message)), one.sql && sql(one.sql)),
+    h("div", null, h("p", null, h("strong", null, `${one.subject}: `), sentence(one.message)), one.sql && copied(one.sql)),
   );
 }
 

@@ -1,9 +1,8 @@
 // All tables: a filter, and no more rows than a page can hold.
 
-import { confirmAction } from "../dialog.js";
 import { h } from "../dom.js";
 import * as format from "../format.js";
-import { button, panel, stateOf, table, title, waiting } from "../parts.js";
+import { button, commands, panel, quoted, stateOf, table, title, waiting } from "../parts.js";
 
 const AT_ONCE = 50;
 let filter = "";
@@ -14,28 +13,7 @@ const COLUMNS = [
   ["state"],
   ["rate", "number"],
   ["shape", "number"],
-  ["actions", "actions"],
 ];
-
-function copyAnew(name) {
-  confirmAction({
-    title: `Copy ${name} anew?`,
-    text: "Every row is read again and published in order with the stream. Sinks keep their rows meanwhile.",
-    label: "Copy",
-    path: "api/actions/copy",
-    body: { table: name },
-  });
-}
-
-function verify(name) {
-  confirmAction({
-    title: `Verify ${name}?`,
-    text: "Every row of the table is compared in each sink. This reads the whole table.",
-    label: "Verify",
-    path: "api/actions/verify",
-    body: { table: name },
-  });
-}
 
 function row(one) {
   return {
@@ -45,12 +23,6 @@ function row(one) {
       stateOf(one.state),
       format.rate(one.events_per_s, "events"),
       format.text(one.schema_id),
-      h(
-        "div",
-        { class: "buttons" },
-        button("Copy anew", () => copyAnew(one.table), { class: "small", "aria-label": `Copy ${one.table} anew` }),
-        button("Verify", () => verify(one.table), { class: "small", "aria-label": `Verify ${one.table}` }),
-      ),
     ],
   };
 }
@@ -116,13 +88,14 @@ export default {
     if (!name) return [title("Tables"), panel(null, list(context), { flush: true })];
     const { document, error } = context;
     return [
-      title(
-        name,
-        h("a", { href: "#/tables" }, "All tables"),
-        button("Copy anew", () => copyAnew(name)),
-        button("Verify", () => verify(name)),
-      ),
+      title(name, h("a", { href: "#/tables" }, "All tables")),
       panel("Schema history", document ? shapes(document) : (error ?? waiting("its shapes")), { flush: true }),
+      panel("Commands", commands([
+        ["Read every row again, in order with the stream", `lockstep snapshot table ${quoted(name)}`],
+        ["Hold up that copy", `lockstep snapshot pause ${quoted(name)}`],
+        ["Let it go on", `lockstep snapshot resume ${quoted(name)}`],
+        ["Give it up", `lockstep snapshot cancel ${quoted(name)}`],
+      ])),
     ];
   },
 };
