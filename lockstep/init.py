@@ -162,24 +162,13 @@ master = "local[2]"
 # standby = false                          # true: a `lockstep capture --standby` is meant to wait
 # open_after_s = 30.0                      # so long something has to hold before it is told
 # clear_after_s = 60.0                     # ... and to be gone
-# directory = ".lockstep/alerts"           # what was told, and silences, in <pipeline> below it
-# command = ["/usr/local/bin/page"]        # gets JSON on standard input
+# directory = ".lockstep/alerts"           # what was told, in <pipeline> below it
 
 # [alerts.webhook]
 # url = "https://hooks.example.com/x"      # gets JSON by POST
 # url_file = "/run/secrets/hook"           # ... an address that is a secret; or $$LOCKSTEP_ALERTS_WEBHOOK_URL
 # headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value
 # ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
-
-# [alerts.mail]
-# host = "mail.example.com"
-# port = 587
-# tls = "starttls"                         # or "tls", "none"
-# ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
-# user = "lockstep"
-# password_file = "/run/secrets/mail"      # or $$LOCKSTEP_ALERTS_MAIL_PASSWORD
-# sender = "lockstep@example.com"
-# to = ["on-call@example.com"]
 
 # Rows of a view or a stream query in a warehouse in PostgreSQL, and when somebody is told of them: docs/alerts.md.
 # [alerts.rules.busy_page]

@@ -52,9 +52,6 @@ STOPS_S: Final = 30.0
 JVM_WORKS_S: Final = 120.0
 """In all, for a batch of no row, or for a JVM to end, while the class archive is made. Nothing is wrong without it."""
 
-ALERT_COMMAND_S: Final = 30.0
-"""In all, for the command of an alert's channel. It should only hand the alert on."""
-
 TOPIC_READ_S: Final = 60.0
 """In all, to look for one key in a topic, which has no index. The answer then lacks what that would have told."""
 

@@ -1,9 +1,8 @@
-"""Commands about alerts: what is open, whether the channels work, silences, and a process that only tells."""
+"""Commands about alerts: what is open, whether the webhook works, and a process that only tells."""
 
-import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -14,14 +13,13 @@ from lockstep.cli.options import DEFAULT_CONFIG, ConfigOption, JsonOption, print
 if TYPE_CHECKING:
     from monitor.alerts.store import AlertStore, Watcher
 
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LOOK_S: Final = 5.0
 _LOOK_MAX_MS: Final = 60_000
 """Who hasn't looked for so long hangs: a look at servers that don't answer takes less."""
 
 
 def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show which alerts are open, which are silenced, what is still to be delivered, and what never was.
+    """Show which alerts are open, what is still to be delivered, and what never was.
 
     It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
     open, and 4 when nobody on this machine looks.
@@ -31,13 +29,12 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
     store, now_ms = _store(config), _now_ms()
     watcher = store.watcher()
     trouble = _unwatched(watcher, now_ms)
-    state, silences = store.load(), store.silences(now_ms=now_ms)
-    waiting = {channel: len(messages) for channel, messages in state.queues.items() if messages}
+    state = store.load()
+    waiting = len(state.queue or ())
     if as_json:
         print_json(
             {
                 "open": [entry.to_json() for entry in state.book.values()],
-                "silenced_until_ms": silences,
                 "undelivered": waiting,
                 "dropped": [each.to_json() for each in state.dropped],
                 "watched": trouble is None,
@@ -55,83 +52,36 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             _write(f"    {condition.step}")
         if not state.book and watcher.looked_ms is not None:
             _write("no alert is open" if trouble is None else "no alert was open then")
-        for name, until_ms in silences.items():
-            _write(f"{name} is silenced until {time_text(until_ms)}")
-        for channel, count in waiting.items():
-            _write(f"{channel}: {count} messages are still to be delivered")
+        if waiting:
+            _write(f"{waiting} messages are still to be delivered")
         for each in state.dropped:
             message, condition = each.message, each.message.condition
             what = f"{message.kind.value} {condition.name}/{condition.subject} of {time_text(message.at_ms)}"
-            _write(f"{each.channel} never got: {what}")
+            _write(f"the webhook never got: {what}")
             _write(f"    {condition.sentence}")
             _write(f"    {each.reason}")
     raise typer.Exit(EXIT_UNWATCHED if trouble is not None else EXIT_FAILED if state.book else 0)
 
 
 def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
-    """Send a test message over every channel that is set, once.
+    """Send a test message to the webhook, once.
 
-    Exit code 1 when one didn't take it.
+    Exit code 1 when it didn't take it.
     """
-    from cdc.model.errors import LockstepError
     from lockstep.config import read
-    from lockstep.console import EXIT_FAILED, say
+    from lockstep.console import say
     from monitor.alerts.book import Kind, Message
-    from monitor.alerts.channels import channels_of
+    from monitor.alerts.channel import WebhookChannel
     from monitor.alerts.conditions import Condition, Severity
 
     loaded, now_ms = read(config), _now_ms()
+    if loaded.alerts.webhook is None:
+        say("alerts go to the log alone: alerts.webhook isn't set")
+        return
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
-    channels = channels_of(loaded.alerts)
-    if not channels:
-        say("alerts go to the log alone: [alerts] has no webhook, command or mail")
-    failed = False
-    for name, channel in channels.items():
-        try:
-            channel.send(message)
-        except LockstepError as error:
-            failed = True
-            say(f"{name}: {error}")
-        else:
-            say(f"{name}: delivered")
-    raise typer.Exit(EXIT_FAILED if failed else 0)
-
-
-def silence(
-    name: Annotated[
-        str, typer.Argument(help="A condition's name, or NAME/SUBJECT as `lockstep alerts list` shows it.")
-    ],
-    config: ConfigOption = DEFAULT_CONFIG,
-    duration: Annotated[str, typer.Option("--for", help="How long: 30m, 2h, 1d; 0m ends it.")] = "1h",
-) -> None:
-    """Keep alerts of a condition back for some time.
-
-    What is open when it ends is told then. A subject that the condition can't have is refused.
-    """
-    from lockstep.alert_subjects import is_subject, subjects_of
-    from lockstep.config import read
-    from lockstep.console import say
-    from monitor.alerts.conditions import NAMES
-    from monitor.alerts.store import AlertStore
-
-    match = re.fullmatch(r"(\d{1,6})([smhd])", duration)
-    if match is None:
-        raise typer.BadParameter("must be a number and s, m, h or d: 30m, 2h", param_hint="'--for'")
-    condition, slash, subject = name.partition("/")
-    if condition not in NAMES:
-        raise typer.BadParameter(f"no such condition: {condition}; there are {', '.join(NAMES)}", param_hint="'NAME'")
-    now_ms, loaded = _now_ms(), read(config)  # no server is needed, and one may be what this is about
-    store = AlertStore(loaded.alerts.directory)
-    if slash and not is_subject(condition, subject, loaded):
-        # What was told, and what is silenced, may be of a sink that has been taken out of the configuration since.
-        known = {*map("/".join, store.load().book), *store.silences(now_ms=now_ms)}
-        if name not in known:
-            names = ", ".join([condition, *(f"{condition}/{each}" for each in subjects_of(loaded)[condition])])
-            raise typer.BadParameter(f"{condition} is never about {subject!r}; there are {names}", param_hint="'NAME'")
-    until_ms = now_ms + int(match[1]) * _UNITS_S[match[2]] * 1000
-    store.silence(name, until_ms, now_ms=now_ms)
-    say(f"{name} is silenced until {time_text(until_ms)}" if until_ms > now_ms else f"{name} isn't silenced any more")
+    WebhookChannel(loaded.alerts.webhook).send(message)
+    say("delivered")
 
 
 def watch(config: ConfigOption = DEFAULT_CONFIG) -> None:

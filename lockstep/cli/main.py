@@ -158,7 +158,6 @@ def _app() -> typer.Typer:
     told = _group(_alerts)
     told.command("list")(alerts.list_open)
     told.command("test")(alerts.send_test)
-    told.command()(alerts.silence)
     told.command()(alerts.watch)
     root.add_typer(told, name="alerts", rich_help_panel="Operate")
     kept = _group(_views)

@@ -13,7 +13,7 @@ from cdc.postgres.preflight.finding import Finding, warning
 from cdc.webhook import Webhook
 from jobs.streams.settings import row_webhook
 from lockstep.config import Config
-from monitor.alerts.channels import alert_webhook
+from monitor.alerts.channel import alert_webhook
 from sinks.access import same_host
 from sinks.registry import SinkSettings, kind_of
 

@@ -46,7 +46,7 @@ from lockstep.doctor.streams import (
     webhook_findings,
 )
 from migrations.source import ddl_messages_sql, publication_sql
-from monitor.alerts.channels import alert_webhook
+from monitor.alerts.channel import alert_webhook
 from sinks.sink_kernel import chosen_sink_kernel
 
 

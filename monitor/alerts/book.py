@@ -3,9 +3,6 @@
 A condition that may pass by itself has to hold for ``open_after_s`` first, or for as long as it says itself, and every
 condition has to be gone for ``clear_after_s`` before it is over. So one that comes and goes is told once. Where nobody
 can tell whether a condition holds, it stays as it was.
-
-A silence keeps messages back that would open something. What still holds when it ends is told then. What was told
-before is cleared in a silence as well: whoever was woken may sleep again.
 """
 
 from collections.abc import Mapping
@@ -53,31 +50,18 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A message that a channel never got, and why. ``dropped_ms`` is when it was given up."""
+    """A message that the webhook never got, and why. ``dropped_ms`` is when it was given up."""
 
-    channel: str
     message: Message
     reason: str
     dropped_ms: int
 
-    @property
-    def condition(self) -> tuple[str, Key]:
-        """The channel, and of what it wasn't told."""
-        return self.channel, self.message.condition.key
-
     def to_json(self) -> dict[str, Any]:
-        return {
-            "channel": self.channel,
-            "reason": self.reason,
-            "dropped_ms": self.dropped_ms,
-            "message": self.message.to_json(),
-        }
+        return {"reason": self.reason, "dropped_ms": self.dropped_ms, "message": self.message.to_json()}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Dropped":
-        return cls(
-            fields["channel"], Message.from_json(fields["message"]), str(fields["reason"]), int(fields["dropped_ms"])
-        )
+        return cls(Message.from_json(fields["message"]), str(fields["reason"]), int(fields["dropped_ms"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +97,10 @@ def condition_from_json(fields: Mapping[str, Any]) -> Condition:
     )
 
 
-def is_silenced(condition: Condition, silences: Mapping[str, int], now_ms: int) -> bool:
-    """``silences``: a condition's name, or name and subject joined by ``/`` -> until when."""
-    until_ms = max(silences.get(condition.name, 0), silences.get("/".join(condition.key), 0))
-    return now_ms < until_ms
-
-
 def take(
     book: Mapping[Key, Entry],
     findings: Findings,
     *,
-    silences: Mapping[str, int],
     open_after_s: float,
     clear_after_s: float,
     pipeline: str,
@@ -144,7 +121,7 @@ def take(
             entry = replace(entry, condition=replace(condition, since_ms=entry.seen_ms))
         hold_s = max(open_after_s if condition.passes else 0.0, condition.hold_s)
         holds = now_ms - entry.seen_ms >= hold_s * 1000
-        if holds and not is_silenced(condition, silences, now_ms):
+        if holds:
             if entry.told is None:
                 tell(Kind.OPENED, entry)
             elif condition.severity > entry.told:

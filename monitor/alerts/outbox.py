@@ -1,6 +1,6 @@
-"""What is still to be delivered: a queue and a thread per channel, so that no channel holds up another, nor the look.
+"""What is still to be delivered: a queue and a thread, so that the webhook doesn't hold up the look.
 
-A message is kept on disk before any channel gets it, and leaves its queue once the channel has taken it. So a message
+A message is kept on disk before the webhook gets it, and leaves the queue once the webhook has taken it. So a message
 may come twice, where the process dies before that is kept as well; none is lost. Its id and kind are then the same.
 """
 
@@ -8,101 +8,92 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.webhook import DocumentRefused
 from monitor.alerts.book import Dropped, Message
-from monitor.alerts.channels import Channel
+from monitor.alerts.channel import Channel
 
 logger = logging.getLogger("lockstep.alerts")
 
 _WAIT_FIRST_S: Final = 1.0
 _WAIT_MAX_S: Final = 60.0
 _BUG_TRIES: Final = 5
-"""How often a message is tried where not the channel refuses it, but our code fails: it would fail for ever."""
+"""How often a message is tried where not the webhook refuses it, but our code fails: it would fail for ever."""
 _QUEUE_MAX: Final = 1000
-"""A channel that is down for so long loses the oldest messages."""
+"""A webhook that is down for so long loses the oldest messages."""
 
 DROPPED_MAX: Final = 100
 """So many of those that were dropped are kept, the newest ones."""
 
 
 class Outbox:
-    """Delivers messages in order, per channel, again and again until the channel takes them.
+    """Delivers messages in order, again and again until the webhook takes them.
 
-    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through. One that a
+    One with which our own code fails is dropped after ``_BUG_TRIES``, so that those behind it get through. One that the
     webhook refuses for what it is, so often, is dropped once another one behind it is taken: as long as none is, it
     isn't known that the message is to blame.
 
-    What was dropped is kept for somebody to list, until the channel takes another message of the same condition.
+    What was dropped is kept for somebody to list, until the webhook takes another message of the same condition.
     """
 
     def __init__(
-        self,
-        channels: Mapping[str, Channel],
-        *,
-        delivered: Callable[[], None],
-        wait_first_s: float = _WAIT_FIRST_S,
+        self, channel: Channel | None, *, delivered: Callable[[], None], wait_first_s: float = _WAIT_FIRST_S
     ) -> None:
-        """``delivered`` is called after each delivery."""
+        """Without a channel nothing is kept. ``delivered`` is called after each delivery."""
         self._delivered = delivered
         self._wait_first_s = wait_first_s
         self._changed = threading.Condition()
         self._is_closed = False
-        self._queues = {name: collections.deque[Message](maxlen=_QUEUE_MAX) for name in channels}
+        self._queue = collections.deque[Message](maxlen=0 if channel is None else _QUEUE_MAX)
         self._staged: list[Message] = []
         self._dropped = collections.deque[Dropped](maxlen=DROPPED_MAX)
-        self._threads = [
-            threading.Thread(target=self._work, args=(name, channel), name=f"alert-{name}", daemon=True)
-            for name, channel in channels.items()
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread: threading.Thread | None = None
+        if channel is not None:
+            self._thread = threading.Thread(target=self._work, args=(channel,), name="alert-webhook", daemon=True)
+            self._thread.start()
 
     def stage(self, messages: Iterable[Message]) -> None:
         """Have these among what is still to be delivered, and deliver none of them before ``release``."""
-        with self._changed:
-            self._staged.extend(messages)
+        if self._thread is not None:
+            with self._changed:
+                self._staged.extend(messages)
 
     def release(self) -> None:
-        """Have what is staged delivered by every channel."""
+        """Have what is staged delivered."""
         with self._changed:
-            for queue in self._queues.values():
-                queue.extend(self._staged)
+            self._queue.extend(self._staged)
             self._staged = []
             self._changed.notify_all()
 
-    def add(self, queues: Mapping[str, Sequence[Message]], dropped: Iterable[Dropped] = ()) -> None:
-        """Have what is left of before delivered, by the channels that it is for, and ``dropped`` among what was."""
+    def add(self, messages: Iterable[Message], dropped: Iterable[Dropped] = ()) -> None:
+        """Have what is left of before delivered, and ``dropped`` among what was."""
         with self._changed:
             self._dropped.extend(dropped)
-            for name, queue in self._queues.items():
-                queue.extend(queues.get(name, ()))
+            self._queue.extend(messages)
             self._changed.notify_all()
 
-    def queues(self) -> dict[str, list[Message]]:
-        """What is still to be delivered."""
-        return self.left()[0]
+    def left(self) -> tuple[list[Message] | None, list[Dropped]]:
+        """What is still to be delivered, and what was dropped, oldest first. Of one moment: none is in neither.
 
-    def left(self) -> tuple[dict[str, list[Message]], list[Dropped]]:
-        """What is still to be delivered, and what was dropped, oldest first. Of one moment: none is in neither."""
+        None without a channel.
+        """
         with self._changed:
-            queues = {name: [*queue, *self._staged] for name, queue in self._queues.items()}
-            return queues, list(self._dropped)
+            return None if self._thread is None else [*self._queue, *self._staged], list(self._dropped)
 
     def close(self) -> None:
         """Deliver nothing more. Who is at it may go on for a few seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join(2.0)
+        if self._thread is not None:
+            self._thread.join(2.0)
 
-    def _work(self, name: str, channel: Channel) -> None:
-        queue = self._queues[name]
+    def _work(self, channel: Channel) -> None:
+        queue = self._queue
         tries = 0
         refused: list[Message] = []
         to_blame: list[Message] = []
@@ -119,7 +110,7 @@ class Outbox:
                 channel.send(message)
             except DocumentRefused as refusal:
                 if not _is_among(message, to_blame):
-                    self._say_once(name, f"{refusal.message}; it goes on trying", tries)
+                    self._say_once(f"{refusal.message}; it goes on trying", tries)
                     if tries < _BUG_TRIES or is_last:
                         # With none behind it, it begins again with the first: one that comes meanwhile may be taken.
                         refused = [] if is_last else refused
@@ -129,18 +120,18 @@ class Outbox:
                         tries = 0
                     continue
                 why = f"{refusal.message}, and has taken one behind it"
-                dropped = _dropped(name, message, why)
+                dropped = _dropped(message, why)
             except (LockstepError, OSError) as error:
                 reason = error.message if isinstance(error, LockstepError) else type(error).__name__
-                self._say_once(name, f"{reason}; it goes on trying", tries)
+                self._say_once(f"{reason}; it goes on trying", tries)
                 self._pause(tries)
                 continue
             except Exception as bug:
-                self._say_once(name, f"{type(bug).__name__}; it is tried {_BUG_TRIES} times", tries)
+                self._say_once(f"{type(bug).__name__}; it is tried {_BUG_TRIES} times", tries)
                 if tries < _BUG_TRIES:
                     self._pause(tries)
                     continue
-                dropped = _dropped(name, message, f"it failed {tries} times with {type(bug).__name__}", bug)
+                dropped = _dropped(message, f"it failed {tries} times with {type(bug).__name__}", bug)
             else:
                 to_blame, refused = [*to_blame, *refused], []
             tries = 0
@@ -152,19 +143,18 @@ class Outbox:
                 if dropped is not None:
                     self._dropped.append(dropped)
                 else:
-                    self._forget(name, message)
+                    self._forget(message)
             self._delivered()
 
-    def _forget(self, name: str, message: Message) -> None:
+    def _forget(self, message: Message) -> None:
         """Whoever has been told of the condition by now lacks nothing of before. ``_changed`` is held."""
-        told = name, message.condition.key
-        kept = [each for each in self._dropped if each.condition != told]
+        kept = [each for each in self._dropped if each.message.condition.key != message.condition.key]
         self._dropped.clear()
         self._dropped.extend(kept)
 
-    def _say_once(self, name: str, why: str, tries: int) -> None:
+    def _say_once(self, why: str, tries: int) -> None:
         if tries == 1:
-            logger.warning(LogMessage("alert isn't delivered", {"channel": name}, why))
+            logger.warning(LogMessage("alert isn't delivered", {}, why))
 
     def _pause(self, tries: int) -> None:
         until_s = time.monotonic() + min(self._wait_first_s * 2 ** min(tries - 1, 16), _WAIT_MAX_S)
@@ -178,8 +168,8 @@ def _is_among(message: Message, messages: Sequence[Message]) -> bool:
     return any(each is message for each in messages)
 
 
-def _dropped(channel: str, message: Message, why: str, bug: Exception | None = None) -> Dropped:
+def _dropped(message: Message, why: str, bug: Exception | None = None) -> Dropped:
     """Give a message up, and say so."""
-    subject = {"channel": channel, "name": message.condition.name, "subject": message.condition.subject}
+    subject = {"name": message.condition.name, "subject": message.condition.subject}
     logger.error(LogMessage("alert is dropped", subject, f"{why}; `lockstep alerts list` shows it"), exc_info=bug)
-    return Dropped(channel, message, why, time.time_ns() // 1_000_000)
+    return Dropped(message, why, time.time_ns() // 1_000_000)

@@ -2,53 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, SecretStr, StrictBool, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator
 
 from cdc.model.table import TableName
-from cdc.secret import read_secret
 from cdc.settings import Settings
 from cdc.webhook import WebhookSettings
 from sinks.warehouse.names import qualified
 from sinks.warehouse.settings import WarehouseSettings
 
-MAIL_PASSWORD_VARIABLE: Final = "LOCKSTEP_ALERTS_MAIL_PASSWORD"  # noqa: S105  the name of a variable
 WEBHOOK_URL_VARIABLE: Final = "LOCKSTEP_ALERTS_WEBHOOK_URL"
-
-
-class MailSettings(Settings):
-    """A mail server, and who gets mail."""
-
-    host: str = Field(min_length=1, description="the SMTP server")
-    port: Annotated[int, Field(ge=1, le=65535)] = Field(default=587, description="its port")
-    tls: Literal["starttls", "tls", "none"] = Field(
-        default="starttls", description="encryption: after STARTTLS, from the beginning, or none"
-    )
-    ca_file: Path | None = Field(default=None, description="authorities to trust instead of the system's")
-    user: str | None = Field(default=None, description="whom to log in as; without it nobody logs in")
-    password_file: Path | None = Field(
-        default=None, description=f"file that holds the password; else ${MAIL_PASSWORD_VARIABLE}"
-    )
-    sender: str = Field(min_length=3, description="the address that mail comes from")
-    to: tuple[str, ...] = Field(min_length=1, description="the addresses that get it")
-
-    @field_validator("sender", "to")
-    @classmethod
-    def _one_line(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        if any("\n" in each or "\r" in each for each in ([value] if isinstance(value, str) else value)):
-            raise ValueError("an address is one line")
-        return value
-
-    @model_validator(mode="after")
-    def _encrypted_login(self) -> Self:
-        if self.user is not None and self.tls == "none":
-            raise ValueError("mail.user needs mail.tls: the password would be sent in the clear")
-        return self
-
-    def password(self) -> SecretStr | None:
-        """The password, if there is one. Raises ConfigurationError when its file can't be read."""
-        return read_secret(variable=MAIL_PASSWORD_VARIABLE, file=self.password_file)
 
 
 class RuleSettings(Settings):
@@ -87,7 +51,7 @@ class RuleTarget:
 
 
 class AlertSettings(Settings):
-    """When somebody is told, and how. The log has every alert, whatever else is set."""
+    """When somebody is told, and where. The log has every alert, with a webhook or without."""
 
     lag_s: Annotated[float, Field(gt=0)] = Field(
         default=300.0, description="seconds that readers of a sink may be behind"
@@ -119,12 +83,7 @@ class AlertSettings(Settings):
     )
     directory: Path = Field(
         default=Path(".lockstep/alerts"),
-        description="what was told, what is still to be delivered, and silences, in <pipeline> below it; without it"
-        " alerts come again",
+        description="what was told and is still to be delivered, in <pipeline> below it; without it alerts come again",
     )
     webhook: WebhookSettings | None = Field(default=None, description="an HTTP endpoint")
-    command: tuple[str, ...] = Field(
-        default=(), description="a program and its arguments, without a shell; it gets JSON on standard input"
-    )
-    mail: MailSettings | None = Field(default=None, description="a mail server")
     rules: dict[str, RuleSettings] = Field(default={}, description="rules over rows of views and stream queries")

@@ -1,7 +1,7 @@
-"""What alerts keep on disk: who was told of what, what is still to be delivered, and silences.
+"""What alerts keep on disk: who was told of what, and what is still to be delivered.
 
 One process tells: it holds the lock of the directory for as long as it lives, and the system frees it in any end.
-``state.json`` is its alone. ``silences.json`` is written by the command, and read at each look.
+``state.json`` is its alone.
 
 What root makes there belongs to the directory's owner, since the process that tells may be a service of that user.
 """
@@ -23,19 +23,19 @@ from monitor.alerts.book import Dropped, Entry, Key, Message
 
 logger = logging.getLogger("lockstep.alerts")
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``queues`` has what each channel is still to deliver, oldest first, by the channel's name.
+    """``queue`` has what is still to be delivered, oldest first; None where there was no webhook.
 
-    ``dropped`` has what channels never got, oldest first.
+    ``dropped`` has what the webhook never got, oldest first.
     """
 
     book: Mapping[Key, Entry] = field(default_factory=dict)
-    queues: Mapping[str, Sequence[Message]] = field(default_factory=dict)
+    queue: Sequence[Message] | None = None
     dropped: Sequence[Dropped] = ()
 
 
@@ -116,26 +116,10 @@ class AlertStore:
             "state.json",
             {
                 "open": [entry.to_json() for entry in state.book.values()],
-                "queues": {
-                    channel: [message.to_json() for message in messages] for channel, messages in state.queues.items()
-                },
+                "queue": None if state.queue is None else [message.to_json() for message in state.queue],
                 "dropped": [each.to_json() for each in state.dropped],
             },
         )
-
-    def silences(self, *, now_ms: int) -> dict[str, int]:
-        """What is silenced now -> until when, in milliseconds since 1970."""
-        until = self._read("silences.json", _until_ms) or {}
-        return {name: until_ms for name, until_ms in until.items() if until_ms > now_ms}
-
-    def silence(self, name: str, until_ms: int, *, now_ms: int) -> None:
-        """Silence a condition, or a name and subject joined by ``/``, until then. A time that is over ends it."""
-        try:
-            make_directory(self._directory)
-        except OSError as error:
-            raise self._unusable(error) from error
-        silences = self.silences(now_ms=now_ms) | {name: until_ms}
-        self._write("silences.json", {"until_ms": {key: until for key, until in silences.items() if until > now_ms}})
 
     def _read(self, name: str, parse: Callable[[Mapping[str, Any]], _Parsed]) -> _Parsed | None:
         """What is in the file; None where there is none."""
@@ -209,14 +193,8 @@ def _give_to_owner(descriptor: int, directory: Path) -> None:
 
 def _state(document: Mapping[str, Any]) -> State:
     entries = [Entry.from_json(entry) for entry in document["open"]]
-    queues = {
-        channel: [Message.from_json(message) for message in messages]
-        for channel, messages in document["queues"].items()
-    }
-    # One that was written before any could be dropped has no list of them.
-    dropped = [Dropped.from_json(each) for each in document.get("dropped", ())]
-    return State({entry.condition.key: entry for entry in entries}, queues, dropped)
-
-
-def _until_ms(document: Mapping[str, Any]) -> dict[str, int]:
-    return {name: int(until_ms) for name, until_ms in document["until_ms"].items()}
+    queue = document["queue"]
+    if queue is not None:
+        queue = [Message.from_json(message) for message in queue]
+    dropped = [Dropped.from_json(each) for each in document["dropped"]]
+    return State({entry.condition.key: entry for entry in entries}, queue, dropped)

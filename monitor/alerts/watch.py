@@ -8,7 +8,7 @@ from typing import Self
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, opened_of, take
-from monitor.alerts.channels import channels_of
+from monitor.alerts.channel import WebhookChannel
 from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
@@ -65,21 +65,18 @@ class AlertWatch:
         findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms, verify=self._verify)
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         self._open = self._shown(findings, self._book, now_ms=now_ms)
-        silences: Mapping[str, int] = {}
         try:
             if not self._is_loaded:
                 if not self._store.take_lock():
                     return
                 self._resume(self._store.load(), now_ms=now_ms)
             self._store.mark_look()
-            silences = self._store.silences(now_ms=now_ms)
             self._trouble = None
         except LockstepError as error:
             self._say_trouble(error)
         book, messages = take(
             self._book,
             findings,
-            silences=silences,
             open_after_s=self._settings.open_after_s,
             clear_after_s=self._settings.clear_after_s,
             pipeline=self._pipeline,
@@ -124,25 +121,27 @@ class AlertWatch:
     def _resume(self, state: State, *, now_ms: int) -> None:
         """Go on where the process before was. What this one has told since it couldn't read that stays told.
 
-        A channel that is new is told of what is open: nobody else may be told of it any more.
+        A webhook that is new is told of what is open.
         """
         with self._saving:
             untold = {key: entry for key, entry in state.book.items() if key not in self._book}
             self._book = {**state.book, **self._book}
             outbox = self._opened()
-            channels = outbox.queues().keys()
-            is_open = opened_of(untold, pipeline=self._pipeline, now_ms=now_ms)
-            outbox.add({**dict.fromkeys(channels, is_open), **state.queues}, state.dropped)
-            for channel, messages in state.queues.items():
-                if messages and channel not in channels:
-                    why = f"it isn't set any more, and {len(messages)} messages were still to be delivered"
-                    logger.warning(LogMessage("alerts are given up", {"channel": channel}, why))
+            queue = state.queue
+            if queue is None:
+                queue = opened_of(untold, pipeline=self._pipeline, now_ms=now_ms)
+            elif queue and self._settings.webhook is None:
+                why = f"alerts.webhook isn't set any more, and {len(queue)} messages were still to be delivered"
+                logger.warning(LogMessage("alerts are given up", {}, why))
+            outbox.add(queue, state.dropped)
             self._is_loaded = True
             self._write(outbox)
 
     def _opened(self) -> Outbox:
         if self._outbox is None:
-            self._outbox = Outbox(channels_of(self._settings), delivered=self._save, wait_first_s=self._retry_s)
+            settings = self._settings.webhook
+            channel = None if settings is None else WebhookChannel(settings)
+            self._outbox = Outbox(channel, delivered=self._save, wait_first_s=self._retry_s)
         return self._outbox
 
     def _save(self) -> None:

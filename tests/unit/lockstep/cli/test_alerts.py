@@ -1,8 +1,8 @@
-"""``lockstep alerts``: what is open, silences, and whether the channels work."""
+"""``lockstep alerts``: what is open, and whether the webhook works."""
 
+import contextlib
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from lockstep.config import load
 from monitor.alerts.book import Dropped, Entry, Kind, Message
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.store import AlertStore, State
+from tests.receivers import Receiver
 
 
 @pytest.fixture
@@ -20,9 +21,7 @@ def config(tmp_path: Path) -> Path:
     path.write_text(
         "[pipeline]\nname = 'shop'\n[source]\ndsn = 'host=h dbname=d'\ntables = ['public.t']\n"
         "[kafka]\nbootstrap_servers = 'k:9092'\n"
-        "[sinks.cache]\ntype = 'redis'\n[alerts]\ncommand = ['sh', '-c', 'cat > told.json']\n".replace(
-            "told.json", str(tmp_path / "told.json")
-        )
+        "[sinks.cache]\ntype = 'redis'\n"
     )
     return path
 
@@ -42,38 +41,34 @@ def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: py
     condition = Condition("lag", "cache", Severity.WARNING, "it is late", "look", 1_800_000_000_000)
     message = Message("i", Kind.OPENED, "shop", 2, condition)
     entry = Entry(condition, 1, Severity.WARNING)
-    _store(config).save(State({condition.key: entry}, {"webhook": [message]}))
+    _store(config).save(State({condition.key: entry}, [message]))
     assert exit_code(["alerts", "list", "-c", str(config)]) == 1
     page = capsys.readouterr().out
     assert "lag/cache: warning since 2027-01-15 08:00:00 UTC" in page
     assert "it is late" in page
-    assert "webhook: 1 messages are still to be delivered" in page
+    assert "1 messages are still to be delivered" in page
     assert exit_code(["alerts", "list", "--json", "-c", str(config)]) == 1
     document = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in document["open"]] == ["lag"]
-    assert document["undelivered"] == {"webhook": 1}
+    assert document["undelivered"] == 1
     assert document["watched"] is True
     watching.close()
 
 
-def test_what_a_channel_never_got_is_listed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_webhook_never_got_is_listed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     watching = _store(config)
     assert watching.take_lock()
     condition = Condition("gap", "shop", Severity.CRITICAL, "changes never came", "look", 1_800_000_000_000)
     message = Message("i", Kind.OPENED, "shop", 1_800_000_030_000, condition)
-    _store(config).save(State(dropped=[Dropped("webhook", message, "it refused it with status 413", 2)]))
+    _store(config).save(State(dropped=[Dropped(message, "it refused it with status 413", 2)]))
     assert exit_code(["alerts", "list", "-c", str(config)]) == 0
     page = capsys.readouterr().out
-    assert "webhook never got: opened gap/shop of 2027-01-15 08:00:30 UTC" in page
+    assert "the webhook never got: opened gap/shop of 2027-01-15 08:00:30 UTC" in page
     assert "changes never came" in page
     assert "it refused it with status 413" in page
     assert exit_code(["alerts", "list", "--json", "-c", str(config)]) == 0
     (shown,) = json.loads(capsys.readouterr().out)["dropped"]
-    assert (shown["channel"], shown["reason"], shown["message"]["name"]) == (
-        "webhook",
-        "it refused it with status 413",
-        "gap",
-    )
+    assert (shown["reason"], shown["message"]["name"]) == ("it refused it with status 413", "gap")
     watching.close()
 
 
@@ -102,43 +97,16 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     assert json.loads(capsys.readouterr().out)["watched"] is False
 
 
-def test_a_silence_is_kept_until_then_and_can_be_ended(config: Path) -> None:
-    now_ms = time.time_ns() // 1_000_000
-    assert exit_code(["alerts", "silence", "lag/cache", "--for", "2h", "-c", str(config)]) == 0
-    assert exit_code(["alerts", "silence", "gap", "-c", str(config)]) == 0
-    silences = _store(config).silences(now_ms=now_ms)
-    assert silences.keys() == {"lag/cache", "gap"}
-    assert silences["lag/cache"] >= now_ms + 7_200_000
-    assert exit_code(["alerts", "silence", "lag/cache", "--for", "0m", "-c", str(config)]) == 0
-    assert _store(config).silences(now_ms=now_ms).keys() == {"gap"}
-
-
-def test_a_silence_of_nothing_that_there_is_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["alerts", "silence", "lagg", "-c", str(config)]) == 2
-    assert "no such condition: lagg" in capsys.readouterr().err
-    assert exit_code(["alerts", "silence", "lag", "--for", "soon", "-c", str(config)]) == 2
-    assert exit_code(["alerts", "silence", "lag/cahce", "-c", str(config)]) == 2
-    assert "lag is never about 'cahce'; there are lag, lag/cache" in " ".join(capsys.readouterr().err.split())
-    assert _store(config).silences(now_ms=1) == {}
-
-
-def test_what_was_told_of_a_sink_that_was_taken_out_can_be_silenced_and_heard_again(config: Path) -> None:
-    condition = Condition("lag", "gone", Severity.WARNING, "it is late", "look", 1)
-    _store(config).save(State({condition.key: Entry(condition, 1, Severity.WARNING)}))
-    assert exit_code(["alerts", "silence", "lag/gone", "-c", str(config)]) == 0
-    _store(config).save(State())
-    assert exit_code(["alerts", "silence", "lag/gone", "--for", "0m", "-c", str(config)]) == 0
-    assert _store(config).silences(now_ms=1) == {}
-
-
-def test_a_test_message_goes_over_every_channel(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_test_message_goes_to_the_webhook(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(["alerts", "test", "-c", str(config)]) == 0
-    assert json.loads((tmp_path / "told.json").read_text())["kind"] == "test"
-    config.write_text(config.read_text().replace("'sh'", "'/missing'"))
-    assert exit_code(["alerts", "test", "-c", str(config)]) == 1
-    assert "command: /missing can't be started" in capsys.readouterr().err
+    assert "alerts.webhook isn't set" in capsys.readouterr().err
+    with contextlib.closing(Receiver()) as receiver:
+        config.write_text(f"{config.read_text()}[alerts.webhook]\nurl = 'http://127.0.0.1:{receiver.port}/'\n")
+        assert exit_code(["alerts", "test", "-c", str(config)]) == 0
+        assert receiver.documents[0]["kind"] == "test"
+        receiver.status = 500
+        assert exit_code(["alerts", "test", "-c", str(config)]) != 0
+        assert "status 500" in capsys.readouterr().err
 
 
 def test_a_webhook_with_a_secret_in_its_address_is_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,14 +14,12 @@ class _Telling:
 
     def __init__(self) -> None:
         self.book: dict[Key, Entry] = {}
-        self.silences: dict[str, int] = {}
         self.ids: set[str] = set()
 
     def look(self, at_s: float, *conditions: Condition, unknown: frozenset[str] = frozenset()) -> list[Kind]:
         self.book, messages = take(
             self.book,
             Findings(conditions, unknown),
-            silences=self.silences,
             open_after_s=10,
             clear_after_s=20,
             pipeline="shop",
@@ -83,22 +81,3 @@ def test_what_nobody_can_tell_stays_as_it_was() -> None:
     assert [telling.look(at, unknown=frozenset({"cache"})) for at in (15, 500)] == [[], []]
     assert telling.look(501) == [], "it is gone only from now on"
     assert telling.look(521) == [Kind.CLEARED]
-
-
-def test_a_silence_keeps_back_what_opens_and_not_what_is_over() -> None:
-    telling = _Telling()
-    telling.silences = {"job-stopped/cache": 100_000}
-    other = replace(_STOPPED, subject="search")
-    assert telling.look(0, _STOPPED, other) == [Kind.OPENED], "the other subject's"
-    assert telling.look(99.9, _STOPPED, other) == []
-    assert telling.look(100, _STOPPED, other) == [Kind.OPENED]
-    telling.silences = {"job-stopped": 1000_000}
-    telling.look(101)
-    assert telling.look(121) == [Kind.CLEARED, Kind.CLEARED]
-
-
-def test_what_came_and_went_in_a_silence_is_never_told() -> None:
-    telling = _Telling()
-    telling.silences = {"job-stopped": 50_000}
-    assert [telling.look(at, _STOPPED) for at in (0, 10)] == [[], []]
-    assert [telling.look(at) for at in (20, 60, 90)] == [[], [], []]

@@ -33,7 +33,7 @@ def test_whoever_does_not_tell_says_so_once(tmp_path: Path, caplog: pytest.LogCa
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 @pytest.mark.parametrize("is_there", [False, True])
 def test_what_root_makes_can_be_used_by_the_owner_of_the_directory(*, is_there: bool) -> None:
-    """Root silences, or looks by hand, before the service was ever started."""
+    """Root looks by hand before the service was ever started."""
     with tempfile.TemporaryDirectory() as made:  # pytest's own is closed to others
         os.chown(made, _SERVICE, _SERVICE)
         directory = Path(made) / "alerts" / "shop"
@@ -42,7 +42,6 @@ def test_what_root_makes_can_be_used_by_the_owner_of_the_directory(*, is_there: 
             for path in (directory.parent, directory):
                 os.chown(path, _SERVICE, _SERVICE)
         with contextlib.closing(AlertStore(directory)) as store:
-            store.silence("lag", 9, now_ms=1)
             assert store.take_lock()
             store.save(State())
         service = multiprocessing.get_context("fork").Process(target=_work_as_service, args=(directory,))
@@ -58,10 +57,3 @@ def _work_as_service(directory: Path) -> None:
     store = AlertStore(directory)
     assert store.take_lock()
     store.save(State())
-    assert store.silences(now_ms=1) == {"lag": 9}
-    store.silence("lag", 0, now_ms=1)
-
-
-def test_a_state_of_before_any_message_could_be_dropped_is_read(tmp_path: Path) -> None:
-    (tmp_path / "state.json").write_text('{"format": 1, "open": [], "queues": {"webhook": []}}')
-    assert AlertStore(tmp_path).load() == State({}, {"webhook": []}, [])

@@ -1,31 +1,26 @@
-"""Alerts are delivered once, over each channel, whatever ends in between. The receivers here are real servers."""
+"""Alerts are delivered once, whatever ends in between. The receivers here are real servers."""
 
 import contextlib
-import json
 import logging
 import os
 import signal
-import socket
-import ssl
 import subprocess
 import sys
 import threading
-from base64 import b64decode
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.webhook import DocumentRefused, WebhookSettings
 from monitor.alerts.book import Dropped, Kind, Message
-from monitor.alerts.channels import Command, Mail, WebhookChannel
+from monitor.alerts.channel import WebhookChannel
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.outbox import DROPPED_MAX, Outbox
-from monitor.alerts.settings import AlertSettings, MailSettings
+from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport, SinkFacts, Stage
@@ -106,7 +101,7 @@ def _looks(process: subprocess.Popen[bytes], times: int) -> None:
 
 
 def _undelivered(settings: AlertSettings) -> list[Message]:
-    return list(AlertStore(settings.directory).load().queues.get("webhook", ()))
+    return list(AlertStore(settings.directory).load().queue or ())
 
 
 def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Receiver, tmp_path: Path) -> None:
@@ -127,14 +122,14 @@ def test_kill_9_loses_no_alert_and_repeats_none_that_was_delivered(receiver: Rec
     assert receiver.told == [("opened", "slot-lost")]
 
 
-def test_a_message_is_on_disk_before_any_channel_has_it(
+def test_a_message_is_on_disk_before_the_webhook_has_it(
     receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else kill -9 in between has it told again under another id, and the first one is never over."""
     save, at_save = AlertStore.save, []
 
     def slow(self: AlertStore, state: State) -> None:
-        if not receiver.documents and any(state.queues.values()):
+        if not receiver.documents and state.queue:
             receiver.arrived.wait(0.3)  # a disk that takes its time
             at_save.append(list(receiver.told))
         save(self, state)
@@ -172,17 +167,17 @@ def test_whoever_is_told_by_the_book_has_been_told_or_is_in_the_queue(
 @pytest.mark.parametrize(
     "content",
     [
-        b'{"format":2,"open":[],"queues":{}}',
+        b'{"format":1,"open":[],"queues":{}}',
         b"{",
         b"{}",
         b"[]",
         b"null",
         b'"format"',
-        b'{"format":1}',
-        b'{"format":1,"open":[{}],"queues":{}}',
-        b'{"format":1,"open":[],"queues":[]}',
-        b'{"format":1,"open":[],"queues":{"webhook":[{"id":"a","kind":"shouted"}]}}',
-        b'{"format":1,"open":[{"name":"a","subject":"b","severity":"loud","told":null,"seen_ms":"x"}],"queues":{}}',
+        b'{"format":2}',
+        b'{"format":2,"open":[{}],"queue":[],"dropped":[]}',
+        b'{"format":2,"open":[],"queue":{"a":1},"dropped":[]}',
+        b'{"format":2,"open":[],"queue":[{"id":"a","kind":"shouted"}],"dropped":[]}',
+        b'{"format":2,"open":[{"name":"a","subject":"b","severity":"loud","told":null,"seen_ms":"x"}],"queue":[]}',
     ],
 )
 def test_a_state_that_can_not_be_read_is_left_as_it_is_until_it_can(
@@ -247,20 +242,13 @@ def test_who_does_not_tell_shows_what_has_held_for_long_as_who_tells_does(receiv
 def test_an_endpoint_that_is_down_holds_up_nothing_and_gets_everything_in_order(
     receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = tmp_path / "told"
-    settings = _settings(
-        tmp_path,
-        receiver.port,
-        command=(sys.executable, "-c", f"open({str(other)!r}, 'a').write('x')"),
-        clear_after_s=0,
-    )
+    settings = _settings(tmp_path, receiver.port, clear_after_s=0)
     port = receiver.port
     receiver.close()
     with _watch(settings) as watch:
         for at in range(3):
             watch.look(_BROKEN, now_ms=at * 1000)
             watch.look(_WELL, now_ms=at * 1000 + 500)
-        until(lambda: other.exists() and other.read_text() == "x" * 6)
         assert len(_undelivered(settings)) == 6
         back = Receiver(port)
         try:
@@ -277,29 +265,6 @@ def test_an_unusable_directory_keeps_nobody_from_being_told(receiver: Receiver, 
         watch.look(_BROKEN, now_ms=1)
         watch.look(_BROKEN, now_ms=2)
         until(lambda: receiver.told == [("opened", "slot-lost")])
-
-
-def test_a_silence_of_the_command_counts_from_the_next_look(receiver: Receiver, tmp_path: Path) -> None:
-    settings = _settings(tmp_path, receiver.port)
-    AlertStore(settings.directory).silence("slot-lost", 50_000, now_ms=0)
-    with _watch(settings) as watch:
-        watch.look(_BROKEN, now_ms=1)
-        watch.look(_BROKEN, now_ms=49_999)
-        assert _undelivered(settings) == []
-        AlertStore(settings.directory).silence("slot-lost", 0, now_ms=1)
-        watch.look(_BROKEN, now_ms=3)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
-
-
-def test_silences_that_can_not_be_read_keep_nobody_from_being_told(receiver: Receiver, tmp_path: Path) -> None:
-    settings = _settings(tmp_path, receiver.port)
-    settings.directory.mkdir()
-    (settings.directory / "silences.json").write_text('{"format":1,"until_ms":{"slot-lost":null}}')
-    with _watch(settings) as watch:
-        watch.look(_BROKEN, now_ms=1)
-        until(lambda: receiver.told == [("opened", "slot-lost")])
-    with pytest.raises(LockstepError, match=r"silences.json is damaged"):
-        AlertStore(settings.directory).silences(now_ms=1)
 
 
 class _Buggy:
@@ -320,16 +285,16 @@ def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     channel, delivered = _Buggy(), threading.Event()
-    outbox = Outbox({"buggy": channel}, delivered=delivered.set, wait_first_s=0.001)
+    outbox = Outbox(channel, delivered=delivered.set, wait_first_s=0.001)
     try:
-        outbox.add({"buggy": [_MESSAGE, replace(_MESSAGE, condition=replace(_MESSAGE.condition, name="gap"))]})
+        outbox.add(_messages("lag", "gap"))
         until(lambda: channel.told == ["gap"])
-        until(lambda: outbox.queues() == {"buggy": []})
+        until(lambda: not outbox.left()[0])
     finally:
         outbox.close()
     assert channel.tries == 5
     said = [record.getMessage() for record in caplog.records]
-    assert [text.partition(" channel=")[0] for text in said] == ["alert isn't delivered", "alert is dropped"]
+    assert [text[: len("alert is dropped")] for text in said] == ["alert isn't deli", "alert is dropped"]
     assert "name=lag" in said[1]
 
 
@@ -355,38 +320,38 @@ def _messages(*names: str) -> list[Message]:
 
 def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     channel = _Refusing("gap", "lag")
-    outbox = Outbox({"hook": channel}, delivered=lambda: None, wait_first_s=0.001)
+    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0.001)
     try:
-        outbox.add({"hook": _messages("gap", "lag", "stalled", "disk-filling")})
-        until(lambda: outbox.queues() == {"hook": []})
+        outbox.add(_messages("gap", "lag", "stalled", "disk-filling"))
+        until(lambda: not outbox.left()[0])
     finally:
         outbox.close()
     assert channel.told == ["stalled", "disk-filling"]
     dropped = [text for record in caplog.records if "alert is dropped" in (text := record.getMessage())]
     assert ["name=gap" in dropped[0], "name=lag" in dropped[1], len(dropped)] == [True, True, 2]
     kept = outbox.left()[1]
-    assert [(each.channel, each.message.condition.name) for each in kept] == [("hook", "gap"), ("hook", "lag")]
+    assert [each.message.condition.name for each in kept] == ["gap", "lag"]
     assert kept[0].reason == "the webhook at hook refused it with status 413, and has taken one behind it"
 
 
 def test_what_was_dropped_is_kept_up_to_a_bound_and_until_its_condition_is_told() -> None:
     names = [f"rule{number}" for number in range(DROPPED_MAX + 2)]
     channel = _Refusing(*names)
-    outbox = Outbox({"hook": channel, "other": _Refusing()}, delivered=lambda: None, wait_first_s=0)
+    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0)
     try:
-        outbox.add({"hook": _messages(*names, "gap")})
-        until(lambda: outbox.queues() == {"hook": [], "other": []})
+        outbox.add(_messages(*names, "gap"))
+        until(lambda: not outbox.left()[0])
         assert [each.message.condition.name for each in outbox.left()[1]] == names[2:], "the newest"
         channel.refused = set()
-        outbox.add({"hook": _messages(names[-1]), "other": _messages(names[-2])})
-        until(lambda: outbox.queues() == {"hook": [], "other": []})
+        outbox.add(_messages(names[-1]))
+        until(lambda: not outbox.left()[0])
         assert [each.message.condition.name for each in outbox.left()[1]] == names[2:-1]
     finally:
         outbox.close()
 
 
 def test_what_was_dropped_is_known_to_the_next_process(tmp_path: Path) -> None:
-    dropped = Dropped("webhook", _MESSAGE, "it refuses it", 7)
+    dropped = Dropped(_MESSAGE, "it refuses it", 7)
     AlertStore(tmp_path).save(State(dropped=[dropped]))
     with AlertWatch("shop", AlertSettings(directory=tmp_path)) as watch:
         watch.look(Unavailable("no answer"), now_ms=1)
@@ -394,37 +359,39 @@ def test_what_was_dropped_is_known_to_the_next_process(tmp_path: Path) -> None:
     assert AlertStore(tmp_path).load().dropped == [dropped]
 
 
-def test_a_channel_that_takes_the_place_of_another_is_told_of_what_is_open(
-    receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where an address is mended to which nothing could be delivered."""
-    nowhere = AlertSettings(directory=tmp_path / "alerts", command=("/nonexistent/page-somebody",))
-    with _watch(nowhere) as watch:
+def test_a_webhook_that_is_new_is_told_of_what_is_open(receiver: Receiver, tmp_path: Path) -> None:
+    without = AlertSettings(directory=tmp_path / "alerts")
+    with _watch(without) as watch:
         watch.look(_BROKEN, now_ms=1)
-    told = AlertStore(nowhere.directory).load().queues["command"]
-    assert [message.condition.name for message in told] == ["slot-lost"]
     settings = _settings(tmp_path, receiver.port)
     for _ in range(2):
-        with caplog.at_level(logging.WARNING), _watch(settings) as watch:
+        with _watch(settings) as watch:
             watch.look(_BROKEN, now_ms=2)
             until(lambda: not _undelivered(settings))
     assert receiver.told == [("opened", "slot-lost")]
-    assert receiver.documents[0]["id"] == told[0].id
-    given_up = [text for record in caplog.records if "alerts are given up" in (text := record.getMessage())]
-    assert len(given_up) == 1
-    assert "channel=command" in given_up[0]
+
+
+def test_what_a_webhook_lacks_that_is_not_set_any_more_is_given_up_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    AlertStore(tmp_path).save(State(queue=_messages("gap", "lag")))
+    with _watch(AlertSettings(directory=tmp_path)) as watch:
+        watch.look(_WELL, now_ms=1)
+    (said,) = [text for record in caplog.records if "alerts are given up" in (text := record.getMessage())]
+    assert "2 messages were still to be delivered" in said
+    assert AlertStore(tmp_path).load().queue is None
 
 
 def test_a_webhook_that_refuses_all_messages_loses_none_of_them() -> None:
     """As while it is being mended: it isn't known then that a message is to blame."""
     names = ("gap", "lag", "stalled")
     channel = _Refusing(*names)
-    outbox = Outbox({"hook": channel}, delivered=lambda: None, wait_first_s=0.001)
+    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0.001)
     try:
-        outbox.add({"hook": _messages(*names)})
+        outbox.add(_messages(*names))
         until(lambda: len(channel.sent) > 40)
         channel.refused = set()
-        until(lambda: outbox.queues() == {"hook": []})
+        until(lambda: not outbox.left()[0])
     finally:
         outbox.close()
     assert sorted(channel.told) == sorted(names)
@@ -455,149 +422,3 @@ def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(
     monkeypatch.delenv("HOOK")
     with pytest.raises(ConfigurationError, match="HOOK"):
         webhook.send(_MESSAGE)
-
-
-def test_a_command_gets_the_facts_without_a_shell_and_without_our_secrets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCKSTEP_KAFKA_PASSWORD", "tell-nobody")
-    told = tmp_path / "told.json"
-    program = (
-        "import json, os, sys; json.dump([sys.argv[2], json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
-    )
-    Command((sys.executable, "-c", program, str(told), "$(id); `id`")).send(_MESSAGE)
-    argument, document, environment = json.loads(told.read_text())
-    assert (argument, document) == ("$(id); `id`", _MESSAGE.to_json())
-    assert environment["LOCKSTEP_ALERT_NAME"] == "lag"
-    assert "LOCKSTEP_KAFKA_PASSWORD" not in environment
-
-
-def test_a_command_that_fails_is_no_delivery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unavailable, match="exit code 3"):
-        Command((sys.executable, "-c", "raise SystemExit(3)")).send(_MESSAGE)
-    with pytest.raises(Unavailable, match="can't be started"):
-        Command((str(tmp_path / "missing"),)).send(_MESSAGE)
-    monkeypatch.setattr("monitor.alerts.channels.ALERT_COMMAND_S", 0.2)
-    with pytest.raises(Unavailable, match="didn't end"):
-        Command(("sleep", "60")).send(_MESSAGE)
-
-
-class MailServer:
-    """An SMTP server of a few commands, with STARTTLS and AUTH PLAIN, for one connection at a time."""
-
-    def __init__(self, certificate: trustme.LeafCert) -> None:
-        self.mails: list[str] = []
-        self.logins: list[tuple[str, bool]] = []
-        self.takes_login = True
-        self.refused: set[str] = set()
-        self.recipients: list[str] = []
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        certificate.configure_cert(self._context)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with contextlib.suppress(OSError):
-                self._talk(connection)
-
-    def _talk(self, connection: socket.socket) -> None:
-        is_encrypted = False
-        lines = connection.makefile("rb")
-        connection.sendall(b"220 ready\r\n")
-        while line := lines.readline():
-            words = line.decode().split()
-            match words[0].upper():
-                case "EHLO":
-                    connection.sendall(b"250-here\r\n250-STARTTLS\r\n250 AUTH PLAIN\r\n")
-                case "STARTTLS":
-                    connection.sendall(b"220 go\r\n")
-                    lines.close()
-                    connection = self._context.wrap_socket(connection, server_side=True)
-                    lines, is_encrypted = connection.makefile("rb"), True
-                case "AUTH":
-                    self.logins.append((b64decode(words[2]).decode(), is_encrypted))
-                    connection.sendall(b"235 in\r\n" if self.takes_login else b"535 no\r\n")
-                case "DATA":
-                    connection.sendall(b"354 go\r\n")
-                    self.mails.append(b"".join(iter(lines.readline, b".\r\n")).decode())
-                    connection.sendall(b"250 kept\r\n")
-                case "RCPT":
-                    address = words[1].partition("<")[2].rstrip(">")
-                    if address in self.refused:
-                        connection.sendall(b"452 mailbox full\r\n")
-                    else:
-                        self.recipients.append(address)
-                        connection.sendall(b"250 ok\r\n")
-                case "QUIT":
-                    connection.sendall(b"221 bye\r\n")
-                    break
-                case _:
-                    connection.sendall(b"250 ok\r\n")
-        lines.close()
-        connection.close()
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join()
-
-
-def test_mail_is_sent_encrypted_with_a_login_and_to_nobody_else(tmp_path: Path) -> None:
-    authority = trustme.CA()
-    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-    (tmp_path / "password").write_text("tell-nobody\n")
-    with contextlib.closing(MailServer(authority.issue_cert("localhost"))) as server:
-        settings = MailSettings(
-            host="localhost",
-            port=server.port,
-            ca_file=tmp_path / "ca.pem",
-            user="lockstep",
-            password_file=tmp_path / "password",
-            sender="lockstep@example.com",
-            to=("on-call@example.com",),
-        )
-        Mail(settings, "on-call@example.com").send(_MESSAGE)
-        assert server.logins == [("\0lockstep\0tell-nobody", True)]
-        (mail,) = server.mails
-        assert "Subject: [lockstep shop] open: lag cache" in mail
-        assert "What to do: look" in mail
-        server.takes_login = False
-        with pytest.raises(Unavailable, match="code 535") as refused:
-            Mail(settings, "on-call@example.com").send(_MESSAGE)
-        assert "tell-nobody" not in str(refused.value)
-        with pytest.raises(Unavailable, match="can't be reached"):  # the system's authorities don't know this one
-            Mail(settings.model_copy(update={"ca_file": None}), "on-call@example.com").send(_MESSAGE)
-        assert len(server.logins) == 2, "no password goes to a server that wasn't checked"
-
-
-def test_an_address_that_the_server_refuses_is_tried_again_and_keeps_no_other_waiting(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with contextlib.closing(MailServer(trustme.CA().issue_cert("localhost"))) as server:
-        server.refused = {"full@example.com"}
-        to = ("on-call@example.com, Second <second@example.com>", "full@example.com")
-        mail = MailSettings(host="localhost", port=server.port, tls="none", sender="lockstep@example.com", to=to)
-        settings = AlertSettings(directory=tmp_path / "alerts", mail=mail)
-        full = ["mail:full@example.com"]
-        with _watch(settings) as watch:
-            watch.look(_BROKEN, now_ms=1)
-            watch.look(replace(_BROKEN, rebuild_needed={"cache": ("mask",)}), now_ms=2)
-            until(lambda: sorted(server.recipients) == ["on-call@example.com"] * 2 + ["second@example.com"] * 2)
-            until(lambda: [name for name, each in AlertStore(settings.directory).load().queues.items() if each] == full)
-            server.refused = set()
-            until(lambda: server.recipients.count("full@example.com") == 2)
-        assert len(server.recipients) == 6, "nobody gets it twice"
-    (said,) = [record.getMessage() for record in caplog.records if "isn't delivered" in record.getMessage()]
-    assert "full@example.com, with code 452; it goes on trying" in said
-
-
-def test_a_password_is_never_sent_in_the_clear() -> None:
-    with pytest.raises(ValueError, match="in the clear"):
-        MailSettings(host="h", tls="none", user="u", sender="a@b", to=("c@d",))
