@@ -38,9 +38,7 @@ class Pipeline:
     @property
     def progress_every_s(self) -> float:
         """Seconds between two progress records at low load."""
-        configured_ms = self.capture.progress_interval_ms
-        default_ms = _PROGRESS_AWAITED_MS if self.has_whole_transactions else _PROGRESS_MS
-        return (default_ms if configured_ms is None else configured_ms) / 1000
+        return (_PROGRESS_AWAITED_MS if self.has_whole_transactions else _PROGRESS_MS) / 1000
 
     @property
     def publication(self) -> str:

@@ -79,19 +79,14 @@ class SparkSettings(Settings):
         description="shortest time between two batches; 200 costs a quarter less CPU than 0 at the same latency",
     )
     max_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
-        default=200_000, description="records a batch takes at most; a batch has 0.1 s of overhead whatever its size"
-    )
-    bulk_offsets_per_trigger: Annotated[int, Field(ge=1)] = Field(
-        default=4_000_000,
-        description="the same while a generation is loaded in bulk: what a batch holds of a key is written once",
+        default=200_000,
+        description="records a batch takes at most; twenty times as many while a generation is loaded in bulk, since"
+        " what a batch holds of a key is written once",
     )
     window_mb: Annotated[int, Field(ge=1)] = Field(
         default=64,
-        description="megabytes of the log that a task holds at once, of which it applies the newest of each key",
-    )
-    bulk_window_mb: Annotated[int, Field(ge=1)] = Field(
-        default=384,
-        description="the same while a generation is loaded in bulk; a Python worker takes about twice as much",
+        description="megabytes of the log that a task holds at once, of which it applies the newest of each key; six"
+        " times as many while a generation is loaded in bulk. A Python worker takes about twice as much",
     )
     small_batch_rows: Annotated[int, Field(ge=0)] = Field(
         default=2_000, description="up to this many records one task reads all partitions: tasks cost more than rows"
@@ -146,6 +141,14 @@ class SparkSettings(Settings):
     def is_local(self) -> bool:
         """Whether all of Spark is one process on this machine."""
         return _LOCAL.fullmatch(self.master) is not None
+
+    def offsets_per_trigger(self, *, bulk: bool) -> int:
+        """How many records a batch takes at most."""
+        return self.max_offsets_per_trigger * (20 if bulk else 1)
+
+    def window_bytes(self, *, bulk: bool) -> int:
+        """How many bytes of the log a task holds at once."""
+        return self.window_mb * (6 if bulk else 1) * 1024 * 1024
 
     @property
     def has_long_batches(self) -> bool:

@@ -17,11 +17,6 @@ class CaptureSettings(Settings):
     batch_age_ms: Annotated[int, Field(ge=1)] = Field(
         default=500, description="age after which a batch is committed although more is coming; bounds readers' wait"
     )
-    progress_interval_ms: Annotated[int, Field(ge=0, le=1000)] | None = Field(
-        default=None,
-        description="time between two progress records at low load, for which views and consistent sinks wait; by"
-        " default 20 where the configuration has one of these, else 100. Smaller, brokers do more work",
-    )
     queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=32 * 1024 * 1024, description="bytes that wait for the broker; beyond it, reading stops"
     )

@@ -92,8 +92,6 @@ from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress
 from sinks.registry import history_tables, projection_of
 from views.shard import shards
 
-_MIB: Final = 1 << 20
-
 _OVERTAKEN_MAX: Final = 5
 """So many queries in a row that another one with the same checkpoint has overtaken, and that have reached nothing: two
 jobs, each with a destination of its own, do that for ever."""
@@ -919,7 +917,7 @@ class SinkJob:
             fence=fence,
             tables=log.table_of,
             shapes=log.tables,
-            window_bytes=(plan.spark.bulk_window_mb if plan.bulk else plan.spark.window_mb) * _MIB,
+            window_bytes=plan.spark.window_bytes(bulk=plan.bulk),
             histories=log.histories,
             known_ends=log.known_ends,
             computed={name: computed_columns.get(name, ()) for name in computed},

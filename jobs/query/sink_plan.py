@@ -58,7 +58,7 @@ class SinkPlan:
     @property
     def offsets_per_trigger(self) -> int:
         """How many records a batch takes at most. Where there is a limit, those of a second: others go on meanwhile."""
-        most = self.spark.bulk_offsets_per_trigger if self.bulk else self.spark.max_offsets_per_trigger
+        most = self.spark.offsets_per_trigger(bulk=self.bulk)
         return min(most, self.settings.events_per_s or most)
 
     def opened(self) -> OpenedSink:

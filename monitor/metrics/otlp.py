@@ -12,6 +12,7 @@ from monitor.metrics.definitions import DEFINITIONS, SECONDS, Kind, Part
 from monitor.metrics.meters import Labels
 from monitor.metrics.settings import MetricsSettings
 
+_EVERY_MS = 15_000
 _CLOSE_MS = 3_000
 """How long the last delivery may take: a collector that is away must not hold up an end."""
 
@@ -25,7 +26,7 @@ class OtlpMeters:
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it says each time that a collector is down
         reader = PeriodicExportingMetricReader(
             OTLPMetricExporter(endpoint=settings.otlp_endpoint, timeout=5),
-            export_interval_millis=settings.otlp_interval_s * 1000,
+            export_interval_millis=_EVERY_MS,
         )
         self._provider = MeterProvider(
             [reader],

@@ -1,7 +1,5 @@
 """Where metrics can be had."""
 
-from typing import Annotated
-
 from pydantic import Field, field_validator
 
 from cdc.settings import Settings
@@ -20,9 +18,6 @@ class MetricsSettings(Settings):
         default=None,
         description="OpenTelemetry collector that gets the same metrics by HTTP, with its path (/v1/metrics); needs the"
         " extra `otel`",
-    )
-    otlp_interval_s: Annotated[int, Field(ge=1, le=3600)] = Field(
-        default=15, description="time between two deliveries to it"
     )
 
     @field_validator("capture", "apply")

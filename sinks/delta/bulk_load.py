@@ -8,7 +8,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Final
 
 from sinks.delta.emptied import emptied_tag
-from sinks.delta.lake import Lake, Overtaken, talking
+from sinks.delta.lake import TARGET_FILE_BYTES, Lake, Overtaken, talking
 from sinks.delta.names import quoted
 from sinks.delta.opened_table import BULK, OpenedTable
 
@@ -29,7 +29,7 @@ def begin_bulk_load(lake: Lake, opened: OpenedTable) -> None:
         lake.set_properties(opened.path, opened.table, {BULK: "yes"})
 
 
-def end_bulk_load(lake: Lake, opened: OpenedTable, *, target_file_bytes: int) -> None:
+def end_bulk_load(lake: Lake, opened: OpenedTable) -> None:
     """Keep the newest version of each row. From then on batches are merged.
 
     Raises Overtaken when another commit came in between: the caller looks again.
@@ -49,7 +49,7 @@ def end_bulk_load(lake: Lake, opened: OpenedTable, *, target_file_bytes: int) ->
                 opened.table,
                 newest,
                 mode="overwrite",
-                target_file_size=target_file_bytes,
+                target_file_size=TARGET_FILE_BYTES,
                 commit_properties=properties,
             ),
         )

@@ -37,7 +37,6 @@ class DeltaGenerations:
         self._purge_at = 0.0
         self._bookkeeping = tables.bookkeeping
         self._number = tables.generation
-        self._target_file_bytes = settings.target_file_bytes
         self._known: Progress | None = None
         self._looked_at: dict[TableName, int] = {}  # the version up to which nobody has made a RESTORE
 
@@ -65,7 +64,7 @@ class DeltaGenerations:
         build = self._bookkeeping.read().builds.get(self._number)
         if build is None or not build.is_bulk:
             return
-        end = partial(end_bulk_load, self._tables.lake, target_file_bytes=self._target_file_bytes)
+        end = partial(end_bulk_load, self._tables.lake)
         for name in build.tables:
             self._tables.repeat(self._tables.open(name), end)
         self._bookkeeping.change(

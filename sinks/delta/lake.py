@@ -28,6 +28,9 @@ NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 TRIES: Final = 100
 """How often a commit that was overtaken is tried again. Another one has succeeded each time."""
 
+TARGET_FILE_BYTES: Final = 16 * 1024 * 1024
+"""Small files are put together up to this size."""
+
 _RETRY_AFTER_S: Final = 1.0
 
 # In the order of their precedence; what none of these says is somebody's turn.

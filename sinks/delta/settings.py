@@ -59,7 +59,7 @@ class DeltaSettings(TableSettings):
     ``prefix`` begins the name of each directory; without it the sink's name does. ``login`` is the store's key and
     secret. ``storage_options`` are deltalake's other settings of the store. ``partition_by`` names columns by table.
 
-    After every ``optimize_every_commits`` commits to a table its small files are compacted, up to ``target_file_mb``.
+    After every ``optimize_every_commits`` commits to a table its small files are compacted.
     Files that were replaced more than ``retention_hours`` ago are deleted then.
 
     With ``synced_at`` each row says when it was written last. ``purge_deleted_after_days`` is when a deleted row is
@@ -85,7 +85,6 @@ class DeltaSettings(TableSettings):
     storage_options: Annotated[Mapping[str, str], AfterValidator(_plain_options)] = {}
     optimize_every_commits: int = Field(100, gt=0)
     retention_hours: int = Field(24, gt=0)
-    target_file_mb: int = Field(16, gt=0)
 
     @model_validator(mode="before")
     @classmethod
@@ -149,10 +148,6 @@ class DeltaSettings(TableSettings):
     @property
     def likes_large_batches(self) -> bool:
         return True  # each batch is a version of each table that it touches
-
-    @property
-    def target_file_bytes(self) -> int:
-        return self.target_file_mb * 1024 * 1024
 
     def options(self) -> dict[str, str]:
         """deltalake's storage options. Raises LockstepError when a password file can't be read."""

@@ -25,7 +25,7 @@ from sinks.delta.coordination import DeltaCoordination
 from sinks.delta.emptied import emptied_tag, note_truncates, with_deletions
 from sinks.delta.erasing import DeltaErasing, erased_tag
 from sinks.delta.generations import DeltaGenerations
-from sinks.delta.lake import talking
+from sinks.delta.lake import TARGET_FILE_BYTES, talking
 from sinks.delta.merge import append, fit, merge
 from sinks.delta.names import check_names_differ
 from sinks.delta.opened_table import OpenedTable, is_among
@@ -233,7 +233,7 @@ class DeltaSink:
         before = opened.table.version()
         # Another task may have just replaced one of these files. The next time will do.
         with talking(), suppress(CommitFailedError):
-            opened.table.optimize.compact(target_size=self._settings.target_file_bytes)
+            opened.table.optimize.compact(target_size=TARGET_FILE_BYTES)
         opened.refresh()
         # Before anything is deleted that was put together just now.
         self._tables.lake.sync(opened.path, range(before + 1, opened.table.version() + 1))

@@ -17,9 +17,7 @@ _EXAMPLE: Final = """\
 # keep_history_days = 0                    # how far back a history goes; 0: as far as it has versions
 # synced_at = false                        # true: a column _synced_at, when a row was written last, for dbt (rebuild)
 # schema_changes = "stop"                  # "follow": columns are renamed and dropped as at the source
-# connect_timeout_s = 10
 # lock_timeout_s = 5.0                     # then the batch is tried again later
-# idle_in_transaction_timeout_s = 60.0     # after which the server ends a writer that has died silently
 # tls = { ca_file = "/tls/ca.pem", certificate_file = "/tls/me.pem", key_file = "/tls/me.key", verify = true }
 """
 

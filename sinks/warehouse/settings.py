@@ -128,9 +128,7 @@ class WarehouseSettings(TableSettings):
     schema_changes: Literal["stop", "keep", "follow"] = "stop"  # type: ignore[assignment]  # others have no follow
     login: Login = Login()
     tls: Tls | None = None
-    connect_timeout_s: int = Field(10, gt=0)
     lock_timeout_s: float = Field(5.0, gt=0)
-    idle_in_transaction_timeout_s: float = Field(60.0, gt=0)
 
     def why_not_consistent(self) -> list[str]:
         reasons = super().why_not_consistent()
@@ -189,12 +187,7 @@ class WarehouseSettings(TableSettings):
             return self
         if _FILE.fullmatch(self.url.get_secret_value()) is None:
             raise ValueError("url: duckdb:///, then the absolute path of a file: duckdb:////var/lib/shop/dwh.duckdb")
-        settings = (
-            "login",
-            "tls",
-            "connect_timeout_s",
-            "idle_in_transaction_timeout_s",
-        )
+        settings = ("login", "tls")
         fields = type(self).model_fields
         given = [
             name for name in settings if getattr(self, name) != fields[name].get_default(call_default_factory=True)

@@ -300,7 +300,7 @@ def _address(settings: WarehouseSettings) -> "URL":
 
 def _connect_arguments(settings: WarehouseSettings) -> dict[str, Any]:
     connect: dict[str, Any] = {
-        "connect_timeout": settings.connect_timeout_s,
+        "connect_timeout": 10,
         "application_name": _APPLICATION,
         # A machine that is gone without a word is noticed in a minute. A server that hangs is not: its machine still
         # answers.
@@ -333,7 +333,7 @@ def _engine(settings: WarehouseSettings) -> "Engine":
     )
     session = {
         **SESSION_SETTINGS,
-        "idle_in_transaction_session_timeout": str(int(settings.idle_in_transaction_timeout_s * 1000)),
+        "idle_in_transaction_session_timeout": "60s",
         "lock_timeout": str(lock_timeout_ms(settings)),
     }
 

@@ -58,10 +58,10 @@ def test_who_asked_for_micro_batches_is_not_told_why_they_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "bulk", "most"), [(0, False, 200), (0, True, 900), (50, False, 50), (500, True, 500)]
+    ("limit", "bulk", "most"), [(0, False, 200), (0, True, 4000), (50, False, 50), (500, True, 500)]
 )
 def test_a_batch_takes_no_more_than_a_limit_lets_through_in_a_second(limit: int, most: int, *, bulk: bool) -> None:
-    spark = SparkSettings(max_offsets_per_trigger=200, bulk_offsets_per_trigger=900)
+    spark = SparkSettings(max_offsets_per_trigger=200)
     sink = RedisSettings(url="redis://nowhere", events_per_s=limit)
     plan = SinkPlan("s", sink, 1, "p", cast("Any", None), TABLES, spark, once=False, bulk=bulk)
     assert plan.offsets_per_trigger == most

@@ -237,7 +237,7 @@ def test_a_collector_gets_the_same(collector: tuple[str, "queue.Queue[ExportMetr
 
 
 def test_a_collector_that_is_down_holds_nobody_up() -> None:
-    settings = MetricsSettings(otlp_endpoint=f"http://127.0.0.1:{pick(None, taken=())}/v1/metrics", otlp_interval_s=1)
+    settings = MetricsSettings(otlp_endpoint=f"http://127.0.0.1:{pick(None, taken=())}/v1/metrics")
     with open_meters(settings, Part.CAPTURE, pipeline="shop") as opened:
         assert opened is not None
         opened.meters.add("lockstep_capture_restarts_total", 1)

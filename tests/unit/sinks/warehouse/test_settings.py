@@ -94,8 +94,8 @@ def test_what_is_no_file_on_this_machine_is_refused(url: str) -> None:
 
 
 def test_a_file_has_no_login_and_nothing_else_of_a_server() -> None:
-    with pytest.raises(ValidationError, match="a DuckDB file has no login, tls, connect_timeout_s: remove them"):
-        settings(url="duckdb:////d/f", login={"user": "u"}, tls={}, connect_timeout_s=3)
+    with pytest.raises(ValidationError, match="a DuckDB file has no login, tls: remove them"):
+        settings(url="duckdb:////d/f", login={"user": "u"}, tls={})
     chosen = settings(url="duckdb:////d/f", names={"public.orders": "o"})
     assert with_definition(chosen, definition(chosen)) == chosen
 
