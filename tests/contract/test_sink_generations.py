@@ -125,7 +125,7 @@ def test_a_reader_misses_nothing_while_generations_are_switched(
     for reader in readers:
         reader.start()
     seen = 0
-    for turn in range(examples(8)):
+    for turn in range(examples(3)):
         patient[(turn + 1) % 2].generations.switch()
         assert sinks[0].generations.live() == (turn + 1) % 2 + 1
         seen = sum(reads)
