@@ -18,11 +18,18 @@ pytest_plugins = [
     "tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.view_pipelines", "tests.skips",
 ]  # fmt: skip
 
+_EXAMPLES = 50
+
 # No deadlines: how long an example takes says more about the machine than about the code.
-settings.register_profile("work", deadline=None)
+settings.register_profile("work", deadline=None, max_examples=_EXAMPLES)
 # In CI the same examples at each run, so that a change is judged by what it changes.
 settings.register_profile(
-    "ci", deadline=None, derandomize=True, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    deadline=None,
+    max_examples=_EXAMPLES,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("LOCKSTEP_HYPOTHESIS") or ("ci" if os.environ.get("CI") else "work"))

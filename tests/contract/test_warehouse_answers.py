@@ -217,10 +217,15 @@ def test_a_long_query_keeps_the_switch_waiting_and_is_not_ended(
     "instead",
     [
         "create view {name}.orders as select 1 as id",
-        "create view {name}.orders as select * from information_schema.tables",
-        "create view {name}.orders as select id from {name}_g1.orders union select 1 from lockstep.sink",
+        pytest.param("create view {name}.orders as select * from information_schema.tables", marks=pytest.mark.soak),
+        pytest.param(
+            "create view {name}.orders as select id from {name}_g1.orders union select 1 from lockstep.sink",
+            marks=pytest.mark.soak,
+        ),
         "create table {name}.orders (id int8, note text)",
-        "create materialized view {name}.orders as select * from {name}_g1.orders",
+        pytest.param(
+            "create materialized view {name}.orders as select * from {name}_g1.orders", marks=pytest.mark.soak
+        ),
     ],
 )
 def test_a_view_that_was_replaced_is_left_alone(
