@@ -21,7 +21,7 @@ DEV_READY := $(VENV)/.dev-ready-$(shell cat requirements-dev.lock | cksum | tr '
 help:
 	@echo "make demo    start everything on this machine, with a sample shop and live traffic"
 	@echo "make check   check format, lint and types, then run the tests that need no servers: two minutes"
-	@echo "make test    check format, lint and types, then run all tests of a change: half an hour"
+	@echo "make test    check format, lint and types, then show each promise on real servers"
 	@echo "make soak    run the tests that take too long for every change: hours"
 	@echo "make bench   measure, and write bench/results"
 	@echo "make conformance  run the conformance suite on PostgreSQL 14 to 18, and write docs/conformance.md"
