@@ -26,7 +26,7 @@ class Consistency:
     parts of transactions. ``commit_time_ms`` is in milliseconds since 1970. ``fence`` is that of the job which keeps it
     so: where the generation's writer has another one, that knows nothing of this. ``reads_from`` is where a generation
     is filled from that was being read for again when it was to become consistent, None for any other. ``start`` is the
-    number of the generation's newest start position when the job began, None in a record of an earlier version.
+    number of the generation's newest start position when the job began.
     """
 
     epoch: int = 0
@@ -35,7 +35,7 @@ class Consistency:
     since_lsn: int = 0
     fence: int = 0
     reads_from: Offsets | None = None
-    start: int | None = None
+    start: int = 0
 
     @property
     def is_reached(self) -> bool:
@@ -59,7 +59,7 @@ class Consistency:
     @classmethod
     def from_json(cls, text: str) -> Self:
         facts = orjson.loads(text)
-        reads_from = facts.pop("reads_from", None)
+        reads_from = facts.pop("reads_from")
         offsets = None if reads_from is None else {(topic, partition): end for topic, partition, end in reads_from}
         return cls(**facts, reads_from=offsets)
 

@@ -40,14 +40,14 @@ def load_progress(text: bytes | str) -> Progress:
         updated_at_ms=value["updated_at_ms"],
         topic_ids=value["topic_ids"],
         rejected=value["rejected"],
-        skipped=_offsets(value.get("skipped", ())),
-        left_at_ms=value.get("left_at_ms", {}),
-        epoch=value.get("epoch", 0),
-        read_at_ms=value.get("read_at_ms", 0),
-        joining=tuple(value.get("joining", ())),
-        selection=value.get("selection", ""),
-        shards=tuple(map(_offsets, value.get("shards", ()))),
-        log_epoch=value.get("log_epoch", 0),
+        skipped=_offsets(value["skipped"]),
+        left_at_ms=value["left_at_ms"],
+        epoch=value["epoch"],
+        read_at_ms=value["read_at_ms"],
+        joining=tuple(value["joining"]),
+        selection=value["selection"],
+        shards=tuple(map(_offsets, value["shards"])),
+        log_epoch=value["log_epoch"],
     )
 
 

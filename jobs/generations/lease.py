@@ -82,11 +82,11 @@ class Claim:
 class LastBeat:
     """The last sign of life of a generation's jobs, by the clock of who gave it.
 
-    ``is_alive`` is False where it was a goodbye, and none goes on. An earlier version tells no time. ``read`` is what
-    the newest of them has read, None where it has told nothing of it.
+    ``is_alive`` is False where it was a goodbye, and none goes on. ``read`` is what the newest of them has read, None
+    where it has told nothing of it.
     """
 
-    at_ms: int | None
+    at_ms: int
     is_alive: bool
     read: ReadSoFar | None = field(default=None, compare=False)
 
@@ -101,9 +101,9 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """The heartbeat record. ``claim`` is the greatest one, None where no job of this version has written it.
+    """The heartbeat record. ``claim`` is the greatest one, None where no job has made one.
 
-    ``once``: the job that has it ends by itself. ``is_known``: a job has written it, as far as this version knows.
+    ``once``: the job that has it ends by itself. ``is_known``: a job has written it.
     """
 
     beats: Mapping[str, Beat]
@@ -443,8 +443,8 @@ def last_beat_of(text: str | None) -> LastBeat | None:
     if text is None:
         return None
     fields = orjson.loads(text)
-    is_alive = bool(fields.get("jobs")) and not fields.get("is_over")
-    return LastBeat(fields.get("at_ms"), is_alive, ReadSoFar.from_json(fields.get("read")))
+    is_alive = bool(fields["jobs"]) and not fields["is_over"]
+    return LastBeat(fields["at_ms"], is_alive, ReadSoFar.from_json(fields["read"]))
 
 
 def is_running(records: CoordinationRecords, generation: int, clock: Clock = SYSTEM_CLOCK) -> bool:
@@ -521,11 +521,13 @@ def _load(records: CoordinationRecords, name: str) -> _Record:
 
 
 def _parsed(text: str | None) -> _Record:
-    fields = {} if text is None else orjson.loads(text)
-    claim = fields.get("claim")
+    if text is None:
+        return _Record({}, None, once=False, is_known=False)
+    fields = orjson.loads(text)
+    claim = fields["claim"]
     return _Record(
-        {run: Beat(**entry) for run, entry in fields.get("jobs", {}).items()},
+        {run: Beat(**entry) for run, entry in fields["jobs"].items()},
         None if claim is None else Claim(**claim),
-        once=bool(fields.get("once")),
-        is_known="jobs" in fields,
+        once=fields["once"],
+        is_known=True,
     )

@@ -22,5 +22,5 @@ class ReadSoFar:
 
     @classmethod
     def from_json(cls, facts: Any) -> Self | None:
-        """None where none was told, as by a job of an earlier version."""
+        """None where none was told."""
         return None if facts is None else cls(**facts)

@@ -157,9 +157,7 @@ def job_statuses(
     starting = _starting(found.get(STARTING_NAME), still, now_ms=now_ms)
     beats = {number: last_beat_of(found.get(heartbeat_name(number))) for number in generations}
     alive = {number: beat for number, beat in beats.items() if beat is not None and beat.is_alive}
-    fresh = {
-        number for number, beat in alive.items() if beat.at_ms is not None and abs(now_ms - beat.at_ms) < _FRESH_MS
-    }
+    fresh = {number for number, beat in alive.items() if abs(now_ms - beat.at_ms) < _FRESH_MS}
     doubtful = [number for number, beat in alive.items() if number not in fresh and still.get(number) != beat]
     running = fresh | running_of(records, doubtful, clock)
     still.update({number: beat for number, beat in alive.items() if number not in running})

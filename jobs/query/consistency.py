@@ -22,14 +22,13 @@ def check_can_be_consistent(sink: str, stored: Progress | None) -> None:
 def kept_consistency(opened: OpenedSink, generation: int) -> Consistency | None:
     """What the record says. Raises what the destination raises.
 
-    None also where another job has become the writer since, one of a version that knows nothing of the record, and
-    where somebody has ordered since to read the log from elsewhere.
+    None also where another job has become the writer since, and where somebody has ordered since to read the log from
+    elsewhere.
     """
     known = load_consistency(opened.records, generation)
     if known is None or known.fence != opened.sink.fence():
         return None
-    is_newest = known.start in (None, load_start_position(opened.records, generation).number)
-    return known if is_newest else None
+    return known if known.start == load_start_position(opened.records, generation).number else None
 
 
 def claim_and_keep(opened: OpenedSink, generation: int, claim: Callable[[], int]) -> int:

@@ -130,7 +130,7 @@ class Begun:
             known["definition"],
             known["topic_ids"],
             {(topic, partition): offset for topic, partition, offset in known["start"]},
-            known.get("state_form", FIRST_STATE_FORM),
+            known["state_form"],
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cdc.model.table import TableName
 from sinks.columns.shape import Shape
-from sinks.warehouse.names import HISTORY_SUFFIX, warehouse_name
+from sinks.warehouse.names import HISTORY_SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,8 @@ class HeldTable:
 
     @classmethod
     def from_json(cls, text: str) -> "HeldTable":
-        """Also reads what was stored before tables had names of their own and histories."""
-        shape = Shape.from_json(text)
         value: dict[str, Any] = json.loads(text)
-        return cls(
-            shape,
-            value.get("warehouse_name", warehouse_name(shape.table.name)),
-            value.get("has_history", False),
-            value.get("has_synced_at", False),
-        )
+        return cls(Shape.from_json(text), value["warehouse_name"], value["has_history"], value["has_synced_at"])
 
 
 def relations_of(table: TableName, name: str, *, has_history: bool) -> dict[str, str]:

@@ -438,15 +438,6 @@ def test_whether_the_newest_job_ends_by_itself_outlives_what_others_write() -> N
     assert seen.ends_by_itself is False
 
 
-def test_a_job_of_an_earlier_version_makes_no_claim() -> None:
-    store = prepared_store(1)
-    store.records["g1.heartbeat"] = '{"jobs":{"x":{"beats":1,"paused_for":null}},"at_ms":7}'
-    job = _Job(store)
-    store.records["g1.heartbeat"] = '{"jobs":{"x":{"beats":2,"paused_for":null}},"at_ms":7}'
-    assert job.beats()
-    assert is_running(MemoryRecords(store), 1, Time(lambda: job.beats() and None).clock())
-
-
 def test_the_next_query_of_a_job_that_pauses_pauses_too() -> None:
     store, now, gate = prepared_store(1), Time(), BatchGate()
     lease = lease_of(store, BatchGate(), now)

@@ -185,13 +185,12 @@ def test_another_job_that_runs_beside_counts_more_than_one_that_has_stopped() ->
 
 
 def test_a_job_whose_clock_is_another_one_runs_as_long_as_its_heartbeat_moves() -> None:
-    for at_ms in (MINUTE_MS, 3 * MINUTE_MS, None):  # an earlier version tells no time
+    for at_ms in (MINUTE_MS, 3 * MINUTE_MS):
         records = MemoryRecords(MemoryStore())
         beats = itertools.count(1)
 
-        def beat(records: MemoryRecords = records, at_ms: int | None = at_ms, beats: Iterator[int] = beats) -> None:
-            record = {"jobs": {"x": {"beats": next(beats), "paused_for": None}}, "at_ms": at_ms}
-            records.save("g1.heartbeat", orjson.dumps(record).decode())
+        def beat(records: MemoryRecords = records, at_ms: int = at_ms, beats: Iterator[int] = beats) -> None:
+            records.save("g1.heartbeat", _beats(next(beats), at_ms))
 
         beat()
         status = job_status(records, 1, now_ms=2 * MINUTE_MS, clock=Time(beat).clock())
@@ -264,18 +263,17 @@ def test_what_ended_the_newer_job_counts_more_than_that_it_had_ended_another() -
         assert job_status(records, 1, now_ms=MINUTE_MS).reason == "refused"
 
 
-def test_a_job_of_an_earlier_version_that_was_told_to_stop_is_absent() -> None:
-    records = MemoryRecords(MemoryStore())
-    records.save("g1.heartbeat", '{"jobs":{}}')
-    status = job_status(records, 1, now_ms=MINUTE_MS)
-    assert status == JobStatus(JobState.ABSENT)
-    assert "1970" not in (status.sentence("cache") or "")
+def _beats(beats: int, at_ms: int) -> str:
+    """The heartbeat record of a job."""
+    jobs = {"x": {"beats": beats, "paused_for": None}}
+    facts = {"jobs": jobs, "at_ms": at_ms, "claim": None, "once": False, "is_over": False, "read": None}
+    return orjson.dumps(facts).decode()
 
 
 def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
     records = MemoryRecords(MemoryStore())
     for number in (1, 2, 3):
-        records.save(f"g{number}.heartbeat", '{"jobs":{"x":{"beats":1,"paused_for":null}},"at_ms":0}')
+        records.save(f"g{number}.heartbeat", _beats(1, 0))
     now, still = Time(), dict[int, LastBeat]()
     took = []
     for _ in range(2):
@@ -286,7 +284,7 @@ def test_many_jobs_that_ended_without_a_word_are_waited_for_once() -> None:
     assert took[0] < 4 * HEARTBEAT_S
     assert took[1] == 0
     # A sign of life counts at once, also of one that was silent.
-    records.save("g2.heartbeat", f'{{"jobs":{{"x":{{"beats":2,"paused_for":null}}}},"at_ms":{MINUTE_MS}}}')
+    records.save("g2.heartbeat", _beats(2, MINUTE_MS))
     found = job_statuses(records, [1, 2], now_ms=MINUTE_MS, still=still, clock=now.clock())
     assert [status.state for status in found.values()] == [JobState.SILENT, JobState.RUNNING]
 

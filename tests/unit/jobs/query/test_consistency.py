@@ -77,7 +77,7 @@ def test_a_job_that_knows_nothing_of_the_record_has_made_it_void() -> None:
     assert generation.record == Consistency(fence=3, reads_from={A: 3}, start=0)
 
 
-def test_an_order_to_read_from_elsewhere_makes_the_record_void_and_one_of_an_earlier_version_is_kept() -> None:
+def test_an_order_to_read_from_elsewhere_makes_the_record_void() -> None:
     """Such an order is for a plain sink. It may be consistent again before any job has run."""
     generation = Generation()
     generation.begin()
@@ -87,8 +87,6 @@ def test_an_order_to_read_from_elsewhere_makes_the_record_void_and_one_of_an_ear
     assert kept_consistency(generation.opened, 1) is None
     assert generation.begin()
     assert generation.record == Consistency(fence=2, start=1)
-    generation.keep(replace(REACHED, fence=2, start=None))
-    assert kept_consistency(generation.opened, 1) == replace(REACHED, fence=2, start=None)
 
 
 def test_a_claim_for_another_reason_leaves_the_record_true() -> None:

@@ -862,9 +862,9 @@ def test_a_sink_that_was_consistent_goes_on_where_it_is_and_not_where_it_was_pla
     stored = Progress({a: 9, gone: 4}, 100, 7, 1_000, {})
     assert job._start(opened, log, stored)[0] == StartPosition(), "it was plain all the time"
     save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.claim()))
-    for number in (1, 2):  # the first one is killed before it takes the record back
+    for _ in range(2):  # the first one is killed before it takes the record back
         start, checkpoint, committed = job._start(opened, log, stored)
-        assert (start.number, start.offsets, start.topics, committed) == (number, {a: 9}, frozenset([a[0]]), None)
+        assert (start.number, start.offsets, start.topics, committed) == (1, {a: 9}, frozenset([a[0]]), None)
         assert checkpoint.location == f"g1{start.directory}"
     assert load_start_position(opened.records, 1).offsets == {a: 9, gone: 4}, "that one goes on there one day"
     save_consistency(opened.records, 1, None)
@@ -889,7 +889,7 @@ def test_a_sink_that_is_to_become_consistent_while_it_is_read_for_again_goes_on_
     assert job._filled_from(opened, stored) is None
     begin_at_start_position(opened.records, 1, {a: 5})
     assert job._filled_from(opened, stored) == {a: 5}
-    save_consistency(opened.records, 1, Consistency(fence=opened.sink.fence(), reads_from={a: 4}))
+    save_consistency(opened.records, 1, Consistency(fence=opened.sink.fence(), reads_from={a: 4}, start=1))
     assert job._filled_from(opened, stored) == {a: 4}
-    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.fence()))
+    save_consistency(opened.records, 1, Consistency(1, 16, 5, 16, fence=opened.sink.fence(), start=1))
     assert job._filled_from(opened, stored) is None, "that is over"

@@ -12,7 +12,3 @@ def test_a_table_comes_back_as_it_was_kept() -> None:
         'Odd "100%" name': "live rows of public.orders",
         'Odd "100%" name_history': "history of public.orders",
     }
-
-
-def test_what_an_earlier_version_kept_has_the_name_by_default_and_nothing_more() -> None:
-    assert HeldTable.from_json(Shape.of(table()).to_json()) == HeldTable(Shape.of(table()), "orders")
