@@ -38,8 +38,6 @@ _Checked = TypeVar("_Checked", bound=Settings)
 Wanted = Literal["sink", "view", "stream query", "sink or stream query"]
 """What a command takes the name of."""
 
-DEFAULT_PATH = Path("lockstep.toml")
-
 NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 """Lower case and short: the name becomes part of topics, of the slot, of indexes and of key prefixes."""
 

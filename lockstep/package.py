@@ -16,8 +16,6 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo
 from cdc.model.errors import ConfigurationError
 from jobs.spark.shipped_code import PACKAGES, compiled_files, source_files
 
-DEFAULT_OUTPUT: Final = Path("lockstep-package.zip")
-
 # Spark brings PySpark to its executors itself; the others are what the driver, capture and the command import.
 _NOT_ON_EXECUTORS: Final = frozenset({"alembic", "lmdb", "pyspark", "rich", "typer"})
 

@@ -16,8 +16,6 @@ ONLY: Final = "only "
 Interval = tuple[int | None, int | None]
 """Blocks from the first on and before the end; None: without that bound."""
 
-ALL_BLOCKS: Interval = (None, None)
-
 
 @dataclass(frozen=True, slots=True)
 class Relation:

@@ -6,8 +6,6 @@ from typing import NewType
 Lsn = NewType("Lsn", int)
 """A byte position in the write-ahead log, 0 .. 2**64-1."""
 
-ZERO = Lsn(0)
-
 # int() alone would also take signs, blanks and underscores.
 _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 

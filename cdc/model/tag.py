@@ -20,8 +20,6 @@ TRANSACTION_LENGTH = 20
 SNAPSHOT_SEQ = 0
 """Snapshot rows sort before every change of a transaction that commits exactly at the handoff."""
 
-FIRST_SEQ = 1
-
 _HEX_DIGITS = frozenset("0123456789abcdef")
 
 # How a tag fits into the 63 bits of an OpenSearch external version.

@@ -441,10 +441,6 @@ def rejections(dead_letters: Iterable[DeadLetter], named: Mapping[str, TableName
     return Rejections(reasons=tuple(sorted(reasons, key=lambda one: -one.count)))
 
 
-def _is_left_out(table: Known) -> bool:
-    return bool(table["not_compared"])
-
-
 def verified(lag: Known) -> Comparisons:
     """The comparison that each sink keeps as its last one."""
     kept = tuple(
