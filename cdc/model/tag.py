@@ -8,7 +8,7 @@ SQL and JSON alike. As numbers, tags would silently lose their low digits in a d
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Self
 
 EPOCH_MAX = 0xFFFF
 LSN_MAX = 0xFFFF_FFFF_FFFF_FFFF
@@ -64,20 +64,11 @@ def transaction_prefix(epoch: int, commit_lsn: int) -> str:
     return f"{epoch:04x}{commit_lsn:016x}"
 
 
-class ExternalVersion(NamedTuple):
-    """A tag as an OpenSearch external version, 0 .. 2**63-1.
+def external_version(tag: Tag) -> int:
+    """A tag as an OpenSearch external version, 0 .. 2**63-1: 4 bits of epoch, 47 of commit_lsn / 8, 12 of seq.
 
-    When ``saturated``, ``seq`` did not fit and several changes of the transaction share the number. Then the tags
-    themselves must be compared (``sinks.opensearch.shared_versions``).
-    """
-
-    number: int
-    saturated: bool
-
-
-def external_version(tag: Tag) -> ExternalVersion:
-    """Pack a tag into 63 bits: 4 of the epoch, 47 of commit_lsn / 8, 12 of seq. Order is kept.
-
+    Order is kept. From ``VERSION_SEQ_MAX`` on, several changes of a transaction share the number, and their tags must
+    be compared (``sinks.opensearch.shared_versions``).
     Raises ValueError when epoch or LSN don't fit (16 epochs, 1 PiB of WAL each) or the LSN isn't a multiple of 8.
     """
     if tag.commit_lsn & ((1 << _LSN_ALIGNMENT_BITS) - 1):
@@ -85,7 +76,4 @@ def external_version(tag: Tag) -> ExternalVersion:
     lsn = tag.commit_lsn >> _LSN_ALIGNMENT_BITS
     if tag.epoch >> _VERSION_EPOCH_BITS or lsn >> _VERSION_LSN_BITS:
         raise ValueError(f"tag {tag} has an LSN from 40000/0 on, or an epoch from 16 on")
-    saturated = tag.seq >= VERSION_SEQ_MAX
-    seq = min(tag.seq, VERSION_SEQ_MAX)
-    number = (tag.epoch << _VERSION_LSN_BITS | lsn) << _VERSION_SEQ_BITS | seq
-    return ExternalVersion(number, saturated)
+    return (tag.epoch << _VERSION_LSN_BITS | lsn) << _VERSION_SEQ_BITS | min(tag.seq, VERSION_SEQ_MAX)

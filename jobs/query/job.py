@@ -294,7 +294,7 @@ class SinkJob:
         now_ms, ends = _now_ms(), cluster.end_offsets(log.partitions)
         begun = self._begun(opened, log, now_ms) if stored is None else None
         known = begun if stored is None else stored
-        point = ResumePoint(plan.name, plan.generation, known, committed, checkpoint.location, start.offsets)
+        point = ResumePoint(plan.name, plan.generation, known, committed, start.offsets)
         self._check_resuming(cluster, log, point, lease, orders, ends=ends, now_ms=now_ms)
         log_epoch = self._check_resume(cluster, log, point, ends=ends, now_ms=now_ms)
         self._asides.tell()
@@ -612,7 +612,7 @@ class SinkJob:
         committed = checkpoint.committed()
         if _reads_others(start, checkpoint.topics(), log, has_asides=bool(self._asides.now)):
             if committed is not None:  # what it lacks must not pass for what was left out on purpose
-                known = ResumePoint(plan.name, plan.generation, stored, committed, checkpoint.location, start.offsets)
+                known = ResumePoint(plan.name, plan.generation, stored, committed, start.offsets)
                 check_destination(known, committed)
             start = begin_at_start_position(
                 opened.records,

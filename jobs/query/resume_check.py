@@ -35,7 +35,6 @@ class ResumePoint:
     generation: int
     progress: Progress | None
     committed: Offsets | None
-    checkpoint_location: str
     start: Offsets | None = None
     """Where to read from without a checkpoint; None: from offset 0."""
 

@@ -252,7 +252,7 @@ def first_version(transaction: str) -> int:
     Most rows of a batch have few transactions. Raises LockstepError for a position beyond all versions.
     """
     try:
-        return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH))).number
+        return external_version(Tag.parse(transaction + "0" * (TEXT_LENGTH - TRANSACTION_LENGTH)))
     except ValueError as error:
         raise LockstepError(
             f"OpenSearch's versions have no room for this position of the source: {error}",

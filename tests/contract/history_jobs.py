@@ -292,7 +292,7 @@ class Run:
         opened.sink.prepare(TABLES, go_live=not self.in_bulk)
         stored = opened.generations.load_progress()
         assert stored == self.held.progress
-        point = ResumePoint("shop", 1, stored, job.committed, "checkpoint")
+        point = ResumePoint("shop", 1, stored, job.committed)
         try:
             check_resume(point, topics=_TOPICS, begins={}, ends=self.log.ends, now_ms=_now_ms())
         except PositionMismatch:

@@ -276,7 +276,7 @@ def _answers(port: int) -> bool:
 
 
 def _point(stored: Any, committed: int) -> ResumePoint:
-    return ResumePoint("shop", 1, stored, {("shop.public.orders", 0): committed}, "checkpoint")
+    return ResumePoint("shop", 1, stored, {("shop.public.orders", 0): committed})
 
 
 @pytest.mark.soak

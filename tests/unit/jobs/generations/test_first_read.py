@@ -27,7 +27,7 @@ def test_what_a_first_batch_may_have_written_is_known_though_nothing_was_applied
 
     def resume(*, topic_id: str = "id", hours: int = 1, end: int = 7) -> None:
         check_resume(
-            ResumePoint("s", 1, begun, None, "/checkpoint"),
+            ResumePoint("s", 1, begun, None),
             topics={"t": TopicFacts(topic_id, 2, 24 * _HOUR_MS)},
             begins={},
             ends={("t", 0): end, ("t", 1): 0},
@@ -65,7 +65,7 @@ def test_a_view_of_which_only_some_shards_have_told_how_far_they_are_was_away_as
     assert stored is not None
     assert (stored.next_offsets, stored.shards) == (dict.fromkeys(partitions, 0), ({}, {("t", 0): 7, ("t", 1): 4}))
     facts = {"t": TopicFacts("id", 2, 24 * _HOUR_MS)}
-    point = ResumePoint("s", 1, stored, None, "/checkpoint")
+    point = ResumePoint("s", 1, stored, None)
     check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 24 * _HOUR_MS)
     with pytest.raises(PositionMismatch, match="deletes may be missing"):
         check_resume(point, topics=facts, begins={}, ends=dict.fromkeys(partitions, 9), now_ms=5 + 25 * _HOUR_MS)

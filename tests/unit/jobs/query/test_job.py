@@ -531,7 +531,7 @@ def test_rows_of_a_table_that_failed_in_its_first_batch_may_have_lost_their_dele
     log = _log("a", "b", b_is=b_is)
     cluster = cast("Any", SimpleNamespace(begin_offsets=lambda partitions: dict.fromkeys(partitions, 0)))
     ends = {("p.public.a", 0): 6, ("p.public.b", 0): 9}
-    point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, "/checkpoint", None)
+    point = ResumePoint("s", 1, stored, {("p.public.a", 0): 6}, None)
     if refused is None:
         job._check_resuming(cluster, log, point, lease, {}, ends=ends, now_ms=clock[0])
         keeper = keeper_at_start(

@@ -41,7 +41,7 @@ def check(
     begins: Offsets | None = None,
     start: Offsets | None = None,
 ) -> None:
-    point = ResumePoint("search", 1, stored, committed, "/checkpoints/search/g1", start)
+    point = ResumePoint("search", 1, stored, committed, start)
     check_resume(
         point,
         topics=topics or {TOPIC: FACTS},

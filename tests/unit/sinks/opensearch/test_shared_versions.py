@@ -50,7 +50,7 @@ def test_a_marker_that_was_removed_does_not_keep_later_changes_of_its_transactio
 
 def test_the_next_transactions_versions_are_never_reached() -> None:
     """It commits 40 bytes later at the earliest."""
-    following = external_version(Tag(1, Tag.parse(tag(1)).commit_lsn + 40, 0)).number
+    following = external_version(Tag(1, Tag.parse(tag(1)).commit_lsn + 40, 0))
     assert following == FIRST + VERSIONS_OF_TRANSACTION
     assert condition(tag(1, 5000), found(tag(1, 4999), following - 2)) is not None
     with pytest.raises(LockstepError, match="more often"):
