@@ -53,7 +53,7 @@ def comparable(value: Any, kind: Kind) -> Any:
     return value
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(20))
 @given(question=questions(exact=False), history=histories())
 def test_a_view_is_its_query(
     judge: duckdb.DuckDBPyConnection, question: Question, history: list[list[RowWrite]]
@@ -97,7 +97,7 @@ TIMES = [
 """Of commits, just before and just after rows of a are a day old."""
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(20))
 @given(
     question=questions(exact=False),
     history=histories(),
