@@ -623,12 +623,13 @@ class Assembler:
         return published.table.name in self._copying and not self._is_outdated(published)
 
     def _leave_unread(self, published: PublishedTable, message: Message) -> None:
-        """An update of a table that is being copied can't be completed: its copy reads the row again, after this."""
-        assert type(message) is Update
+        """A row of a table that is being copied can't be completed: its copy reads the row again, after this."""
+        assert type(message) is Update or type(message) is Insert
+        old = message.old if type(message) is Update else None
         encoder = published.encoder
-        keys = [encoder.key(filled(message))]
-        if message.old is not None:
-            keys.append(encoder.key(message.old.fields))
+        keys = [encoder.key(filled(message.new, old))]
+        if old is not None:
+            keys.append(encoder.key(old.fields))
         if published.unrecorded is not None:
             self._record_shape(published, published.unrecorded)
         unread = self.unread.setdefault(published.table.name, {})
@@ -761,8 +762,11 @@ class Assembler:
 
     def _insert(self, published: PublishedTable, insert: Insert, lsn: int) -> Sequence[Event]:
         new = insert.new
-        if UNCHANGED in new:
-            raise LockstepError(f"an inserted row of {published.table.name} came without all of its values")
+        if UNCHANGED in new and not self._is_repeated():  # an update that made the row fulfil the publication's filter
+            columns = published.table.columns
+            raise _Incomplete(
+                published, [column.name for column, value in zip(columns, new, strict=True) if value is UNCHANGED]
+            )
         encoder = published.encoder
         if published.keys_can_swap:
             self._moves.arrive(published.topic, encoder.key(new), new)
@@ -783,7 +787,7 @@ class Assembler:
         new = update.new
         is_partial = UNCHANGED in new
         if is_partial:
-            new = filled(update)
+            new = filled(new, old)
         key = encoder.key(new)
         old_key = key if old is None else encoder.key(old.fields)
         if self._is_repeated():
@@ -921,7 +925,7 @@ def _moves_key(published: PublishedTable, update: Update) -> bool:
     """Whether an update with an old image changes the row's key; not where a key can't be encoded."""
     assert update.old is not None
     try:
-        return published.encoder.key(filled(update)) != published.encoder.key(update.old.fields)
+        return published.encoder.key(filled(update.new, update.old)) != published.encoder.key(update.old.fields)
     except (LockstepError, ValueError, TypeError, IndexError, AttributeError):
         return False
 

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from cdc.model.errors import UnsupportedChange
 from cdc.model.table import ReplicaIdentity, Table, TableName
-from cdc.protocol.pgoutput import UNCHANGED, Fields, FullImage, KeyImage, Relation, Update
+from cdc.protocol.pgoutput import UNCHANGED, Fields, FullImage, KeyImage, Relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +82,16 @@ class OldRows:
 ALL_WHOLE: Final = OldRows()
 
 
-def filled(update: Update) -> Fields:
+def filled(new: Fields, old: KeyImage | FullImage | None) -> Fields:
     """The new row with those unchanged values that the old image has. A value that wasn't sent is never null.
 
     So a null there, in an old row of whichever letter, is a value that isn't in it.
     """
-    if update.old is None:
-        return update.new
+    if old is None:
+        return new
     return tuple(
         image if value is UNCHANGED and image is not None else value
-        for value, image in zip(update.new, update.old.fields, strict=True)
+        for value, image in zip(new, old.fields, strict=True)
     )
 
 

@@ -364,6 +364,22 @@ def test_a_row_filter_holds_for_copy_and_stream(database: Database, capture: Cap
     assert sorted(row["id"] for row in _filtered_rows(captured).values()) == [2, 7, 10, 20]
 
 
+def test_a_row_that_comes_by_an_update_without_its_large_value_is_copied(
+    database: Database, capture: Capturing
+) -> None:
+    database.execute(
+        "create table t (id int primary key, large text)",
+        "alter table t alter large set storage external",
+        "insert into t select n, repeat('x' || n, 3000) from generate_series(1, 10) n",
+    )
+    captured = capture("public.t", publication="table t where (id > 5)")
+    database.execute("update t set id = 20 where id = 1", "insert into t values (21, 'y')")
+    captured.wait_quiet()
+    rows = {row["id"]: row["large"] for row in _filtered_rows(captured).values()}
+    assert sorted(rows) == [6, 7, 8, 9, 10, 20, 21]
+    assert rows[20] == "x1" * 3000
+
+
 def test_a_column_list_holds_for_copy_and_stream(database: Database, capture: Capturing) -> None:
     database.execute(
         'create table t (id int primary key, secret text, "B\'" int)',
