@@ -1,7 +1,7 @@
 """``lockstep alerts watch`` beside a real pipeline: it tells when capture ends, and when it is back."""
 
+import contextlib
 import json
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,44 +15,44 @@ from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 from tests.pipeline import Process
+from tests.receivers import Receiver
 
 pytestmark = pytest.mark.live
 
 _PATIENCE_S = 300.0
-_KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
 _SECRET = "tell-nobody"
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, receiver: Receiver, tmp_path: Path) -> Iterator[Captured]:
     database.execute("create table t (id int primary key, word text)", f"insert into t values (1, '{_SECRET}')")
-    command = json.dumps([sys.executable, "-c", _KEEP, str(tmp_path / "told")])
-    alerts = f"[alerts]\nopen_after_s = 0\nclear_after_s = 0\ndisk_free_percent = 0\ncommand = {command}\n"
+    webhook = f"webhook = {{ url = 'http://127.0.0.1:{receiver.port}/' }}"
+    alerts = f"[alerts]\nopen_after_s = 0\nclear_after_s = 0\ndisk_free_percent = 0\n{webhook}\n"
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=alerts) as captured:
         yield captured
 
 
-def _told(directory: Path) -> list[tuple[str, str]]:
-    told = directory / "told"
-    documents = map(json.loads, told.read_text().splitlines()) if told.exists() else ()
-    return [(document["kind"], document["name"]) for document in documents]
-
-
-def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, tmp_path: Path) -> None:
+def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, receiver: Receiver, tmp_path: Path) -> None:
     captured.start().settle()
     watch = Process(tmp_path / "watch.log", "lockstep", "alerts", "watch", "--config", str(captured.path))
     try:
         until((captured.config.alerts.directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
-        until(lambda: ("opened", "capture-stopped") in _told(tmp_path), seconds=_PATIENCE_S)
+        until(lambda: ("opened", "capture-stopped") in receiver.told, seconds=_PATIENCE_S)
         captured.start()
-        until(lambda: ("cleared", "capture-stopped") in _told(tmp_path), seconds=_PATIENCE_S)
+        until(lambda: ("cleared", "capture-stopped") in receiver.told, seconds=_PATIENCE_S)
     finally:
         watch.terminate()
         assert watch.wait(300) == 0
-    assert _told(tmp_path) == [("opened", "capture-stopped"), ("cleared", "capture-stopped")]
+    assert receiver.told == [("opened", "capture-stopped"), ("cleared", "capture-stopped")]
     assert "alert opened name=capture-stopped subject=capture" in watch.told()
-    assert _SECRET not in watch.told() + (tmp_path / "told").read_text()
+    assert _SECRET not in watch.told() + json.dumps(receiver.documents)
 
 
 def test_a_standby_is_found_where_it_waits(captured: Captured) -> None:

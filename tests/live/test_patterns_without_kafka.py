@@ -1,5 +1,6 @@
 """Commands that look at a pipeline while Kafka is away, which alone knows the tables that patterns take in."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -17,20 +18,26 @@ from tests.databases import Database, until
 from tests.faulty_proxy import FaultyProxy
 from tests.live.test_dashboard import Dashboard
 from tests.pipeline import Process
+from tests.receivers import Receiver
 
 pytestmark = [pytest.mark.live, pytest.mark.soak]
 
 _PATIENCE_S = 300.0
-_KEEP = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + '\\n')"
 
 
 @pytest.fixture
-def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+def receiver() -> Iterator[Receiver]:
+    with contextlib.closing(Receiver()) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, receiver: Receiver, tmp_path: Path) -> Iterator[Captured]:
     """A capture that streams, of one table and a sink that nobody has begun to apply to."""
     database.execute("create table t (id int primary key)", "insert into t values (1)")
-    command = json.dumps([sys.executable, "-c", _KEEP, str(tmp_path / "told")])
     sections = (
-        f"[dashboard]\nlisten = '127.0.0.1:0'\n[alerts]\nopen_after_s = 0\nclear_after_s = 0\ncommand = {command}\n"
+        "[dashboard]\nlisten = '127.0.0.1:0'\n[alerts]\nopen_after_s = 0\nclear_after_s = 0\n"
+        f"webhook = {{ url = 'http://127.0.0.1:{receiver.port}/' }}\n"
         f"[sinks.cache]\ntype = 'redis'\nurl = '{endpoints.redis_url}'\nprefix = '{tmp_path.name}'"
     )
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.*"], sections=sections) as captured:
@@ -86,22 +93,16 @@ def _parts(archive: Path) -> dict[str, Any]:
 
 
 def test_who_watches_tells_that_it_is_away_and_goes_on_once_it_is_back(
-    captured: Captured, away: FaultyProxy, tmp_path: Path
+    captured: Captured, away: FaultyProxy, receiver: Receiver, tmp_path: Path
 ) -> None:
     watch = Process(tmp_path / "watch.log", "lockstep", "alerts", "watch", "--config", str(captured.path))
     try:
-        until(lambda: ("opened", "unreachable") in _told(tmp_path), seconds=_PATIENCE_S)
+        until(lambda: ("opened", "unreachable") in receiver.told, seconds=_PATIENCE_S)
         away.be_well()
-        until(lambda: ("cleared", "unreachable") in _told(tmp_path), seconds=_PATIENCE_S)
+        until(lambda: ("cleared", "unreachable") in receiver.told, seconds=_PATIENCE_S)
     finally:
         watch.terminate()
         assert watch.wait(300) == 0
-
-
-def _told(directory: Path) -> list[tuple[str, str]]:
-    told = directory / "told"
-    documents = map(json.loads, told.read_text().splitlines()) if told.exists() else ()
-    return [(document["kind"], document["name"]) for document in documents]
 
 
 def test_a_page_says_that_it_is_away_and_learns_later_which_tables_there_are(

@@ -41,7 +41,6 @@ bootstrap_servers = "kafka.example:9092"
 security_protocol = "sasl_ssl"
 username = "lockstep"
 [alerts]
-command = ["/usr/local/bin/page", "--token", "{SECRETS["longer"]}"]
 webhook = {{ url_file = "hook", headers = {{ Authorization = "HOOK_TOKEN" }} }}
 [metrics]
 otlp_endpoint = "http://collector.example:4318/{COLLECTOR}"
@@ -99,7 +98,6 @@ def test_settings_that_hold_no_secret_are_shown(file: Path) -> None:
     assert shown["source"]["dsn"] == "host=db.example dbname=shop user=lockstep"
     assert shown["kafka"]["bootstrap_servers"] == "kafka.example:9092"
     assert shown["sinks"]["cache"]["url"] == "rediss://cache.example:6379/0"
-    assert shown["alerts"]["command"] == ["/usr/local/bin/page", "***", "***"]
     assert shown["metrics"]["otlp_endpoint"] == "http://collector.example:4318/***"
     login = shown["sinks"]["search"]["login"]
     assert (login["user"], login["password"], login["password_file"]) == ("reader", "***", None)

@@ -1,6 +1,5 @@
 """How one range is copied, whoever copies it."""
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -28,7 +27,8 @@ class Worker:
     def __init__(self, shape: Table) -> None:
         self.did: list[str] = []
         self._shape = shape
-        self._rate = RowRate(1000, time.monotonic)
+        self._now_s = 0.0
+        self._rate = RowRate(1000, lambda: self._now_s)
 
     def part(
         self, shape: Table, part: Part, *, where: str = "", while_waiting: Callable[[], None] = lambda: None
@@ -45,6 +45,10 @@ class Worker:
     def _commit(self, rows: int, size: int, done: CopiedRange | None) -> None:
         self.did.append("commit" if done is None else "last commit")
 
+    def _heed(self) -> None:
+        self.did.append("heed")
+        self._now_s += 1
+
     def copy(self) -> None:
         name = self._shape.name
         of = published(self._shape)[name]
@@ -59,7 +63,7 @@ class Worker:
             events=RowEvents(of.encoder, None, epoch=EPOCH, consistent_point=HANDOFF, commit_time_ms=0),
             settings=SnapshotSettings(),
             rate=self._rate,
-            heed=lambda: self.did.append("heed"),
+            heed=self._heed,
             commit=self._commit,
         )
 
