@@ -11,6 +11,11 @@ export function read(path, parameters = {}) {
   return ask(query ? `${path}?${query}` : path);
 }
 
+/** Have something done. The answer is a document. */
+export function act(path, body) {
+  return ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
+}
+
 /** Why the server gives no stream at this address. */
 export async function refusal(path) {
   const asking = new AbortController();
@@ -30,10 +35,10 @@ function said(response, document) {
   return typeof words === "string" ? words : `The server answered ${response.status}.`;
 }
 
-async function ask(path) {
+async function ask(path, request = {}) {
   let response;
   try {
-    response = await fetch(path, { signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
+    response = await fetch(path, { ...request, signal: AbortSignal.timeout(ANSWER_MS), cache: "no-store" });
   } catch (error) {
     const why = error.name === "TimeoutError" ? "hasn't answered for two minutes" : "doesn't answer";
     throw new Refused(`The dashboard's server ${why}.`);

@@ -54,3 +54,18 @@ def where(path: Path, name: str) -> Path:
 def test_what_a_module_imports_is_there(path: Path) -> None:
     names = re.findall(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']|url\("([^"]+)"\)""", path.read_text("utf-8"))
     assert [name for pair in names for name in pair if name and not where(path, name).is_file()] == []
+
+
+def test_every_name_that_a_module_imports_is_one_that_the_other_exports() -> None:
+    """A page whose module lacks one stays empty, and only its browser says so."""
+    found = 0
+    for file in (path for path in OURS if path.suffix == ".js"):
+        for names, source in re.findall(r'import \{([^}]*)\} from "([^"]+)"', file.read_text(encoding="utf-8")):
+            # The server has the page's files at /static, which is beside no page of the demo's.
+            served = STATIC / source.rpartition("static/")[2] if "static/" in source else file.parent / source
+            text = served.read_text(encoding="utf-8")
+            exported = set(re.findall(r"^export (?:async )?(?:function|const|class|let) (\w+)", text, re.MULTILINE))
+            wanted = {name.strip().split(" as ")[0] for name in names.split(",") if name.strip()}
+            assert wanted <= exported, f"{file.name} imports {wanted - exported} from {source}"
+            found += len(wanted)
+    assert found > 50
