@@ -27,13 +27,7 @@ from cdc.model.table import TableName
 from jobs.asked_build import AskedBuild
 from jobs.executor.result import Failure
 from jobs.executor.task_input import OpenSink
-from jobs.generations.build_request import (
-    BuildAnswer,
-    BuildRequest,
-    BuildState,
-    load_request,
-    save_answer,
-)
+from jobs.generations.build_request import BuildAnswer, BuildRequest, BuildState, load_request, save_answer
 from jobs.generations.lease import NewerJob, is_running
 from jobs.generations.record import (
     Generation,

@@ -137,8 +137,10 @@ class TableWatch:
         for name, findings in found.items():
             for finding in findings:
                 if finding not in self._wrong.get(name, ()):
-                    ending = " Until then it isn't right; it is copied again afterwards" * finding.hides_changes
-                    self._say(f"warning: {name} {finding.what}: {finding.why}\n{finding.fix}{ending}")
+                    # Before the fix, which is SQL to copy.
+                    after = "; its changes may be missing until that is mended, and then it is copied again"
+                    more = after if finding.hides_changes else ""
+                    self._say(f"warning: {name} {finding.what}: {finding.why}{more}\n{finding.fix}")
         self._wrong = dict(found)
 
     def _say_absent(self, name: TableName) -> None:

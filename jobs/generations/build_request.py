@@ -16,9 +16,8 @@ Spark of its own. Should two jobs apply for a moment, the lease of the generatio
 
 import hashlib
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -66,12 +65,12 @@ class BuildRequest:
     trimmed: bool
     takes_up: bool
     settings: str
-    run: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run: str
     beats: int = 0
 
     def check_settings(self, settings: BaseModel) -> None:
         """Raise LockstepError where the command has others."""
-        if self.settings != settings_mark(settings):
+        if self.settings != settings_mark(settings, self.run):
             raise LockstepError("the settings of the sink have changed since this driver began")
 
     def next(self) -> Self:
@@ -87,13 +86,15 @@ class BuildRequest:
         return cls(**{**fields, "tables": tuple(TableName(*name) for name in fields["tables"])})
 
 
-def settings_mark(settings: BaseModel) -> str:
-    """The same for the same settings. Readers of the destination see it, and learn no secret by trying."""
+def settings_mark(settings: BaseModel, run: str) -> str:
+    """The same for the same settings and request. Readers of the destination see it, so each secret in it is hashed as
+    a password is: to try many takes long, and nothing that was tried before helps.
+    """
 
     def plain(value: object) -> object:
         if isinstance(value, SecretStr):
             secret = value.get_secret_value().encode()
-            return hashlib.scrypt(secret, salt=b"lockstep", n=2**14, r=8, p=1).hex()
+            return hashlib.scrypt(secret, salt=run.encode(), n=2**14, r=8, p=1).hex()
         return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
     document = orjson.dumps(settings.model_dump(), default=plain, option=orjson.OPT_SORT_KEYS)

@@ -1,4 +1,4 @@
-"""The dashboard's HTTP: the page's files, the API, the state as and the state as server-sent events."""
+"""The dashboard's HTTP: the page's files, the API, and the state as server-sent events."""
 
 import asyncio
 import contextlib

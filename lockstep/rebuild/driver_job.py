@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from contextlib import closing, suppress
 from typing import Protocol
 
@@ -58,13 +59,15 @@ class DriverJob:
         self.failure: Exception | None = None
         self._plan = plan
         self._report = report
+        run = uuid.uuid4().hex
         self._request = BuildRequest(
             tuple(plan.tables),
             once=plan.once,
             bulk=plan.bulk,
             trimmed=plan.trimmed,
             takes_up=plan.takes_up,
-            settings=settings_mark(plan.settings),
+            settings=settings_mark(plan.settings, run),
+            run=run,
         )
         self._known = BuildAnswer(self._request.run)
         self._outages = 0

@@ -214,7 +214,7 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
 ) -> None:
     records = open_memory(store).records
     monkeypatch.setattr("jobs.asked_build.BUILD_SILENT_S", 0.0)
-    request = BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True, settings="")
+    request = BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True, settings="", run="r")
     save_request(records, _BUILT, request)
     _, build, job = _asked(store)
     _until(lambda: not build.is_alive)

@@ -59,13 +59,11 @@ export function panel(title, inside, { note, buttons, flush = false, key } = {})
   );
 }
 
-export function title(text, note, ...buttons) {
+export function title(text, note) {
   return h(
     "div",
     { class: "title" },
     h("h1", null, text),
-    h("span", { class: "space" }),
-    buttons.some(Boolean) && h("div", { class: "buttons" }, buttons),
     note && h("p", null, note),
   );
 }
