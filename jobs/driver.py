@@ -276,15 +276,17 @@ class _Member:
     started: bool = False
     failure: LockstepError | None = None
     waiting: str = ""
-    generations: int = 0
-    """How many the last look has found."""
+    known: list[Generation] = field(default_factory=list)
+    """What the last look has found."""
+    wanted: dict[int, SinkSettings] = field(default_factory=dict)
+    """What was to be applied to then."""
     looked_at_s: float = -math.inf
     """When it has ended, by the monotonic clock."""
 
     @property
     def is_settled(self) -> bool:
         """Whether it has one generation, to which its job applies."""
-        is_ours_alone = self.generations == 1 and not self.waiting and self.failure is None
+        is_ours_alone = len(self.known) == 1 and not self.waiting and self.failure is None
         return is_ours_alone and len(self.jobs) == 1 and all(job.is_alive for job in self.jobs.values())
 
 
@@ -483,19 +485,18 @@ class _Group:
 
     def _wanted(self, member: _Member) -> dict[int, SinkSettings]:
         """The generations to be applied to, each with the settings that it was built with."""
+        found = list_generations(member.opened)
+        if member.is_settled and found == member.known:
+            return member.wanted  # reading the settings of a record takes longer than the look
         today = definition(member.settings)
-        generations = [
-            generation
-            for generation in list_generations(member.opened)
-            if not self._was_given_up(member, generation, today)
-        ]
+        generations = [generation for generation in found if not self._was_given_up(member, generation, today)]
         if not generations:
             record = Record(self._source.pipeline, today, created_at_ms=time.time_ns() // 1_000_000)
             number = begin_unless_begun(member.opened, record)
             if number is not None:
                 return {number: member.settings}
             generations = list_generations(member.opened)  # another `apply`, or a `rebuild`, was quicker
-        member.generations = len(generations)
+        member.known = generations
         member.building = [generation for generation in generations if generation.phase is Phase.BUILDING]
         wanted_settings: dict[int, SinkSettings] = {}
         for generation in generations:
@@ -516,6 +517,7 @@ class _Group:
                 hint=f"generation {newest.number} is {newest.phase.value}:"
                 f" {way_on(newest.phase, member.name, newest.number)}",
             )
+        member.wanted = wanted_settings
         return wanted_settings
 
     def _was_given_up(self, member: _Member, generation: Generation, today: Mapping[str, JsonValue]) -> bool:

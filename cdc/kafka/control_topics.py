@@ -14,7 +14,7 @@ from cdc.kafka.topic_names import PROGRESS, SCHEMA, STATE, control_topic
 from cdc.model.errors import ForeignRecord, Unavailable
 from cdc.model.table import Table, TableName
 from cdc.model.timeouts import KAFKA_SILENT_S
-from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, is_schema_key
+from cdc.protocol.control_records import CaptureState, ProgressRecord, SchemaRecord, TopicIdentity, is_schema_key
 from cdc.protocol.copy_ledger import CopiedRange, is_range_key
 
 ClientSettings = Mapping[str, str | int]
@@ -33,6 +33,8 @@ _BELL_WAIT_MS = 2000
 """A bell's request stays with the broker until something is written, or for so long."""
 
 _LOOK_MS = 5_000
+_ASK_MS = 500
+"""How often a reader that listens to a bell asks the brokers: in any case, and while the bell is silent."""
 _ENDS_S = 2.0
 """How long a bell waits to know where it begins. Where it doesn't, it rings and can't say for what."""
 
@@ -317,32 +319,41 @@ class ProgressReader:
     those end offsets as bounds of all ``topics``. Later answers hold what is new.
     """
 
-    def __init__(self, client: ClientSettings, prefix: str, topics: Sequence[str]) -> None:
+    def __init__(
+        self, client: ClientSettings, prefix: str, topics: Sequence[str], *, watched: Collection[str] = ()
+    ) -> None:
+        """``watched`` are the topics of which ``identities`` tells."""
         self._client = client
         self._topic = control_topic(prefix, PROGRESS)
         self._topics = tuple(topics)
+        self._watched = frozenset(watched)
         self._consumer: Consumer | None = None
         self._cluster = TopicAdmin(client)
         self._next: int | None = None
         self._topic_id = ""
         self.known_at_ms = 0
         """All that was committed by then is in the answers so far; in milliseconds since 1970."""
+        self.identities: Mapping[str, TopicIdentity] = {}
+        """Of the watched topics that the last records have bounds of, as of after these were read."""
 
-    def new_records(self, heard: Sequence[Heard] = ()) -> list[ProgressRecord]:
+    def new_records(self, heard: Sequence[Heard] | None = None) -> list[ProgressRecord]:
         """The committed records since the last call that returned, oldest first.
 
-        ``heard`` is what a ``LogBell`` has heard since then. Where something new is in it, and nothing lacks before
-        that, the topic itself is looked at only every five seconds: a process that hung doesn't know how old that is.
+        ``heard`` is what a ``LogBell`` has heard since then; None where none is listened to. Where something new is in
+        it, and nothing lacks before that, the topic itself is looked at only every five seconds: a process that hung
+        doesn't know how old that is. Where nothing is in it, the topic is looked at twice a second.
         Where Kafka has lost some of them, by age or because the topic was recreated, one record with new bounds of all
         topics, as in the first answer.
         Raises Unavailable, and LockstepError for a record of another version; then the next call gives all that this
         one would have given.
         """
         try:
-            records, following = self._of(heard)
+            records, following = self._of(heard or ())
             known_at_ms = self.known_at_ms
             asked_at_ms = time.time_ns() // 1_000_000
-            if following == self._next or not 0 <= asked_at_ms - known_at_ms < _LOOK_MS:
+            has_news = following != self._next
+            is_recent = 0 <= asked_at_ms - known_at_ms < (_LOOK_MS if has_news else _ASK_MS)
+            if heard is None or records is None or not is_recent:
                 known_at_ms = asked_at_ms
                 high = _committed_end(self._cluster, self._topic)
                 if self._next == high:
@@ -351,8 +362,10 @@ class ProgressReader:
                 records, following = None, high
                 if self._next is not None and self._next < high:
                     records, following = self._since(self._next, high)
+            elif not has_news:
+                return []
             # Offsets don't tell a topic that was recreated, and has grown since: only what is new makes that matter.
-            if records is None or self._id() != self._topic_id:
+            if records is None or self._id(records) != self._topic_id:
                 records, following = self._anew()
         except (KafkaException, Unavailable) as error:
             # A consumer may get nothing for ever from a broker that was restarted; a new one does.
@@ -362,11 +375,6 @@ class ProgressReader:
             raise Unavailable(f"topic {self._topic} can't be read: {reason(error)}") from error
         self._next, self.known_at_ms = following, known_at_ms
         return records
-
-    @property
-    def cluster(self) -> TopicAdmin:
-        """What it asks the brokers with, for who has another question in the same thread."""
-        return self._cluster
 
     @property
     def next_offset(self) -> int:
@@ -389,15 +397,19 @@ class ProgressReader:
         partition = (self._topic, 0)
         return self._cluster.begin_offsets([partition])[partition], _committed_end(self._cluster, self._topic)
 
-    def _id(self) -> str:
-        return self._cluster.identities([self._topic])[self._topic].topic_id
+    def _id(self, records: Iterable[ProgressRecord] = ()) -> str:
+        """The topic's. Asks in the same request for the identities of what the records bound."""
+        bounded = self._watched.intersection(topic for record in records for topic in record.bounds)
+        identities = self._cluster.identities([self._topic, *bounded])
+        self.identities = {topic: identities[topic] for topic in bounded}
+        return identities[self._topic].topic_id
 
     def _anew(self) -> tuple[list[ProgressRecord], int]:
         """The first answer, and what is to be read next of the topic from which it is."""
         while True:
             topic_id = self._id()
             records, following = self._newest(*self._range())
-            if self._id() == topic_id:
+            if self._id(records) == topic_id:
                 self._topic_id = topic_id
                 return records, following
 

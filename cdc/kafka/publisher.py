@@ -7,6 +7,7 @@ kept alive however long Kafka takes.
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -37,8 +38,8 @@ LINGER_MS: Final = 5
 """Events of a backlog come so close that it makes fuller batches. Those of a quiet stream are committed before."""
 
 PROGRESS_EVERY_S: Final = 0.1
-"""How often a progress record is written under load. It needs a flush and a request to the brokers in the middle of its
-transaction. Such a transaction takes twice as long as one that sends everything at once."""
+"""How often a progress record is written under load. It needs a flush in the middle of its transaction, and after many
+events a request to the brokers. Such a transaction takes up to twice as long as one that sends everything at once."""
 
 _FEW_EVENTS: Final = 500
 """With more of them, a transaction counts as load."""
@@ -99,6 +100,8 @@ _REFUSED_BATCH: Final = re.compile(r"ProduceRequest for (?P<topic>\S+) \[\d+\] w
 
 _NOTHING_SKIPPED: Final = "nothing was skipped: what is left out would lack in every sink, and nobody would be told"
 
+OnDelivery = Callable[[KafkaError | None, Message], None]
+
 _HEAR_S: Final = 2.0
 """How long it may take the client to tell which records were refused, once it has said that some were."""
 
@@ -112,6 +115,47 @@ class _RefusedRecords:
     def __call__(self, error: KafkaError | None, record: Message) -> None:
         if error is not None and error.code() in _TOO_LARGE:
             self.bytes_max = max(self.bytes_max, len(record))
+
+
+class _Ends:
+    """Where all that was written to each partition ends, as far as its deliveries tell.
+
+    Hearing of few deliveries costs less than asking the brokers, which takes two requests. Of many it costs more.
+    """
+
+    def __init__(self, *, hears_deliveries: bool) -> None:
+        self._hears_deliveries = hears_deliveries
+        self._ends: dict[tuple[str, int], int] = {}
+        self._lost: set[str] = set()
+
+    def lose(self, topic: str) -> None:
+        """Something is written there of which no delivery tells."""
+        self._lost.add(topic)
+
+    def listener(self, topic: str) -> OnDelivery | None:
+        """For a record that is written to this topic; None where nobody will be told."""
+        if self._hears_deliveries:
+            return self._delivered
+        self.lose(topic)
+        return None
+
+    def _delivered(self, error: KafkaError | None, record: Message) -> None:
+        topic, partition, offset = record.topic(), record.partition(), record.offset()
+        if error is None and topic is not None and partition is not None and offset is not None and offset >= 0:
+            self._ends[topic, partition] = offset + 1
+        elif topic is not None:  # of one that was sent again, and was there already, nobody says where
+            self.lose(topic)
+
+    def of(
+        self,
+        partitions: Sequence[tuple[str, int]],
+        ask: Callable[[Sequence[tuple[str, int]]], Mapping[tuple[str, int], int]],
+    ) -> Mapping[tuple[str, int], int]:
+        """All partitions of some topics, once what was written is delivered. ``ask`` is for those that aren't known."""
+        if unknown := [at for at in partitions if at[0] in self._lost or at not in self._ends]:
+            self._ends |= ask(unknown)
+            self._lost.difference_update(topic for topic, _ in partitions)
+        return self._ends
 
 
 class TransactionalPublisher:
@@ -171,6 +215,8 @@ class TransactionalPublisher:
         self._limits = limits
         self._refused = _RefusedRecords()
         sizes = [limit.size for limit in (limits or {}).values()]
+        # Where refusals are heard of, nothing else is.
+        self._ends = _Ends(hears_deliveries=not sizes)
         self._producer = new_client(
             Producer,
             {
@@ -214,6 +260,7 @@ class TransactionalPublisher:
         if self._may_hold(1, len(value or b"")):
             self._held.append((topic, key, value, extra))
         else:
+            self._ends.lose(topic)
             self._add(topic, key, value, extra)
 
     def send_rows(self, topic: str, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -223,6 +270,7 @@ class TransactionalPublisher:
         if not self._open and self._may_hold(len(rows), sum(len(value) for _, value in rows)):
             self._held += [(topic, key, value, None) for key, value in rows]
             return
+        self._ends.lose(topic)
         produce = self._produce
         for key, value in rows:
             try:
@@ -244,7 +292,7 @@ class TransactionalPublisher:
             self._begin()
         held, self._held, self._held_bytes = self._held, [], 0
         for event in held:
-            self._add(*event)
+            self._add(*event, on_delivery=self._ends.listener(event[0]))
 
     def _touch(self, topic: str) -> None:
         if not self._open and not self._held:
@@ -261,16 +309,21 @@ class TransactionalPublisher:
         self._partitions |= self._cluster.partition_counts([topic])
 
     def _add(
-        self, topic: str, key: bytes, value: bytes | None, extra: bytes | list[tuple[str, bytes]] | None = None
+        self,
+        topic: str,
+        key: bytes,
+        value: bytes | None,
+        extra: bytes | list[tuple[str, bytes]] | None = None,
+        *,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
         deadline = None
+        options: dict[str, Any] = {} if on_delivery is None else {"on_delivery": on_delivery}
+        if extra is not None:
+            options["headers"] = [(TAG_HEADER, extra)] if isinstance(extra, bytes) else extra
         while True:
             try:
-                if extra is None:
-                    self._produce(topic, value, key)
-                else:
-                    headers = [(TAG_HEADER, extra)] if isinstance(extra, bytes) else extra
-                    self._produce(topic, value, key, headers=headers)  # type: ignore[arg-type]  # lists are invariant
+                self._produce(topic, value, key, **options)
                 return
             except BufferError:
                 self._call("poll", self._producer.poll, 0.05)
@@ -311,6 +364,8 @@ class TransactionalPublisher:
         bounds: dict[str, tuple[int, ...]] = {}
         if with_progress:
             self._flush()
+            for topic in covering:  # others have written there
+                self._ends.lose(topic)
             bounds = self._bounds(self._touched)
             record = ProgressRecord(
                 state.end_lsn,
@@ -362,6 +417,7 @@ class TransactionalPublisher:
         if self._held:
             self._send_held()
         self._flush()
+        self._ends.lose(topic)
         return self._bounds({topic})[topic][0]
 
     def owes_progress(self) -> bool:
@@ -412,13 +468,13 @@ class TransactionalPublisher:
                 raise Unavailable(f"Kafka took nothing of the batch for {KAFKA_TAKES_NOTHING_S:.0f} s")
 
     def _bounds(self, topics: set[str]) -> dict[str, tuple[int, ...]]:
-        """The topics' ends, our open transaction's events included."""
+        """Where all that we have written to these topics ends, our open transaction's events included."""
         if not topics:
             return {}
         if unknown := topics - self._partitions.keys():
             self._partitions |= self._cluster.partition_counts(unknown)
         partitions = partitions_of(topics, self._partitions)
-        ends = self._cluster.end_offsets(partitions, while_waiting=self._while_waiting)
+        ends = self._ends.of(partitions, partial(self._cluster.end_offsets, while_waiting=self._while_waiting))
         return {t: tuple(ends[t, p] for p in range(self._partitions[t])) for t in sorted(topics)}
 
     def _patiently(self, name: str, call: Callable[[float], object]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 from cdc.kafka.topic_admin import TopicAdmin
+from cdc.protocol.control_records import TopicIdentity
 from jobs.query.log_facts import loses_records
 from jobs.query.resume_check import TopicFacts, check_same_topics
 
@@ -92,8 +93,11 @@ class TopicWatch:
     def check(self, cluster: TopicAdmin, topics: Collection[str]) -> None:
         """Raises PositionMismatch when one of these isn't the same, and Unavailable without an answer."""
         if topics:
-            known = {topic: self._topics[topic] for topic in topics}
-            check_same_topics(self._sink, known, cluster.identities(list(known)))
+            self.check_identities(cluster.identities(list(topics)))
+
+    def check_identities(self, identities: Mapping[str, TopicIdentity]) -> None:
+        """The same, where somebody has asked."""
+        check_same_topics(self._sink, {topic: self._topics[topic] for topic in identities}, identities)
 
     def heard_of(self, topics: Collection[str]) -> None:
         """Something of these was read: the next look is at them too."""

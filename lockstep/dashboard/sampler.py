@@ -1,4 +1,6 @@
-"""Looks at the pipeline once a second, for all readers together, and keeps the last hour of each sink's lag.
+"""Looks at the pipeline for all readers together, and keeps the last hour of each sink's lag.
+
+While somebody watches it looks once a second, else every three seconds: a look asks each store several things.
 
 Alerts see each lag report too: they are the watcher.
 """
@@ -25,7 +27,11 @@ from monitor.stream_queries import StreamQueryStatus
 logger = logging.getLogger("lockstep.dashboard")
 
 EVERY_S: Final = 1.0
+_UNWATCHED_EVERY_S: Final = 3.0
 _ENDS_EVERY_S: Final = 2.0
+_NOTICED_S: Final = 0.25
+"""How soon it notices that a page was opened."""
+
 _SETTLED_S: Final = 5.0
 _GIVE_BACK_S: Final = 600.0
 """When memory that is free goes back to the system: once the clients of all stores are loaded, and now and then."""
@@ -71,8 +77,9 @@ class Sampler:
         *,
         open_alerts: Callable[[], int] = lambda: 0,
         stream_queries: Callable[[], Sequence[StreamQueryStatus]] = tuple,
+        is_watched: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Nothing is looked at before ``start``. ``open_alerts`` counts them.
+        """Nothing is looked at before ``start``. ``open_alerts`` counts them. ``is_watched``: a page is open.
 
         ``stream_queries`` says what is known of them.
 
@@ -84,6 +91,7 @@ class Sampler:
         self._log = log
         self._open_alerts = open_alerts
         self._stream_queries = stream_queries
+        self._is_watched = is_watched
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._opened: tuple[LagCollector, TopicAdmin] | None = None
@@ -158,11 +166,16 @@ class Sampler:
                     give_back()
                     give_back_at = began + _GIVE_BACK_S
                 self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
+                while not self._stopping.is_set() and not self._is_due(began):
+                    self._stopping.wait(_NOTICED_S)
         except Exception:
             logger.exception("a bug has ended the thread that looks at the pipeline")
             self._on_failure()
         finally:
             self._close()
+
+    def _is_due(self, last_s: float) -> bool:
+        return self._is_watched() or time.monotonic() - last_s >= _UNWATCHED_EVERY_S
 
     def _open(self) -> tuple[LagCollector, TopicAdmin]:
         """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""

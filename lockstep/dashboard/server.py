@@ -198,6 +198,7 @@ def dashboard_app(
         log,
         open_alerts=lambda: len(attendant.open),
         stream_queries=lambda: attendant.stream_queries,
+        is_watched=lambda: streams.readers > 0,
     )
     questions = Questions(config, path, sampler)
     tables = sampler.tables

@@ -234,6 +234,30 @@ def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_
     assert (first.lsn, set(first.bounds), rest) == (lsns[-1], {log.orders, log.customers}, [])
 
 
+def test_records_come_with_the_identities_of_the_topics_that_they_bound(log: Log) -> None:
+    """As of after they were read: a topic that was recreated since the records before has another one."""
+    log.publish(log.orders)
+    reader = ProgressReader(log.settings.client(), log.prefix, log.topics, watched=log.topics)
+    reader.new_records()
+    before = dict(reader.identities)
+    log.publish(log.customers)
+    reader.new_records()
+    assert set(before) == set(log.topics)
+    assert reader.identities == {log.customers: before[log.customers]}
+    reader.close()
+
+
+def test_a_bell_that_is_silent_is_not_believed_for_long(log: Log) -> None:
+    first = log.publish(log.orders)
+    reader = log.reader()
+    assert [record.lsn for record in reader.new_records([])] == [first]
+    second = log.publish(log.orders)
+    found: list[int] = []
+    until(lambda: bool(found.extend(record.lsn for record in reader.new_records([])) or found))
+    reader.close()
+    assert found == [second]
+
+
 @pytest.mark.soak
 def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
     log.publish(log.orders)

@@ -242,28 +242,17 @@ def test_a_store_that_was_put_back_gets_no_word_of_what_its_shards_had_reached()
     assert (again.stored(0), again.stored(1), again.least) == ({P0: 8},) * 3
 
 
-def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_forgotten() -> None:
+def test_what_a_recreated_topic_has_got_raises_no_watermark() -> None:
     """Its offsets begin again: all of them are below those that were applied."""
-    topic, other = "shop.public.orders", "shop.public.other"
-    record = ProgressRecord(200, 0, {topic: (1,), other: (9,)}, epoch=1)
-    asked: list[Sequence[str]] = []
+    topic = "shop.public.orders"
+    record = ProgressRecord(200, 0, {topic: (1,)}, epoch=1)
 
     class Reader:
-        answers: ClassVar = [[record], [], []]
         known_at_ms = 0
-
-        class cluster:  # noqa: N801  as ProgressReader has it
-            answer: ClassVar[Exception | str] = Unavailable("no answer")
-
-            @classmethod
-            def identities(cls, topics: Sequence[str]) -> dict[str, TopicIdentity]:
-                asked.append(topics)
-                if isinstance(cls.answer, Exception):
-                    raise cls.answer
-                return {name: TopicIdentity(cls.answer, 1) for name in topics}
+        identities: ClassVar = {topic: TopicIdentity("second", 1)}
 
         def new_records(self, _: object) -> list[ProgressRecord]:
-            return self.answers.pop(0)
+            return [record]
 
     class Keeper:
         learned: ClassVar[list[ProgressRecord]] = []
@@ -276,19 +265,16 @@ def test_what_a_recreated_topic_has_got_raises_no_watermark_and_no_record_is_for
             self._unlearned, self._progress_reader, self._keeper = [], cast("Any", Reader()), cast("Any", Keeper())
             self._bell = _namespace(take_heard=tuple)
             self._captured = None
+            self._state = QueryState()
             self._topics = TopicWatch("cache", {topic: TopicFacts("first", 1, 0)})
-            self._task = cast("Any", SimpleNamespace(tables={topic: TableName("public", "orders")}))
 
     query = Reading()
-    with pytest.raises(Unavailable):
-        query._read_progress()
-    Reader.cluster.answer = "second"
     with pytest.raises(PositionMismatch, match="was recreated"):
         query._read_progress()
     assert Keeper.learned == []
-    Reader.cluster.answer = "first"
+    Reader.identities = {topic: TopicIdentity("first", 1)}
     assert query._read_progress()
-    assert (Keeper.learned, asked) == ([record], [[topic]] * 3)
+    assert Keeper.learned == [record]
 
 
 @pytest.mark.parametrize(
@@ -353,6 +339,7 @@ def test_a_query_that_only_loads_holds_no_records_of_hours_that_it_can_not_learn
     class Loading(SinkQuery):
         def __init__(self) -> None:
             self._unlearned, self._progress_reader = [], cast("Any", Reader())
+            self._state = QueryState()
             self._bell = _namespace(take_heard=tuple)
             self._captured = CapturedWatch((), Captured([], selection="before"), look)
             self._plan = cast("Any", SimpleNamespace(takes_up=False))
