@@ -18,6 +18,9 @@ from lockstep.cli.options import (
     print_json,
 )
 
+_BEHIND_ROWS = 5
+"""How much nicer the page is than what moves rows: on a busy machine it may be late, and they may not."""
+
 
 def run(
     take_over: Annotated[
@@ -95,7 +98,7 @@ def dashboard(
 ) -> None:
     """Serve the pipeline's web page and its JSON API.
 
-    Looks at every server once a second, however many pages look. Listens where dashboard.listen says, by default only
+    Looks at every server once a second at most, however many pages look. Listens where dashboard.listen says, by default only
     for this machine.
     """
     from lockstep.config import read
@@ -107,6 +110,7 @@ def dashboard(
         print_json(look_once(loaded).model_dump())
         return
     log_to_stderr(config)
+    os.nice(_BEHIND_ROWS)
     serve(loaded, config.absolute(), say=say)
 
 
