@@ -98,8 +98,8 @@ def dashboard(
 ) -> None:
     """Serve the pipeline's web page and its JSON API.
 
-    Looks at every server once a second at most, however many pages look. Listens where dashboard.listen says, by default only
-    for this machine.
+    Looks at every server once a second at most, however many pages look. Listens where dashboard.listen says, by
+    default only for this machine.
     """
     from lockstep.config import read
     from lockstep.console import log_to_stderr, say
