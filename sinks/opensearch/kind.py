@@ -17,7 +17,7 @@ _EXAMPLE: Final = """\
 # index_settings = { }                     # analysis and the like (rebuild)
 # shards = 1                               # (rebuild)
 # replicas = 1
-# refresh_interval_ms = 200                # how soon a write is found
+# refresh_interval_ms = 500                # how soon a write is found
 # deletes = "versioned"                    # or "marker": a hidden document remembers the delete for ever (rebuild)
 # gc_deletes_s = 3600                      # how long a versioned delete is remembered
 # With Amazon's OpenSearch no login: sigv4 = { region = "eu-central-1", credentials_command = ["print-keys"] }

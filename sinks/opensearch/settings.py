@@ -83,7 +83,7 @@ class OpenSearchSettings(TableSettings):
     tls: Tls = Tls()
     shards: int = Field(1, gt=0)
     replicas: int = Field(1, ge=0)
-    refresh_interval_ms: int = Field(200, gt=0)
+    refresh_interval_ms: int = Field(500, gt=0)
     deletes: Literal["versioned", "marker"] = "versioned"
     gc_deletes_s: int = Field(60 * 60, gt=0)
     timeout_s: float = Field(60.0, gt=0)
