@@ -141,17 +141,18 @@ class Setup:
             self._own_code()
             self.relay("servers", "-m", "stack.jars", "fetch")
             built.result()
-        self.say("class archive", "starting Spark once, so that later starts take half the time")
-        try:
-            self.relay("class archive", "-m", "lockstep.class_archive")
-        except StepFailed:
-            self.say("class archive", "none; Spark starts without it")
 
     def development(self) -> None:
         """Install what tests, format, lint and types need on top."""
         locked = entries(DEV_LOCK)
         self.say("development", f"{len(locked)} packages")
         self.install("development", locked)
+        # It takes as long to make as it saves in some six starts.
+        self.say("class archive", "starting Spark once, so that later starts take half the time")
+        try:
+            self.relay("class archive", "-m", "lockstep.class_archive")
+        except StepFailed:
+            self.say("class archive", "none; Spark starts without it")
 
     def _pyspark(self, locked: Mapping[str, str]) -> None:
         self.say("PySpark", "434 MB, built from source")
