@@ -18,8 +18,6 @@ from cdc.settings import Settings
 from sinks.contract import CoordinationRecords
 
 _FORMAT: Final = 2
-_WITHOUT_EPOCH: Final = 1
-"""The format before: it didn't say of which epoch the LSN is, nor what a comparison couldn't say."""
 
 _UNITS_MS: Final = {"m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DAY_MS: Final = _UNITS_MS["d"]
@@ -170,8 +168,8 @@ def load_verification(records: CoordinationRecords, generation: int) -> Verifica
     """The record, or None. Raises what the destination raises."""
     text = records.load(_name(generation))
     fields = None if text is None else orjson.loads(text)
-    if fields is None or fields["format"] not in (_FORMAT, _WITHOUT_EPOCH):
-        return None  # a later version's: the next comparison replaces it
+    if fields is None or fields["format"] != _FORMAT:
+        return None  # another version's: the next comparison replaces it
     return Verification(
         fields["began_ms"],
         fields["ended_ms"],
@@ -180,8 +178,8 @@ def load_verification(records: CoordinationRecords, generation: int) -> Verifica
         fields["error"],
         fields["through_lsn"],
         fields["through_ms"],
-        fields.get("through_epoch", 0),
-        tuple(fields.get("but_for", ())),
+        fields["through_epoch"],
+        tuple(fields["but_for"]),
     )
 
 

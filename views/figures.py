@@ -112,8 +112,7 @@ class ViewFigures:
             doing = Doing(told["doing"])
             building = Building(told["began_ms"], doing, told["done"], told["total"], told["per_s"])
         sizes = facts["state_rows"], facts["state_bytes"]
-        # Figures that were kept before there was retention have no time.
-        return cls(facts["lsn"], *sizes, counters, building, facts["at_ms"], facts.get("time_ms", 0))
+        return cls(facts["lsn"], *sizes, counters, building, facts["at_ms"], facts["time_ms"])
 
 
 def together(of_shards: Sequence[ViewFigures]) -> ViewFigures:

@@ -894,9 +894,7 @@ def stored_position(state: Reading) -> ViewPosition:
         return ViewPosition(counters=counters, is_building=building is not None)
     parsed: dict[str, Any] = orjson.loads(stored)
     offsets, counters = _offsets(parsed["offsets"]), Counters(**parsed["counters"])
-    # Before there was retention, a state had no time.
-    time_ms = parsed.get("time_ms", 0)
-    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"], time_ms=time_ms)
+    return ViewPosition(parsed["epoch"], parsed["lsn"], offsets, counters, seq=parsed["seq"], time_ms=parsed["time_ms"])
 
 
 def _keep_position(state: Step, position: ViewPosition) -> None:

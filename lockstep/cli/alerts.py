@@ -71,7 +71,7 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
     from lockstep.config import read
     from lockstep.console import say
     from monitor.alerts.book import Kind, Message
-    from monitor.alerts.channel import WebhookChannel
+    from monitor.alerts.channel import post_alert
     from monitor.alerts.conditions import Condition, Severity
 
     loaded, now_ms = read(config), _now_ms()
@@ -80,7 +80,7 @@ def send_test(config: ConfigOption = DEFAULT_CONFIG) -> None:
         return
     condition = Condition("test", loaded.pipeline.name, Severity.WARNING, "this is a test", "nothing is to be done")
     message = Message(f"{loaded.pipeline.name}/test/{now_ms}", Kind.TEST, loaded.pipeline.name, now_ms, condition)
-    WebhookChannel(loaded.alerts.webhook).send(message)
+    post_alert(loaded.alerts.webhook, message)
     say("delivered")
 
 

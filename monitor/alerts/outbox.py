@@ -15,7 +15,6 @@ from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from cdc.webhook import DocumentRefused
 from monitor.alerts.book import Dropped, Message
-from monitor.alerts.channel import Channel
 
 logger = logging.getLogger("lockstep.alerts")
 
@@ -41,19 +40,26 @@ class Outbox:
     """
 
     def __init__(
-        self, channel: Channel | None, *, delivered: Callable[[], None], wait_first_s: float = _WAIT_FIRST_S
+        self,
+        post: Callable[[Message], None] | None,
+        *,
+        delivered: Callable[[], None],
+        wait_first_s: float = _WAIT_FIRST_S,
     ) -> None:
-        """Without a channel nothing is kept. ``delivered`` is called after each delivery."""
+        """``post`` is ``post_alert`` without its settings; without it nothing is kept.
+
+        ``delivered`` is called after each delivery.
+        """
         self._delivered = delivered
         self._wait_first_s = wait_first_s
         self._changed = threading.Condition()
         self._is_closed = False
-        self._queue = collections.deque[Message](maxlen=0 if channel is None else _QUEUE_MAX)
+        self._queue = collections.deque[Message](maxlen=0 if post is None else _QUEUE_MAX)
         self._staged: list[Message] = []
         self._dropped = collections.deque[Dropped](maxlen=DROPPED_MAX)
         self._thread: threading.Thread | None = None
-        if channel is not None:
-            self._thread = threading.Thread(target=self._work, args=(channel,), name="alert-webhook", daemon=True)
+        if post is not None:
+            self._thread = threading.Thread(target=self._work, args=(post,), name="alert-webhook", daemon=True)
             self._thread.start()
 
     def stage(self, messages: Iterable[Message]) -> None:
@@ -79,7 +85,7 @@ class Outbox:
     def left(self) -> tuple[list[Message] | None, list[Dropped]]:
         """What is still to be delivered, and what was dropped, oldest first. Of one moment: none is in neither.
 
-        None without a channel.
+        None without a webhook.
         """
         with self._changed:
             return None if self._thread is None else [*self._queue, *self._staged], list(self._dropped)
@@ -92,7 +98,7 @@ class Outbox:
         if self._thread is not None:
             self._thread.join(2.0)
 
-    def _work(self, channel: Channel) -> None:
+    def _work(self, post: Callable[[Message], None]) -> None:
         queue = self._queue
         tries = 0
         refused: list[Message] = []
@@ -107,7 +113,7 @@ class Outbox:
             tries += 1
             dropped: Dropped | None = None
             try:
-                channel.send(message)
+                post(message)
             except DocumentRefused as refusal:
                 if not _is_among(message, to_blame):
                     self._say_once(f"{refusal.message}; it goes on trying", tries)

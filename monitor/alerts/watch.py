@@ -3,12 +3,13 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Self
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, opened_of, take
-from monitor.alerts.channel import WebhookChannel
+from monitor.alerts.channel import post_alert
 from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
@@ -140,8 +141,8 @@ class AlertWatch:
     def _opened(self) -> Outbox:
         if self._outbox is None:
             settings = self._settings.webhook
-            channel = None if settings is None else WebhookChannel(settings)
-            self._outbox = Outbox(channel, delivered=self._save, wait_first_s=self._retry_s)
+            post = None if settings is None else partial(post_alert, settings)
+            self._outbox = Outbox(post, delivered=self._save, wait_first_s=self._retry_s)
         return self._outbox
 
     def _save(self) -> None:

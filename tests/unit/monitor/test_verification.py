@@ -36,20 +36,6 @@ def test_up_to_where_it_was_equal_stays_known_through_worse_times() -> None:
     assert load_verification(records, 2) == Verification(7, 8, VerifyOutcome.EQUAL, through_lsn=11, through_ms=7)
 
 
-def test_what_an_earlier_version_has_kept_is_known_but_for_the_epoch_of_its_lsn() -> None:
-    store = MemoryStore()
-    records = MemoryRecords(store)
-    store.records["g1.verified"] = (
-        '{"format":1,"began_ms":5,"ended_ms":6,"outcome":"different","differing":7,"error":null,"through_lsn":10,'
-        '"through_ms":1}'
-    )
-    kept = load_verification(records, 1)
-    assert kept == Verification(5, 6, VerifyOutcome.DIFFERENT, 7, through_lsn=10, through_ms=1)
-    assert kept.in_epoch(1).to_json()["verified_through"] is None
-    store.records["g1.verified"] = store.records["g1.verified"].replace('"format":1', '"format":3')
-    assert load_verification(records, 1) is None, "a later version's"
-
-
 def test_a_recovery_clears_up_to_where_it_was_equal() -> None:
     """The LSN is one of another line of WAL: it may be greater than any of the new one."""
     equal = Verification(

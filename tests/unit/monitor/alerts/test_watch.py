@@ -17,7 +17,7 @@ import pytest
 from cdc.model.errors import ConfigurationError, Unavailable
 from cdc.webhook import DocumentRefused, WebhookSettings
 from monitor.alerts.book import Dropped, Kind, Message
-from monitor.alerts.channel import WebhookChannel
+from monitor.alerts.channel import post_alert
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.outbox import DROPPED_MAX, Outbox
 from monitor.alerts.settings import AlertSettings
@@ -285,7 +285,7 @@ def test_a_message_with_which_our_code_fails_is_said_once_and_dropped_after_some
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     channel, delivered = _Buggy(), threading.Event()
-    outbox = Outbox(channel, delivered=delivered.set, wait_first_s=0.001)
+    outbox = Outbox(channel.send, delivered=delivered.set, wait_first_s=0.001)
     try:
         outbox.add(_messages("lag", "gap"))
         until(lambda: channel.told == ["gap"])
@@ -320,7 +320,7 @@ def _messages(*names: str) -> list[Message]:
 
 def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     channel = _Refusing("gap", "lag")
-    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0.001)
+    outbox = Outbox(channel.send, delivered=lambda: None, wait_first_s=0.001)
     try:
         outbox.add(_messages("gap", "lag", "stalled", "disk-filling"))
         until(lambda: not outbox.left()[0])
@@ -337,7 +337,7 @@ def test_a_message_that_a_webhook_refuses_holds_up_none_behind_it(caplog: pytest
 def test_what_was_dropped_is_kept_up_to_a_bound_and_until_its_condition_is_told() -> None:
     names = [f"rule{number}" for number in range(DROPPED_MAX + 2)]
     channel = _Refusing(*names)
-    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0)
+    outbox = Outbox(channel.send, delivered=lambda: None, wait_first_s=0)
     try:
         outbox.add(_messages(*names, "gap"))
         until(lambda: not outbox.left()[0])
@@ -386,7 +386,7 @@ def test_a_webhook_that_refuses_all_messages_loses_none_of_them() -> None:
     """As while it is being mended: it isn't known then that a message is to blame."""
     names = ("gap", "lag", "stalled")
     channel = _Refusing(*names)
-    outbox = Outbox(channel, delivered=lambda: None, wait_first_s=0.001)
+    outbox = Outbox(channel.send, delivered=lambda: None, wait_first_s=0.001)
     try:
         outbox.add(_messages(*names))
         until(lambda: len(channel.sent) > 40)
@@ -406,19 +406,19 @@ def test_a_webhook_gets_its_token_and_no_error_or_log_has_it(
     monkeypatch.setenv("HOOK", "Bearer tell-nobody")
     address = f"http://127.0.0.1:{receiver.port}/services/also-secret"
     monkeypatch.setenv("LOCKSTEP_ALERTS_WEBHOOK_URL", address)
-    webhook = WebhookChannel(WebhookSettings(headers={"Authorization": "HOOK"}))
-    webhook.send(_MESSAGE)
+    settings = WebhookSettings(headers={"Authorization": "HOOK"})
+    post_alert(settings, _MESSAGE)
     assert receiver.headers[0]["Authorization"] == "Bearer tell-nobody"
     assert receiver.documents[0] == _MESSAGE.to_json()
     receiver.status = 500
     with pytest.raises(Unavailable, match="status 500") as refused:
-        webhook.send(_MESSAGE)
+        post_alert(settings, _MESSAGE)
     monkeypatch.setenv("HOOK", "tell-nobody\n")
     with pytest.raises(Unavailable) as unsent:
-        webhook.send(_MESSAGE)
+        post_alert(settings, _MESSAGE)
     said = f"{refused.value}{unsent.value}{caplog.text}"
     assert "tell-nobody" not in said
     assert "also-secret" not in said
     monkeypatch.delenv("HOOK")
     with pytest.raises(ConfigurationError, match="HOOK"):
-        webhook.send(_MESSAGE)
+        post_alert(settings, _MESSAGE)
