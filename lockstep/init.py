@@ -57,7 +57,6 @@ $skipped${secrets}# slot = "lockstep_$plain_name"
 # When the slot makes the server keep so much WAL: warn, stop copies of tables in the stream, drop the slot.
 # Leave `drop` out, and it is never dropped: what is committed after a drop is lost to this pipeline.
 # slot_guard = { warn = "10GB", stop_copies = "20GB", drop = "200GB" }
-# outbox_types_max = 100                   # so many get a topic; rows of further ones go to <pipeline>.__outbox
 # Leave out what was itself replicated into this server (PostgreSQL 16 and later).
 # origin = "none"
 
@@ -89,15 +88,12 @@ min_insync_replicas = 2                    # 1 for a single broker
 # delete_retention_ms = 604800000
 # min_compaction_lag_ms = 0                # records younger than this are not compacted
 # max_compaction_lag_ms = 604800000        # records older than this are
-# segment_ms = 86400000                    # a segment is closed after so long; only closed ones are compacted
 # max_message_bytes = 16777216             # a larger event stops capture
 
 # [capture]
-# A Kafka transaction ends at so many events, so many bytes of values, or at this age, whatever comes first.
+# A Kafka transaction ends at so many events or bytes of values, or after half a second.
 # batch_rows = 20000
 # batch_bytes = 16777216
-# batch_age_ms = 500
-# queue_bytes = 33554432                   # waiting for the broker; beyond it, reading stops
 # include_before = true                    # publish what the replica identity delivers of the old row
 # values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
 # spool_transactions = false               # true: large transactions are sent while they run, and wait on disk
@@ -109,7 +105,6 @@ min_insync_replicas = 2                    # 1 for a single broker
 # range_bytes = 268435456                  # of a table, copied at once by one of them
 # batch_rows = 100000                      # rows of it in one Kafka transaction,
 # batch_bytes = 67108864                   # or bytes of values
-# lock_timeout_ms = 2000                   # how long a table's lock is waited for, then capture starts over
 # rows_per_s = 0                           # the most that is copied a second, by all together; 0: no limit
 # chunk_ms = 50                            # later copies come in chunks, for which the stream waits so long
 
@@ -151,7 +146,6 @@ master = "local[2]"
 # lag_s = 300.0                            # readers of a sink may be so far behind
 # slot_minutes = 60.0                      # minutes until the slot is lost
 # retained_wal_bytes = 10737418240         # WAL that the slot may hold back
-# view_building_s = 3600.0                 # how long the state of a view may take to be built
 # view_state_bytes = 21474836480           # disk that the state of a view may take
 # certificate_days = 21.0                  # days before a certificate expires
 # disk_free_percent = 5.0                  # of a disk that Lockstep writes to

@@ -128,8 +128,7 @@ class InitialSnapshot:
                 self._say("the snapshot was interrupted: copying what is missing")
                 own_name = temporary_slot_name(pipeline.slot)
                 slot = holder.create_slot(own_name, temporary=True, while_waiting=waiting)
-            lock_timeout_ms = pipeline.snapshot.lock_timeout_ms
-            with SnapshotReader(pipeline.source, slot.snapshot_name, lock_timeout_ms=lock_timeout_ms) as reader:
+            with SnapshotReader(pipeline.source, slot.snapshot_name) as reader:
                 names = pipeline.source.table_names
                 shapes = reader.tables(names, pipeline.publication, pipeline.source.keys)
                 memberships = reader.memberships(pipeline.publication, names)

@@ -12,7 +12,7 @@ from psycopg import pq, sql
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import Table, TableName, quote_identifier
 from cdc.postgres.catalogue import FIRST_USER_OID, load_tables, row_filters
-from cdc.postgres.connection import LOCK_TIMEOUT_MS, connect, connection_error
+from cdc.postgres.connection import LOCK_TIMEOUT, connect, connection_error
 from cdc.postgres.key_types import KeyType, key_types
 from cdc.postgres.memberships import memberships
 from cdc.postgres.settings import SourceSettings
@@ -411,12 +411,12 @@ class SnapshotReader(RowReader):
     The same holds for ``rest`` and ``hold``: they begin another transaction inside the snapshot.
     """
 
-    def __init__(self, source: SourceSettings, snapshot_name: str, *, lock_timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
+    def __init__(self, source: SourceSettings, snapshot_name: str) -> None:
         super().__init__(connect(source, application=APPLICATION))
         self._snapshot_name = snapshot_name
         self._held: Part | None = None
         try:
-            self._connection.execute(f"set lock_timeout = {lock_timeout_ms:d}")
+            self._connection.execute(LOCK_TIMEOUT)
             self._begin()
         except BaseException:
             self._connection.close()

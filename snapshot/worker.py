@@ -16,7 +16,7 @@ from typing import Final
 
 import psycopg
 
-from cdc.capture.settings import COPY_WORKERS_MAX
+from cdc.capture.settings import COPY_WORKERS_MAX, QUEUE_BYTES
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_names import table_topic
@@ -126,7 +126,7 @@ def copy_publisher(
         pipeline.kafka.client(),
         prefix=pipeline.name,
         transactional_id=f"{pipeline.name}.{pipeline.slot}.copy{number}",
-        queue_bytes=pipeline.capture.queue_bytes,
+        queue_bytes=QUEUE_BYTES,
         max_message_bytes=pipeline.kafka.topics.max_message_bytes,
         while_waiting=while_waiting,
         limits=limits,
@@ -201,9 +201,7 @@ class _Worker:
         """Raises Unavailable also where the snapshot is gone: the connection that has exported it was lost."""
         pipeline = self._job.pipeline
         try:
-            return SnapshotReader(
-                pipeline.source, self._job.snapshot_name, lock_timeout_ms=pipeline.snapshot.lock_timeout_ms
-            )
+            return SnapshotReader(pipeline.source, self._job.snapshot_name)
         except psycopg.Error as error:
             raise Unavailable(f"a worker can't read the snapshot: {connection_error(error).message}") from error
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings, TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, table_topic_plan
@@ -199,7 +199,7 @@ class Log:
             self.kafka.client(),
             prefix=self.pipeline,
             transactional_id=f"{self.pipeline}-capture",
-            queue_bytes=CaptureSettings().queue_bytes,
+            queue_bytes=QUEUE_BYTES,
             max_message_bytes=self.kafka.topics.max_message_bytes,
             while_waiting=lambda: None,
         )

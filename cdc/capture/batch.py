@@ -20,6 +20,9 @@ FASTEST_S: Final = 0.01
 SLOWEST_S: Final = 0.25
 """The most. Above it, events would wait longer for the pace than for a broker that is nearly standing still."""
 
+AGE_MAX_S: Final = 0.5
+"""Age after which a batch is committed although more is coming: so long a reader waits for its first event."""
+
 _TIMES_A_COMMIT: Final = 2.0
 _QUICK_COMMIT_S: Final = 0.003
 """Commits of 6 ms or less come as often as they may: nobody waits for a broker that has time. Those of 20 ms come every
@@ -106,7 +109,7 @@ class Batch:
         self._memory = memory
         self._rows_max = settings.batch_rows
         self._bytes_max = settings.batch_bytes
-        self._age_max_s = settings.batch_age_ms / 1000
+        self._age_max_s = AGE_MAX_S
         self._bytes = 0
         self._records: dict[str, int] = {}
         self._opened_s = clock.monotonic_s()

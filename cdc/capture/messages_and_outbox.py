@@ -93,7 +93,7 @@ class OutboxTopics:
             return self.instead("have an aggregatetype that isn't UTF-8")
         if topic not in self._known:
             if len(self._known) >= self._most:
-                return self.instead(f"have further types than the {self._most} of source.outbox_types_max")
+                return self.instead(f"have further types than the {self._most} that get a topic of their own")
             self._known.add(topic)
         return topic
 

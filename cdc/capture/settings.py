@@ -14,12 +14,6 @@ class CaptureSettings(Settings):
         default=20_000, description="events after which a batch is committed"
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
-    batch_age_ms: Annotated[int, Field(ge=1)] = Field(
-        default=500, description="age after which a batch is committed although more is coming; bounds readers' wait"
-    )
-    queue_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
-        default=32 * 1024 * 1024, description="bytes that wait for the broker; beyond it, reading stops"
-    )
     values_directory: str = Field(
         default=".lockstep/values",
         description="where large values are kept that updates leave out (tables without replica identity full); it may"
@@ -40,6 +34,9 @@ class CaptureSettings(Settings):
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
     )
 
+
+QUEUE_BYTES: Final = 32 * 1024 * 1024
+"""Bytes that wait for the broker; beyond it, reading stops. More only takes memory: a broker has two such batches."""
 
 COPY_WORKERS_MAX: Final = 8
 """Each start after an interruption fences so many, whatever their number was before."""
@@ -66,10 +63,6 @@ class SnapshotSettings(Settings):
         " and a Kafka transaction costs the brokers as much as thousands of rows",
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=64 * 1024 * 1024, description="bytes of values, same")
-    lock_timeout_ms: Annotated[int, Field(ge=1)] = Field(
-        default=2000,
-        description="how long a table's lock is waited for, as behind an ALTER TABLE; then capture starts over",
-    )
     rows_per_s: Annotated[int, Field(ge=0)] = Field(
         default=0, description="rows that are copied a second at most, by all workers together; 0: no limit"
     )

@@ -89,7 +89,6 @@ class TopicSettings(Settings):
     )
     min_compaction_lag_ms: Annotated[int, Field(ge=0)] = 0
     max_compaction_lag_ms: Annotated[int, Field(ge=1)] = SEVEN_DAYS_MS
-    segment_ms: Annotated[int, Field(ge=1)] = 24 * 3600 * 1000
     max_message_bytes: Annotated[int, Field(ge=1024)] = 16 * 1024 * 1024
 
 

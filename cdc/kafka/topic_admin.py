@@ -61,6 +61,7 @@ _CLIENT = {
 _WAIT_SLICE_S = 0.5
 
 _PROGRESS_RETENTION_MS = 3 * 24 * 3600 * 1000
+_SEGMENT_MS = 24 * 3600 * 1000  # only closed segments are compacted
 _CONTROL_SEGMENT_BYTES = 16 * 1024 * 1024
 """Small segments: the state has one record per Kafka transaction, and a start reads what isn't compacted yet."""
 
@@ -265,7 +266,7 @@ def table_topic_plan(name: str, settings: TopicSettings, *, append_only: bool = 
             "delete.retention.ms": str(settings.delete_retention_ms),
             "min.compaction.lag.ms": str(settings.min_compaction_lag_ms),
             "max.compaction.lag.ms": str(settings.max_compaction_lag_ms),
-            "segment.ms": str(settings.segment_ms),
+            "segment.ms": str(_SEGMENT_MS),
             "max.message.bytes": str(settings.max_message_bytes),
         },
     )

@@ -143,10 +143,6 @@ class SourceSettings(Settings):
         description="schema.table of an outbox (id, aggregatetype, aggregateid, type, payload), whose new rows go to a"
         " topic per aggregate type",
     )
-    outbox_types_max: Annotated[int, Field(ge=0)] = Field(
-        default=100,
-        description="how many aggregate types get a topic of their own; rows of further ones share <pipeline>.__outbox",
-    )
     slot: str | None = Field(
         default=None, pattern="^[a-z0-9_]{1,63}$", description="replication slot; default lockstep_<pipeline name>"
     )

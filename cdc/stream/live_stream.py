@@ -46,6 +46,9 @@ from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.visible_commits import VisibleCommits
 from cdc.stream.whole_transactions import WholeTransactions
 
+OUTBOX_TYPES_MAX: Final = 100
+"""So many types of an outbox get a topic of their own: a topic costs brokers, and an application writes them."""
+
 _STATUS_INTERVAL_S: Final = 2.0
 """Who looks tells a capture that is at work on a copy from one that hangs by this, within seconds."""
 
@@ -325,7 +328,7 @@ def _outbox_channel(pipeline: Pipeline, say: Callable[[str], None]) -> OutboxCha
         partial(outbox_topic, pipeline.name),
         shared_outbox_topic(pipeline.name),
         [topic for topic in listed if is_outbox_topic(pipeline.name, topic)],
-        most=pipeline.source.outbox_types_max,
+        most=OUTBOX_TYPES_MAX,
         say=say,
     )
     return OutboxChannel(pipeline.source.outbox_name, topics)

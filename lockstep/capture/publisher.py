@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan
@@ -20,7 +21,7 @@ def capture_publisher(
         pipeline.kafka.client(),
         prefix=pipeline.name,
         transactional_id=f"{pipeline.name}.{pipeline.slot}",
-        queue_bytes=pipeline.capture.queue_bytes,
+        queue_bytes=QUEUE_BYTES,
         max_message_bytes=pipeline.kafka.topics.max_message_bytes,
         while_waiting=while_waiting,
         new_topic=new_topic,

@@ -22,6 +22,9 @@ _CRITICAL_SLOT_MINUTES: Final = 15.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
 _CRITICAL_FREE_SHARE: Final = 0.4
 """Of the share of a disk at which its condition opens."""
+_VIEW_BUILDING_S: Final = 3600.0
+"""The state of a view that takes longer is worth a look; `views list` shows how far it is."""
+
 _DAY_MS: Final = 24 * 3600 * 1000
 
 CAPTURE: Final = "capture"
@@ -473,7 +476,7 @@ def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[
         is_at_work = sink.job is not None and sink.job.state is JobState.RUNNING
         if figures.building is not None and is_at_work:
             began_ms = figures.building.began_ms
-            if now_ms - began_ms > settings.view_building_s * 1000:
+            if now_ms - began_ms > _VIEW_BUILDING_S * 1000:
                 yield Condition(
                     "view-building",
                     sink.label,

@@ -68,9 +68,6 @@ class AlertSettings(Settings):
     disk_free_percent: Annotated[float, Field(ge=0, le=100)] = Field(
         default=5.0, description="free share of a disk that Lockstep writes to on this machine"
     )
-    view_building_s: Annotated[float, Field(gt=0)] = Field(
-        default=3600.0, description="seconds that the state of a view may take to be built"
-    )
     view_state_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
         default=20 * 1024**3, description="disk that the state of a view may take"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.protocol.control_records import FORMAT
@@ -131,7 +132,7 @@ def test_a_state_of_another_version_stops_capture_and_leaves_the_process_that_wr
         pipeline.client,
         prefix=pipeline.name,
         transactional_id=f"{pipeline.name}.{slot}",
-        queue_bytes=pipeline.config.capture.queue_bytes,
+        queue_bytes=QUEUE_BYTES,
         max_message_bytes=kafka.topics.max_message_bytes,
         while_waiting=lambda: None,
     )

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from cdc.kafka.topic_names import STATE, control_topic, outbox_topic
-from cdc.kafka.topic_reader import TopicReader
+from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import LockstepError
 from cdc.stream.topics import create_missing_topics
 from lockstep.config import load
@@ -42,24 +41,12 @@ def test_a_transaction_that_was_ended_is_begun_again_where_nobody_has_taken_over
     assert "FATAL" not in capfd.readouterr().err  # Kafka's client calls it so, and it is mended by now
 
 
-def test_an_event_that_is_larger_than_the_clients_queue_is_sent(captured: Captured, database: Database) -> None:
-    small = captured.config.capture.model_copy(update={"queue_bytes": 1024 * 1024})
-    captured.config = captured.config.model_copy(update={"capture": small})
+def test_an_event_that_is_larger_than_the_clients_queue_is_sent(
+    captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lockstep.capture.publisher.QUEUE_BYTES", 1024 * 1024)
     captured.start()
     database.execute("insert into t select 2, string_agg(md5(n::text), '') from generate_series(1, 100000) n")
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_many_rows_that_fit_are_no_batch_that_does_not(captured: Captured, database: Database) -> None:
-    """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
-    topics = captured.config.kafka.topics.model_copy(update={"max_message_bytes": 20_000})
-    captured.config = captured.config.model_copy(
-        update={"kafka": captured.config.kafka.model_copy(update={"topics": topics})}
-    )
-    captured.start()
-    noise = "(select string_agg(md5(n::text || i), '') from generate_series(1, 200) i)"
-    database.execute(f"insert into t select n, {noise} from generate_series(2, 500) n")
     captured.assert_equal()
 
 
@@ -122,50 +109,6 @@ def test_a_topic_that_takes_smaller_records_than_the_settings_say_stops_capture_
 
 
 @pytest.mark.soak
-def test_a_topic_of_the_outbox_that_takes_smaller_records_stops_capture_too(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """It isn't known before its first row comes, so no setting names it."""
-    database.execute(
-        "create table t (id int primary key)",
-        "create table outbox (id int primary key, aggregatetype text, aggregateid text, type text, payload text)",
-    )
-    add = "insert into outbox select n, 'order', 'k', 'x', {} from generate_series({}, {}) n"
-    source = "outbox = 'public.outbox'"
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], source=source) as captured:
-        captured.start()
-        database.execute(add.format("''", 1, 1))
-        captured.settle()
-        topic = outbox_topic(captured.name, "order")
-        _set(captured, topic, {"max.message.bytes": "100000"})
-        database.execute(add.format(_NOISE.format(parts=200), 2, 500))
-        captured.settle()
-
-        database.execute(add.format(_NOISE.format(parts=10_000), 501, 501))
-        told = _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
-        assert f"topic {topic} doesn't take a record of 320,000 bytes" in told
-        (found,) = [finding for finding in check_kafka(load(captured.path)) if "at most" in finding.what]
-        assert found.what.startswith(f"topic {topic} takes records of 100,000 bytes")
-        setting, _, value = found.fix.rpartition("--add-config ")[2].partition("=")
-        _set(captured, topic, {setting: value})
-        captured.start()
-        captured.settle()
-        assert len(list(TopicReader(captured.client).records(topic))) == 501
-
-
-@pytest.mark.soak
-def test_workers_copy_to_a_topic_that_takes_smaller_records(captured: Captured, database: Database) -> None:
-    database.execute(f"insert into t select n, {_NOISE.format(parts=200)} from generate_series(2, 3000) n")
-    small = captured.config.snapshot.model_copy(update={"workers": 2, "range_bytes": 1024 * 1024})
-    captured.config = captured.config.model_copy(update={"snapshot": small})
-    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
-    _set(captured, captured.topic("public.t"), {"max.message.bytes": "20000"})
-    captured.start()
-    assert any("workers copy" in line for line in captured.said)
-    captured.assert_equal()
-
-
-@pytest.mark.soak
 def test_a_state_that_its_topic_does_not_take_stops_capture(captured: Captured, database: Database) -> None:
     captured.start()
     captured.settle()
@@ -174,20 +117,3 @@ def test_a_state_that_its_topic_does_not_take_stops_capture(captured: Captured, 
     database.execute("insert into t values (2, 'y')")
     told = _stopped_with_command(captured, topic, "max.message.bytes", 16 * 1024 * 1024)
     assert f"topic {topic} doesn't take a record of" in told
-
-
-@pytest.mark.soak
-def test_a_batch_that_brokers_refuse_for_another_setting_stops_capture(captured: Captured, database: Database) -> None:
-    """Here for its time, which a topic can limit. It would be refused as often as it is sent."""
-    captured.start()
-    captured.settle()
-    topic = captured.topic("public.t")
-    _set(captured, topic, {"message.timestamp.before.max.ms": "0"})
-    database.execute("insert into t values (2, 'y')")
-    error = captured.wait_error()
-    assert isinstance(error, LockstepError)
-    assert error.message.startswith("Kafka refuses for good")
-    assert topic in error.message
-    _set(captured, topic, {"message.timestamp.before.max.ms": str(2**63 - 1)})
-    captured.start()
-    captured.assert_equal()

@@ -7,21 +7,19 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from cdc.capture.settings import CaptureSettings
-from cdc.kafka.control_topics import Heard, LogBell, ProgressReader, read_progress, read_schema_records
+from cdc.capture.settings import QUEUE_BYTES
+from cdc.kafka.control_topics import Heard, LogBell, ProgressReader, read_progress
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
-from cdc.kafka.topic_names import PROGRESS, SCHEMA, control_topic, table_topic
-from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import ForeignRecord, Unavailable
+from cdc.kafka.topic_names import PROGRESS, control_topic, table_topic
+from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from cdc.protocol.control_records import ProgressRecord, SchemaRecord
+from cdc.protocol.control_records import ProgressRecord
 from stack.stack import Endpoints
-from tests.builders import table
 from tests.databases import until
 from tests.events import kafka_settings
 from tests.history import state
@@ -51,7 +49,7 @@ class Log:
             self.settings.client(),
             prefix=self.prefix,
             transactional_id=self.prefix,
-            queue_bytes=CaptureSettings().queue_bytes,
+            queue_bytes=QUEUE_BYTES,
             max_message_bytes=self.settings.topics.max_message_bytes,
             while_waiting=lambda: None,
             progress_every_s=every_s,
@@ -142,27 +140,6 @@ def test_a_record_comes_with_each_small_commit_where_somebody_waits(
         assert publisher.owes_progress() is False
         publisher.commit(state())  # of no events, as when the stream is idle
         assert publisher.owes_progress() is False
-
-
-@pytest.mark.parametrize(("events", "size", "is_held"), [(100, 1, True), (101, 1, False), (2, 200_000, False)])
-@pytest.mark.soak
-def test_a_small_transaction_is_sent_with_its_commit_and_in_order(
-    log: Log, events: int, size: int, *, is_held: bool
-) -> None:
-    """So its partitions and those of the state join the transaction in one request."""
-    cluster, partition = TopicAdmin(log.settings.client()), (log.orders, 0)
-    sent = [(b"%d" % number, b"x" * size) for number in range(events)]
-    log.publisher.send(log.orders, *sent[0])
-    log.publisher.send_rows(log.orders, sent[1:-1])
-    log.publisher.send(log.orders, *sent[-1])
-    if is_held:
-        time.sleep(0.1)  # more than an event waits in the client
-        assert cluster.end_offsets([partition]) == {partition: 0}
-    else:
-        until(lambda: cluster.end_offsets([partition]) != {partition: 0})
-    log.publisher.commit(state(), covering=[log.orders])
-    with closing(TopicReader(log.settings.client()).records(log.orders)) as records:
-        assert [(record.key, record.value) for record in records] == sent
 
 
 def test_where_a_topic_ends_counts_what_is_held(log: Log) -> None:
@@ -258,47 +235,6 @@ def test_a_bell_that_is_silent_is_not_believed_for_long(log: Log) -> None:
     assert found == [second]
 
 
-@pytest.mark.soak
-def test_bounds_without_one_of_the_topics_are_no_answer(log: Log) -> None:
-    log.publish(log.orders)
-    reader = ProgressReader(log.settings.client(), log.prefix, [*log.topics, f"{log.prefix}.public.unlisted"])
-    with pytest.raises(Unavailable, match="unlisted"):
-        reader.new_records()
-    reader.close()
-
-
-@pytest.mark.soak
-def test_what_somebody_else_wrote_is_passed_over(log: Log) -> None:
-    """It ends no reader, and takes nothing from the bounds: those are in capture's own records."""
-    first = log.publish(log.orders)
-    reader = log.reader()
-    producer = Producer(log.settings.client())
-    for key, value in ((None, b"hello"), (b"k", None), (b"k", b"{}"), (b"k", b'{"format":4,"lsn":"x"}')):
-        producer.produce(control_topic(log.prefix, PROGRESS), key=key, value=value)
-    assert producer.flush(30) == 0
-    assert [record.lsn for record in reader.new_records()] == [first]
-    last = log.publish(log.customers)
-    (record,) = reader.new_records()
-    assert (record.lsn, list(record.bounds)) == (last, [log.customers])
-    assert [record.lsn for record in read_progress(log.settings.client(), log.prefix)] == [first, last]
-    reader.close()
-
-
-@pytest.mark.parametrize("key", [b"mine", b"[1]"])
-@pytest.mark.soak
-def test_what_lies_beside_the_shapes_is_passed_over(log: Log, key: bytes) -> None:
-    producer = Producer(log.settings.client())
-    record = SchemaRecord(table(), 1)
-    producer.produce(control_topic(log.prefix, SCHEMA), key=key, value=b"hello")
-    producer.produce(control_topic(log.prefix, SCHEMA), key=record.key(), value=record.to_bytes())
-    assert producer.flush(30) == 0
-    assert read_schema_records(log.settings.client(), log.prefix) == [record]
-    producer.produce(control_topic(log.prefix, SCHEMA), key=record.key(), value=b"hello")
-    assert producer.flush(30) == 0
-    with pytest.raises(ForeignRecord, match=rf"offset 2 of topic {log.prefix}\.__schema"):
-        read_schema_records(log.settings.client(), log.prefix)
-
-
 def test_a_bell_rings_once_what_is_published_is_committed(log: Log) -> None:
     bell = LogBell(log.settings.client(), log.prefix)
     for _ in range(2):
@@ -323,24 +259,6 @@ def heard_of(bell: LogBell, lsn: int) -> list[Heard]:
             return heard
 
 
-@pytest.mark.soak
-def test_what_a_bell_has_heard_need_not_be_read(log: Log) -> None:
-    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
-    bell.rings(0)
-    reader.new_records()
-    for _ in range(3):
-        lsns = [log.publish(log.orders), log.publish(log.orders)]
-        heard = heard_of(bell, lsns[-1])
-        known_at_ms = reader.known_at_ms
-        log.delete_progress_records(kept=0)
-        assert [record.lsn for record in reader.new_records(heard)] == lsns
-        assert reader.known_at_ms == known_at_ms, "nobody knows when it was heard"
-        assert reader.new_records(heard) == [], "it has them"
-        assert reader.known_at_ms > known_at_ms
-    bell.close()
-    reader.close()
-
-
 def test_each_record_comes_once_whatever_a_bell_has_heard(log: Log) -> None:
     bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
     bell.rings(0)
@@ -360,27 +278,6 @@ def test_each_record_comes_once_whatever_a_bell_has_heard(log: Log) -> None:
     reader.close()
 
 
-@pytest.mark.soak
-def test_a_bell_that_hears_another_topic_leads_to_a_new_beginning(log: Log) -> None:
-    bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
-    bell.rings(0)
-    reader.new_records()
-    log.publish(log.orders)
-    reader.new_records()
-    log.recreate_progress()
-    lsns = [log.publish(log.orders) for _ in range(5)]
-    bell.close()
-    bell.rings(0)
-    lsns.append(log.publish(log.orders))
-    heard = heard_of(bell, lsns[-1])
-    # As of the topic that was: it would go on in the middle of the new one.
-    found = reader.new_records([Heard(0, part.end, part.messages) for part in heard])
-    assert [record.lsn for record in found] == [lsns[-1]]
-    assert found[0].bounds.keys() == set(log.topics), "the ends of all topics, as at first"
-    bell.close()
-    reader.close()
-
-
 def test_a_look_after_the_bell_has_rung_finds_what_it_rang_for(log: Log) -> None:
     bell, reader = LogBell(log.settings.client(), log.prefix), log.reader()
     reader.new_records()
@@ -395,30 +292,3 @@ def test_a_look_after_the_bell_has_rung_finds_what_it_rang_for(log: Log) -> None
             pass
     bell.close()
     reader.close()
-
-
-@pytest.mark.soak
-def test_a_bell_that_rings_often_rings_for_what_comes_then(log: Log) -> None:
-    bell = LogBell(log.settings.client(), log.prefix)
-    while bell.rings(0.5):
-        pass
-    for _ in range(20):
-        log.publish(log.orders)
-        assert bell.rings(30)
-    while bell.rings(0.5):
-        pass
-    log.publish(log.orders)
-    assert bell.rings(30)
-    bell.close()
-
-
-@pytest.mark.soak
-def test_a_bell_rings_for_a_shape(log: Log) -> None:
-    bell = LogBell(log.settings.client(), log.prefix)
-    while bell.rings(0.5):
-        pass
-    producer = Producer(dict(log.settings.client()))
-    producer.produce(control_topic(log.prefix, SCHEMA), key=b"k", value=b"v")
-    assert producer.flush(30) == 0
-    assert bell.rings(30)
-    bell.close()

@@ -7,14 +7,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
 
-from cdc.capture.settings import CaptureSettings
+from cdc.capture.settings import QUEUE_BYTES
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.settings import KafkaSettings
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan, control_topic_plans, table_topic_plan
+from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
 from cdc.kafka.topic_names import table_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import LockstepError, Unavailable
@@ -49,7 +48,7 @@ def _publisher(settings: KafkaSettings, prefix: str) -> TransactionalPublisher:
         settings.client(),
         prefix=prefix,
         transactional_id=prefix,
-        queue_bytes=CaptureSettings().queue_bytes,
+        queue_bytes=QUEUE_BYTES,
         max_message_bytes=settings.topics.max_message_bytes,
         while_waiting=lambda: None,
     )
@@ -168,43 +167,3 @@ def test_a_topic_that_is_gone_ends_a_publishers_try(endpoints: Endpoints, prefix
         publisher.commit(state(), covering=[gone])
     publisher.close()
     assert TopicAdmin(settings.client()).all_partition_counts().keys().isdisjoint({gone})
-
-
-_SETTINGS = {
-    "cleanup.policy": "compact",
-    "compression.type": "producer",
-    "delete.retention.ms": "86400000",
-    "file.delete.delay.ms": "1000",
-    "flush.messages": "1000000",
-    "flush.ms": "1000000",
-    "index.interval.bytes": "4096",
-    "max.compaction.lag.ms": "1000000",
-    "max.message.bytes": "1048588",
-    "message.timestamp.type": "CreateTime",
-    "min.cleanable.dirty.ratio": "0.5",
-    "min.compaction.lag.ms": "0",
-    "min.insync.replicas": "1",
-    "preallocate": "false",
-    "retention.bytes": "-1",
-    "retention.ms": "604800000",
-    "segment.bytes": "16777216",
-    "segment.index.bytes": "65536",
-    "segment.jitter.ms": "0",
-    "segment.ms": "604800000",
-    "unclean.leader.election.enable": "false",
-}
-
-
-@pytest.mark.soak
-def test_more_topics_than_brokers_create_at_once(endpoints: Endpoints, prefix: str) -> None:
-    """They refuse 10,000 records in one request: what 840 tables take, or 450 topics with more settings."""
-    client = kafka_settings(endpoints.kafka_bootstrap).client()
-    admin, remover = TopicAdmin(client), AdminClient(dict(client))
-    plans = [TopicPlan(f"{prefix}.{number}", 1, 1, _SETTINGS) for number in range(450)]
-    admin.create(plans)
-    names = [plan.name for plan in plans]
-    try:
-        assert admin.all_partition_counts().keys() >= set(names)
-    finally:
-        for removed in remover.delete_topics(names, request_timeout=60).values():
-            removed.result(300)

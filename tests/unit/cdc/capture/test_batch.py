@@ -73,7 +73,7 @@ def test_a_batch_is_full_with_as_many_bytes_as_it_takes() -> None:
 
 
 def test_the_age_of_a_batch_is_that_of_its_first_event() -> None:
-    opened = Opened(batch_age_ms=500)
+    opened = Opened()
     opened.time.pass_by(10)
     assert not opened.batch.is_overdue()
     opened.batch.add(events(1))
@@ -104,8 +104,9 @@ def test_a_batch_gathers_for_longer_where_commits_are_slow() -> None:
     assert opened.reports[-1].interval_s == SLOWEST_S
 
 
-def test_a_batch_gathers_no_longer_than_its_events_may_wait() -> None:
-    opened = Opened(batch_age_ms=2)
+def test_a_batch_gathers_no_longer_than_its_events_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.capture.batch.AGE_MAX_S", 0.002)
+    opened = Opened()
     opened.batch.commit(opened.assembler)
     opened.batch.add(events(1))
     assert opened.batch.gathers_for_s() == pytest.approx(0.002)

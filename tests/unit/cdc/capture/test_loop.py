@@ -25,6 +25,12 @@ IDLE_FOR_25_S: list[list[bytes]] = [[] for _ in range(125)]
 """An empty burst lasts for two waits of a tenth of a second."""
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No batch is committed for its age."""
+    monkeypatch.setattr("cdc.capture.batch.AGE_MAX_S", 3600.0)
+
+
 def frames(*bodies: list[object]) -> list[bytes]:
     """The frames of a history of these transactions."""
     history = History(*bodies)  # type: ignore[arg-type]
@@ -224,27 +230,26 @@ def test_a_batch_of_as_many_bytes_as_allowed_is_committed() -> None:
 
 def test_a_batch_that_is_old_is_committed_though_its_transaction_goes_on() -> None:
     time, sent = Time(), frames(rows(2))
-    capture = Capture([*sent[:3], lambda: time.pass_by(0.6)], sent[3:], time=time, batch_age_ms=500).run()
+    capture = Capture([*sent[:3], lambda: time.pass_by(0.6)], sent[3:], time=time).run()
     assert capture.positions() == [(FIRST, 1, HANDOFF), (FIRST, 2, FIRST_END)]
 
 
 def test_a_batch_that_is_old_is_committed_under_a_backlog() -> None:
     time, sent = Time(), frames(rows(600))
-    capture = Capture([*sent[:10], lambda: time.pass_by(0.6), *sent[10:]], time=time, batch_age_ms=500).run()
+    capture = Capture([*sent[:10], lambda: time.pass_by(0.6), *sent[10:]], time=time).run()
     assert len(capture.publisher.batches) == 2
 
 
 def test_the_age_of_a_batch_counts_from_its_first_event() -> None:
     time, sent = Time(), frames(rows(2))
-    capture = Capture([sent[0], lambda: time.pass_by(5), *sent[1:3]], sent[3:], time=time, batch_age_ms=500).run()
+    capture = Capture([sent[0], lambda: time.pass_by(5), *sent[1:3]], sent[3:], time=time).run()
     assert committed_rows(capture) == [2]
 
 
+@pytest.mark.usefixtures("patient")
 def test_status_updates_go_out_under_a_backlog() -> None:
     time, sent = Time(), frames(rows(1100))
-    capture = Capture(
-        [*sent[:600], lambda: time.pass_by(STATUS_INTERVAL_S), *sent[600:]], time=time, batch_age_ms=3_600_000
-    ).run()
+    capture = Capture([*sent[:600], lambda: time.pass_by(STATUS_INTERVAL_S), *sent[600:]], time=time).run()
     assert [what for what, _ in capture.journal].index("committed") == 2
 
 
@@ -337,6 +342,7 @@ def _has_committed(capture: Capture, times: int) -> bool:
     return capture.stream.exhausted or len(capture.publisher.states) >= times
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 5])
 def test_a_transaction_that_was_published_in_part_goes_on_there_with_another_number_of_changes(batch_rows: int) -> None:
     """The setting counts messages of a prefix as changes before, and doesn't after."""
@@ -348,7 +354,7 @@ def test_a_transaction_that_was_published_in_part_goes_on_there_with_another_num
     sent = [data_frame(message, lsn) for lsn, message in history.messages(*described)]
     audit = MessageChannel(("audit",), "messages", server="shop", database="app", version="1")
     for commits in range(1, 8):
-        first = Capture(sent, batch_rows=batch_rows, batch_age_ms=3_600_000, parts={"messages": audit})
+        first = Capture(sent, batch_rows=batch_rows, parts={"messages": audit})
         first.run(stopping=partial(_has_committed, first, commits))
         again = Capture(sent, state=first.publisher.states[-1], batch_rows=batch_rows).run()
         published = [event for batch in (*first.publisher.batches, *again.publisher.batches) for event in batch]
@@ -404,6 +410,7 @@ def test_a_table_that_is_not_in_the_ledger_pauses_the_loop_between_transactions(
     assert committed_rows(capture) == [5]
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_look_that_is_due_is_taken_under_a_backlog_of_full_batches() -> None:
     """A batch is full in the middle of a transaction; tables that wait for a copy wait for an end."""
     time, sent = Time(), frames(*[rows(600)] * 3)
@@ -418,13 +425,13 @@ def test_a_look_that_is_due_is_taken_under_a_backlog_of_full_batches() -> None:
         time=time,
         batch_rows=100,
         heartbeat_interval_s=60,
-        batch_age_ms=3_600_000,
         inspect=inspect,
     ).run()
     assert looks == [FIRST]
     assert capture.pause is not None
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_message_that_something_was_altered_has_it_looked_at_before_the_next_transaction() -> None:
     """Also under a backlog, and though the time for a look hasn't come."""
     looks = []
@@ -438,7 +445,6 @@ def test_a_message_that_something_was_altered_has_it_looked_at_before_the_next_t
         frames(rows(1), [insert(b"5", b"x"), told, insert(b"6", b"x")], rows(1), rows(1)),
         batch_rows=100,
         heartbeat_interval_s=3600,
-        batch_age_ms=3_600_000,
         inspect=inspect,
         parts={"notices": {"told": lambda *_: capture.loop.look_next()}},
     )
