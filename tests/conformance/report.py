@@ -22,6 +22,9 @@ class Verdict(StrEnum):
     NONE = "-"
 
 
+_WORDS = {Verdict.NONE: "not"}
+
+
 def verdict(case: Case, major: int, complaints: Complaints, *, not_yet: Collection[str] = NOT_YET) -> Verdict:
     """A case that was meant to run and has no entry has failed: nothing is skipped without a word."""
     if case.since > major:
@@ -32,12 +35,15 @@ def verdict(case: Case, major: int, complaints: Complaints, *, not_yet: Collecti
 
 
 def markdown(cases: Sequence[Case], results: Mapping[int, Complaints]) -> str:
-    """One row for each case; versions in order."""
-    head = ["case", "what happens", *map(str, results)]
-    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    """One row for each case, with the versions on which it didn't pass."""
+    lines = ["| case | what happens |", "| --- | --- |"]
     for case in cases:
-        verdicts = [verdict(case, major, complaints) for major, complaints in results.items()]
-        lines.append(f"| {' | '.join((case.id, case.about, *verdicts))} |")
+        others: dict[Verdict, list[str]] = {}
+        for major, complaints in results.items():
+            others.setdefault(verdict(case, major, complaints), []).append(str(major))
+        others.pop(Verdict.OK, None)
+        exceptions = "; ".join(f"{_WORDS.get(found, found)} on {', '.join(on)}" for found, on in others.items())
+        lines.append(f"| {case.id} | {case.about}{f' ({exceptions})' if exceptions else ''} |")
     return "\n".join(lines)
 
 
