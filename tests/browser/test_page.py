@@ -98,29 +98,6 @@ def test_what_is_not_well_has_its_reason_and_its_next_step(browser: Browser, api
 
 
 @pytest.mark.soak
-def test_two_problems_of_one_sink_are_both_shown_whatever_came_before(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, api.address) as shown:
-        for state, problems in ((example.twice, 2), (example.stopped, 1), (example.twice, 2), (example.state, 0)):
-            api.show(state)
-            expect(shown.page.locator(".problem")).to_have_count(problems)
-
-
-@pytest.mark.soak
-def test_a_lost_slot_is_the_headline(browser: Browser, api: FakeApi) -> None:
-    api.show(example.slot_lost)
-    with opened(browser, api.address) as shown:
-        expect(shown.page.locator(".headline > div").nth(1)).to_contain_text("lost")
-
-
-@pytest.mark.soak
-def test_the_badge_of_rejections_counts_those_of_sinks_and_of_webhooks(browser: Browser, api: FakeApi) -> None:
-    for state, count in ((example.stopped, "3"), (example.query_stopped, "4")):
-        api.show(state)
-        with opened(browser, api.address) as shown:
-            expect(shown.page.locator('nav a[href="#/rejections"] .badge')).to_have_text(count)
-
-
-@pytest.mark.soak
 def test_figures_move_without_losing_the_focus_or_what_is_typed(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/tables") as shown:
         page = shown.page
@@ -149,53 +126,6 @@ def test_a_lost_connection_is_told_with_since_when_and_found_again(browser: Brow
 
 
 @pytest.mark.soak
-def test_figures_that_get_no_newer_are_said_to_be_old(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, api.address) as shown:
-        expect(shown.page.locator("#connection")).to_have_text("live")
-        api.is_sampled = False
-        expect(shown.page.locator("#connection")).to_contain_text("old", timeout=300_000)
-        api.is_sampled = True
-        expect(shown.page.locator("#connection")).to_have_text("live")
-
-
-@pytest.mark.parametrize("address", ["#/key/%", "#/constructor", "#/__proto__/x", "#/sink", "#/sink/", "#/nothing"])
-@pytest.mark.soak
-def test_an_address_that_somebody_has_mistyped_shows_a_screen(browser: Browser, api: FakeApi, address: str) -> None:
-    with opened(browser, f"{api.address}#/tail") as shown:
-        page = shown.page
-        page.evaluate("address => { location.hash = address }", address)
-        expect(page.locator("main h1")).to_have_text("Follow a key" if "key" in address else "Pipeline")
-        assert shown.complaints == []
-
-
-@pytest.mark.soak
-def test_the_same_key_is_looked_for_again(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, f"{api.address}#/key") as shown:
-        page = shown.page
-        page.get_by_label("Table").fill(" public.customer ")
-        page.get_by_label("Key").fill("42")
-        for _ in range(2):
-            with page.expect_request(lambda request: "api/key" in request.url) as asked:
-                page.get_by_role("button", name="Follow").click()
-            assert "table=public.customer&key=42" in asked.value.url
-            expect(page.locator(".verdict")).to_be_visible()
-
-
-@pytest.mark.soak
-def test_what_could_not_be_shown_is_asked_for_again_once_the_server_is_back(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, api.address) as shown:
-        page = shown.page
-        page.route("**/api/key*", lambda route: route.abort())
-        page.evaluate("() => { location.hash = '#/key/public.customer/42' }")
-        expect(page.locator("main [role=alert]")).to_contain_text("doesn't answer")
-        api.lose()
-        expect(page.locator("#connection")).to_have_text("not connected")
-        page.unroute("**/api/key*")
-        api.find()
-        expect(page.locator(".verdict")).to_be_visible(timeout=60_000)
-
-
-@pytest.mark.soak
 def test_a_command_is_copied_as_a_shell_takes_it(browser: Browser, api: FakeApi) -> None:
     api.documents["rejections"]["reasons"][0]["reason"] = "it's too long"
     with opened(browser, f"{api.address}#/rejections") as shown:
@@ -204,17 +134,6 @@ def test_a_command_is_copied_as_a_shell_takes_it(browser: Browser, api: FakeApi)
         copy = shown.page.locator(".commands button").first
         copy.click()
         expect(copy).to_have_text("Copied")
-
-
-@pytest.mark.soak
-def test_two_thousand_tables_are_found_by_their_names(browser: Browser, api: FakeApi) -> None:
-    api.documents["tables"] = example.tables(2000)
-    with opened(browser, f"{api.address}#/tables") as shown:
-        page = shown.page
-        expect(page.get_by_role("status").filter(has_text="2,000 tables")).to_be_visible()
-        expect(page.locator("tbody tr")).to_have_count(50)
-        page.get_by_label("Name contains").fill("part_1999")
-        expect(page.locator("tbody tr")).to_have_count(1)
 
 
 @pytest.mark.soak
@@ -238,58 +157,12 @@ def test_the_keyboard_reaches_every_screen_and_skips_the_menu(browser: Browser, 
         expect(page.locator("main")).to_be_focused()
 
 
-@pytest.mark.soak
-def test_the_menu_of_a_phone_opens_and_closes(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, api.address, size=PHONE) as shown:
-        page = shown.page
-        expect(page.locator("#screens")).to_be_hidden()
-        page.get_by_role("button", name="Menu").click()
-        page.get_by_role("link", name="Tables", exact=True).click()
-        expect(page.locator("main h1")).to_have_text("Tables")
-        expect(page.locator("#screens")).to_be_hidden()
-        page.get_by_role("button", name="Menu").click()
-        page.keyboard.press("Escape")
-        expect(page.locator("#screens")).to_be_hidden()
-
-
-@pytest.mark.soak
-def test_the_colours_that_were_chosen_stay(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, api.address) as shown:
-        page = shown.page
-        page.get_by_role("button", name="Dark colours").click()
-        page.reload()
-        expect(page.locator(":root")).to_have_attribute("data-theme", "dark")
-
-
-@pytest.mark.soak
-def test_the_last_hour_is_drawn(browser: Browser, api: FakeApi) -> None:
-    with opened(browser, f"{api.address}#/sink/search") as shown:
-        chart = shown.page.get_by_role("img", name="Seconds behind over the last hour: at most")
-        expect(chart.locator("canvas")).to_be_visible()
-        assert shown.complaints == []
-
-
 def test_events_are_followed_live(browser: Browser, api: FakeApi) -> None:
     with opened(browser, f"{api.address}#/tail") as shown:
         page = shown.page
         page.get_by_role("button", name="Tail", exact=True).click()
         expect(page.locator("tbody tr").first).to_contain_text("public.customer")
         page.get_by_role("button", name="Stop").click()
-
-
-@pytest.mark.soak
-def test_what_ends_the_events_is_said_in_the_server_s_words(browser: Browser, api: FakeApi) -> None:
-    api.tail_trouble = "Kafka doesn't answer. `lockstep doctor` says why"
-    with opened(browser, f"{api.address}#/tail") as shown:
-        page = shown.page
-        tail, status = page.get_by_role("button", name="Tail", exact=True), page.locator("main").get_by_role("status")
-        tail.click()
-        expect(status).to_have_text("Kafka doesn't answer. lockstep doctor says why")
-        expect(page.locator("tbody tr").first).to_contain_text("public.customer")
-        expect(page.get_by_role("button", name="Stop")).to_have_count(0)
-        api.tail_refusal = "8 pages follow events already."
-        tail.click()
-        expect(status).to_have_text("8 pages follow events already.")
 
 
 def test_what_the_database_holds_is_text_and_never_a_part_of_the_page(browser: Browser, api: FakeApi) -> None:

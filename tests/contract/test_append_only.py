@@ -88,15 +88,6 @@ def test_a_truncate_takes_away_what_is_there_and_what_comes_late(taking: Destina
     assert notes(sink) == ["after"]
 
 
-@pytest.mark.soak
-def test_a_row_that_was_taken_away_is_not_found_by_its_key(taking: Destination, name: str) -> None:
-    sink = taking.sink(name, 1, LOG)
-    before, after, truncate = line("before", 1), line("after", 3), emptied(2)
-    sink.apply(batch(before, after, truncate))
-    found = [stored.key for stored in sink.rows(LOG, [before.key, after.key, truncate.key])]
-    assert found == [after.key]
-
-
 def test_a_copy_replaces_what_was_there_before_it(taking: Destination, name: str) -> None:
     """A copy begins with a truncate of its own tag, and a transaction may commit at the very LSN of the copy."""
     sink = taking.sink(name, 1, LOG)
@@ -124,15 +115,6 @@ def test_a_bulk_load_ends_with_each_event_once_and_nothing_from_before(taking: D
     assert notes(opened.sink) == ["after", "more"]
     assert counts(opened.sink.apply(batch(line("after", 3), line("new", 5), line("late", 1, 3)))) == (2, 1, 0)
     assert notes(opened.sink) == ["after", "more", "new"]
-
-
-@pytest.mark.soak
-def test_readers_see_what_a_scan_sees(taking: Destination, name: str) -> None:
-    if taking.query is None:
-        return  # it has no views: readers filter by the column that a scan filters by
-    sink = taking.sink(name, 1, LOG)
-    sink.apply(batch(line("before", 1), line("after", 3), emptied(2)))
-    assert taking.query(f"select note, _operation from {name}.log") == [("after", "insert")]
 
 
 def test_two_that_write_the_same_at_once_leave_each_event_once(taking: Destination, name: str) -> None:

@@ -14,7 +14,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -210,17 +209,6 @@ def test_a_row_that_comes_after_a_columns_default_gets_it_too(
 
 
 @pytest.mark.soak
-def test_a_table_that_is_prepared_while_the_writer_changes_has_the_new_fence(lake: Lake) -> None:
-    old, heir = lake.sink(1, ITEMS), lake.sink(1)
-    fence = heir.claim()
-    other = replace(ITEMS, name=TableName("public", "others"))
-    old.prepare([ITEMS, other])
-    with pytest.raises(Fenced):
-        old.apply(batch(upsert({"id": 1, "note": "old"}, 1, of=other)))
-    assert heir.apply(batch(upsert({"id": 1, "note": "heir"}, 1, of=other), fence=fence)).applied == 1
-
-
-@pytest.mark.soak
 def test_the_fence_of_a_claim_that_died_half_way_keeps_nobody_out_for_ever(lake: Lake) -> None:
     others = replace(ITEMS, name=TableName("public", "others"))
     first = lake.sink(1, ITEMS, others)
@@ -250,19 +238,6 @@ def test_a_slow_prepare_never_takes_a_fence_back(lake: Lake) -> None:
     with pytest.raises(Fenced):
         slow.apply(batch(event, fence=fence - 1))
     assert heir.apply(batch(event, fence=fence)).applied == 1
-
-
-@pytest.mark.soak
-def test_a_table_left_over_with_a_newer_fence_is_taken_over(lake: Lake) -> None:
-    sink = lake.sink(1, ITEMS)
-    fence = sink.claim()
-    others = replace(ITEMS, name=TableName("public", "others"))
-    opened = sink._tables.create(sink._bookkeeping.read(), Shape.of(others))  # killed before it was entered
-    sink._tables.repeat(opened, lambda opened: sink._tables.raise_fence(opened, fence + 5))
-    sink.prepare([ITEMS, others])
-    newest = lake.sink(1).claim()
-    events = [item(1, "a", 1), upsert({"id": 1, "note": "a"}, 1, of=others)]
-    assert (newest, sink.apply(batch(*events, fence=newest)).applied) == (fence + 6, 2)
 
 
 def test_the_offsets_of_a_batch_are_in_the_commit_of_its_rows(lake: Lake) -> None:
@@ -397,23 +372,6 @@ def test_a_bulk_load_in_many_portions_ends_in_the_newest_rows(
     assert sum(1 for _ in sink.scan(shape)) == 200
 
 
-@pytest.mark.soak
-def test_rows_from_before_get_a_default_that_is_beside_its_column(lake: Lake) -> None:
-    first = table(column("id", "int8"), column("since", "date"), name=TableName("public", "items"))
-    sink = lake.sink(1, first)
-    dates = ["2020-01-01", "infinity", "0044-03-15 BC"]
-    sink.apply(batch(*(upsert({"id": n, "since": text}, 1, of=first) for n, text in enumerate(dates))))
-    sink.apply(batch(delete({"id": 2}, 2, of=first)))
-    wider = replace(first, columns=(*first.columns, column("until", "date"), column("n", "int4"), column("none")))
-    added: dict[TableName, dict[str, JsonValue]] = {first.name: {"until": "infinity", "n": 7}}
-    assert dict(lake.sink(1).prepare([wider], added=added)) == {}
-    expected = [{"id": n, "since": dates[n], "until": "infinity", "n": 7, "none": None} for n in (0, 1)]
-    assert sorted((dict(stored.row) for stored in sink.scan(wider)), key=lambda row: str(row["id"])) == expected
-    assert sink.apply(batch(upsert({"id": 0, "since": dates[0], "until": None, "n": None, "none": None}, 3, of=wider)))
-    lake.sink(1).prepare([wider], added=added)  # again, as after a kill: the column is there, so nothing changes
-    assert {stored.row["id"]: stored.row["n"] for stored in sink.scan(wider)} == {0: None, 1: 7}
-
-
 def test_rows_that_come_while_a_column_is_added_get_its_default_too(lake: Lake) -> None:
     worker = lake.sink(1, ITEMS)
     worker.apply(batch(item(1, "before", 1)))
@@ -476,21 +434,6 @@ def test_rows_that_are_replaced_while_files_are_put_together_are_there_once(lake
     assert other.apply(batch(interrupted(1, "new", 2, compact), item(2, "new", 2))).applied == 2
     assert notes_of(worker) == {0: "old", 1: "new", 2: "new", 3: "old", 4: "old", 5: "old"}
     assert len(lake.rows()) == 6
-
-
-@pytest.mark.soak
-def test_a_coordination_records_history_does_not_grow_for_ever(lake: Lake) -> None:
-    lake.sink(1, ITEMS)
-    records = lake.records()
-    log = lake.root / "shop_live" / "_delta_log"
-    for number in range(110):
-        records.save("g1.heartbeat", str(number))
-    for file in log.iterdir():
-        os.utime(file, (time.time() - 48 * 3600,) * 2)
-    for number in range(110):
-        records.save("g1.heartbeat", str(number))
-    assert len(list(log.glob("*.json"))) < 150
-    assert lake.records().load("g1.heartbeat") == "109"
 
 
 # Leftovers
@@ -576,14 +519,6 @@ def test_a_writer_that_wakes_up_over_a_lake_that_was_put_back_and_went_on_is_fen
     assert notes_of(lake.sink(1)) == dict.fromkeys(range(others), "kept")
 
 
-@pytest.mark.soak
-def test_something_else_in_the_place_of_the_bookkeeping_table_is_left_alone(lake: Lake) -> None:
-    write_deltalake(lake.root / "shop_live", pa.table({"a": [1]}))
-    with pytest.raises(LockstepError, match="isn't this sink's"):
-        lake.sink(1, ITEMS)
-    assert DeltaTable(lake.root / "shop_live").to_pyarrow_table().to_pylist() == [{"a": 1}]
-
-
 # Tables that don't fit
 
 
@@ -606,51 +541,7 @@ def test_a_column_that_delta_cannot_have_is_refused_with_the_way_out(
     assert "exclude" in (failure.value.hint or "")
 
 
-@pytest.mark.soak
-def test_a_decimal_that_grows_needs_a_new_generation(lake: Lake) -> None:
-    def priced(precision: int, scale: int) -> Table:
-        return table(column("id", "int8"), column("price", "numeric", type_modifier=(precision << 16 | scale) + 4))
-
-    lake.sink(1, priced(10, 2))
-    with pytest.raises(LockstepError, match="lockstep rebuild"):
-        lake.sink(1, priced(12, 4))
-    lake.sink(2, priced(12, 4))
-
-
-@pytest.mark.soak
-def test_tables_of_one_name_are_refused(lake: Lake) -> None:
-    table_of_name, other = (replace(ITEMS, name=name) for name in (TableName("public", "a__b"), TableName("a", "b")))
-    with pytest.raises(LockstepError, match="would both have the name 'a__b'"):
-        lake.sink(1, table_of_name, other)
-
-
-@pytest.mark.parametrize("name", ["price", "gone"])
-@pytest.mark.soak
-def test_a_column_that_is_no_partition_is_refused(lake: Lake, name: str) -> None:
-    shape = table(column("id", "int8"), column("price", "float8"))
-    with pytest.raises(LockstepError, match=name):
-        lake.sink(1, shape, partition_by={"public.orders": (name,)})
-
-
-@pytest.mark.soak
-def test_a_partition_column_that_the_source_drops_is_null_from_then_on(lake: Lake) -> None:
-    shape = table(column("id", "int8"), column("note"), column("region"), name=TableName("public", "items"))
-    settings = {"partition_by": {"public.items": ("region",)}}
-    lake.sink(1, shape, **settings).apply(batch(upsert({"id": 1, "note": "a", "region": "north"}, 1, of=shape)))
-    sink = lake.sink(1, ITEMS, **settings)
-    sink.apply(batch(item(1, "b", 2), item(2, "b", 2)))
-    assert [(row["note"], row["region"]) for row in lake.rows()] == [("b", None), ("b", None)]
-
-
 # A store that isn't there
-
-
-@pytest.mark.soak
-def test_a_root_that_is_no_directory_stops_the_job(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(LockstepError) as failure:
-        Lake(tmp_path / "file").sink(1, ITEMS)
-    assert not isinstance(failure.value, Unavailable)
 
 
 def test_a_store_that_does_not_answer_is_waited_for_and_no_secret_is_told() -> None:
@@ -683,44 +574,3 @@ def test_readers_are_shown_the_rows_that_are_not_deleted(lake: Lake) -> None:
 
 
 # Merges that leave out files
-
-
-_LONG = "x" * 300
-_KEYS: dict[str, Callable[[int], JsonValue]] = {
-    "int8": lambda n: (n - 30) * 2**40,
-    "text": lambda n: ["", _LONG, _LONG + "\U0010ffff", "ü", "\x7f"][n % 5] + chr(0x100 + n) * (n % 3) + str(n),
-    "bytea": lambda n: "\\x" + ["", "ff" * 80, "00"][n % 3] + f"{n:02x}",
-    "bool": lambda n: n % 2 == 0,
-    "uuid": lambda n: f"{n * 0x0123456789ABCDEF0123456789ABCDEF % 2**128:032x}",
-}
-
-
-@pytest.mark.parametrize("columns_before", [0, 40])
-@pytest.mark.parametrize("key_type", _KEYS)
-@pytest.mark.soak
-def test_a_row_is_found_in_whichever_of_many_files_it_is(lake: Lake, key_type: str, columns_before: int) -> None:
-    """A merge leaves out files by the least and the greatest key in them, and long keys are cut there.
-
-    Beyond the 32nd column nothing is known of them.
-    """
-    others = [column(f"c{number}", "int4") for number in range(columns_before)]
-    shape = table(*others, column("k", key_type), column("part", "int4"), column("note"), key=("k", "part"))
-    sink = lake.sink(1, shape, optimize_every_commits=1000)
-    chance = random.Random(11)
-    numbers = chance.sample(range(40), 40)
-    portions = [numbers[start : start + 2] for start in range(0, 40, 2)]  # new rows come in files of their own
-    portions += [chance.sample(range(40), count) for count in (1, 1, 1, 1, 2, 1, 1, 2, 1, 5)]
-    expected: dict[str, JsonValue] = {}
-    for at, portion in enumerate(portions, 1):
-        keys: list[dict[str, JsonValue]] = [
-            {"k": _KEYS[key_type](number), "part": number if key_type == "bool" else 1} for number in portion
-        ]
-        sink.apply(batch(*(upsert({**key, "note": str(at)}, at, of=shape) for key in keys)))
-        expected |= {repr(key): str(at) for key in keys}
-        if at == 20:
-            delta_table = DeltaTable(lake.root / "shop_g1/orders")
-            assert len(delta_table.file_uris()) == 20
-            delta_table.create_checkpoint()
-    notes = [(repr(dict(stored.key)), stored.row["note"]) for stored in sink.scan(shape)]
-    assert len(notes) == len(expected)
-    assert dict(notes) == expected

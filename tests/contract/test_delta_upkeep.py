@@ -1,6 +1,5 @@
 """What a Delta sink removes for good, when a row was written last, and what it has not."""
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -9,10 +8,8 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pydantic import ValidationError
 
 from cdc.model.append_only import EVENT_COLUMN, OPERATION_COLUMN, TRUNCATE, event_id, stored_table
-from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
 from sinks.contract import OpenedSink
 from sinks.delta import generations
@@ -149,45 +146,3 @@ def test_what_a_truncate_takes_away_has_its_time(tmp_path: Path, open_sink: Open
     assert (after["_deleted"], after["_synced_at"] > before["_synced_at"]) == (True, True)
     save(opened, 9)
     assert len(stored(tmp_path, "log")) == 2, "an append-only table keeps what it has"
-
-
-@pytest.mark.soak
-def test_a_build_has_times_too(tmp_path: Path, open_sink: Open) -> None:
-    built = open_sink(2, days=0)
-    built.sink.prepare([table()], go_live=False)
-    built.generations.begin_bulk()
-    built.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    built.sink.apply(batch(upsert({"id": 1, "note": "b"}, 2)))
-    built.generations.end_bulk()
-    ((row,),) = [stored(tmp_path, generation=2)]
-    assert (row["note"], row["_synced_at"] is not None) == ("b", True)
-
-
-@pytest.mark.soak
-def test_it_comes_to_a_sink_that_is_there_with_a_build_only(open_sink: Open) -> None:
-    open_sink(synced_at=False, days=0).sink.prepare([table()])
-    with pytest.raises(LockstepError, match=r"lacks the column _synced_at in generation 1") as refused:
-        open_sink().sink.prepare([table()])
-    assert "rebuild" in (refused.value.hint or "")
-    with pytest.raises(LockstepError, match="_synced_at"):
-        open_sink(2).sink.prepare([table(column("id", "int8"), column("_synced_at"))])
-
-
-@pytest.mark.soak
-def test_to_purge_it_has_to_be_known_since_when_a_row_is_deleted() -> None:
-    (told,) = DeltaSettings(root="/lake", purge_deleted_after_days=1).problems_at_work([table()])
-    assert "set synced_at = true" in told
-
-
-@pytest.mark.parametrize(
-    ("setting", "why"),
-    [
-        ({"indexes": {"public.orders": [{"columns": ["a"]}]}}, "`partition_by` divides a table"),
-        ({"keep_history_days": 5}, "a warehouse has histories"),
-        ({"history": True}, "a warehouse has histories"),
-    ],
-)
-@pytest.mark.soak
-def test_what_a_lake_has_not_is_refused_with_what_to_do_instead(setting: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(why)):
-        DeltaSettings(root="/lake", **setting)

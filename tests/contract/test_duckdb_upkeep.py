@@ -206,8 +206,6 @@ def test_whatever_a_history_holds_trimming_changes_no_later_time(
 
 # Indexes
 
-INDEXED = table(column("id", "int8"), column("note"), column("number", "int4"))
-
 
 def indexes(file: Path) -> list[str]:
     """What own indexes are on, in SQL."""
@@ -219,37 +217,6 @@ def declared(*given: dict[str, Any]) -> dict[str, Any]:
     return {"indexes": {"public.orders": given}}
 
 
-@pytest.mark.soak
-def test_indexes_break_no_batch_and_no_change_of_columns(file: Path, open_sink: Open) -> None:
-    """DuckDB alters no column of a table that has an index."""
-    chosen = declared({"columns": ["number"]}, {"columns": ["note", "id"]}) | {"schema_changes": "follow"}
-    sink = open_sink(INDEXED, **chosen)
-    assert len(indexes(file)) == 2
-    expected: dict[int, int] = {}
-    for commit in range(1, 8):
-        events = [
-            delete({"id": key}, commit, of=INDEXED)
-            if (key + commit) % 5 == 0
-            else upsert({"id": key, "note": "n", "number": commit % 3}, commit, of=INDEXED)
-            for key in range(commit, commit + 40)
-        ]
-        assert sink.apply(batch(*events)).applied == 40
-        expected |= {event.key["id"]: -1 if event.row is None else event.row["number"] for event in events}  # type: ignore[misc]
-    live = {key: number for key, number in expected.items() if number >= 0}
-    assert dict(read(file, "select id, number from shop.orders")) == live
-    for number in range(3):
-        counted = read(file, f"select count(*) from shop.orders where number = {number}")
-        assert counted == [(list(live.values()).count(number),)]
-    wider = table(column("id", "int8"), column("words"), column("number", "int4"), column("more"))
-    renamed = replace(wider, columns=tuple(replace(each, number=n) for n, each in enumerate(wider.columns, 1)))
-    numbered = replace(INDEXED, columns=tuple(replace(each, number=n) for n, each in enumerate(INDEXED.columns, 1)))
-    sink.prepare([numbered])
-    other = open_sink(renamed, **(declared({"columns": ["number"]}) | {"schema_changes": "follow"}))
-    assert [on.replace('"', "") for on in indexes(file)] == ["shop_g1.orders(number)"]
-    other.prepare([replace(renamed, columns=(renamed.columns[0], *renamed.columns[2:]))])
-    assert other.apply(batch(upsert({"id": 500, "number": 1, "more": "m"}, 50, of=wider))).applied == 1
-
-
 def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(file: Path, open_sink: Open) -> None:
     open_sink(table(), **declared({"columns": ["note"]}))
     assert len(indexes(file)) == 1
@@ -258,18 +225,6 @@ def test_an_index_goes_with_its_declaration_and_one_that_cannot_be_made_stops(fi
     grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
     with pytest.raises(LockstepError, match="can't be made"):
         open_sink(grid, generation=2, **declared({"columns": ["grid"]}))
-
-
-@pytest.mark.soak
-def test_a_table_whose_index_cannot_be_made_does_not_stop_its_neighbours(file: Path, open_sink: Open) -> None:
-    grid = table(column("id", "int8"), column("grid", "int4", is_array=True))
-    sink = open_sink(**declared({"columns": ["grid"]}))
-    with pytest.raises(LockstepError, match="can't be made"):
-        sink.prepare([grid, OTHER])
-    sink.prepare([OTHER])
-    assert sink.apply(batch(upsert({"id": 1}, 1, of=OTHER))).applied == 1
-    with pytest.raises(LockstepError, match="can't be made"):
-        sink.prepare([grid])
 
 
 def test_a_generation_gets_its_indexes_after_its_bulk_load(file: Path, open_sink: Open) -> None:

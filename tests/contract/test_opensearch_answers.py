@@ -2,16 +2,13 @@
 
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-import orjson
 import pytest
 from opensearchpy import OpenSearch
 
 from cdc.model.errors import ConfigurationError, DataLost, LockstepError
 from cdc.model.event import JsonValue
-from cdc.model.table import TableName
 from monitor.visible import Visible, VisibleRows
 from sinks.contract import Progress
 from sinks.opensearch.indexes import OpenSearchIndexes
@@ -87,29 +84,6 @@ def test_json_that_cannot_be_indexed_costs_the_search_copy_only(client: OpenSear
     assert ids_of_hits(client, sink, {"exists": {"field": "attributes"}}) == []
 
 
-@pytest.mark.soak
-def test_wide_documents_are_read_a_few_at_a_time(sink: OpenSearchSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of so many documents could be gigabytes, for the server and for us."""
-    wide = {**ROW, "title": "x" * (1 << 20)}
-    keys: list[dict[str, JsonValue]] = [{"id": number} for number in range(60)]
-    for begin in range(0, 60, 20):
-        events = [upsert({**wide, **key}, 1, of=PRODUCTS) for key in keys[begin : begin + 20]]
-        assert sink.apply(batch(*events)).applied == 20
-    answers: list[int] = []
-    ask = sink._client.call
-
-    def measured(*arguments: Any, **options: Any) -> Any:
-        answer = ask(*arguments, **options)
-        answers.append(len(orjson.dumps(answer)))
-        return answer
-
-    monkeypatch.setattr(sink._client, "call", measured)
-    assert sorted(stored.row["id"] for stored in sink.scan(PRODUCTS)) == list(range(60))
-    assert sorted(stored.row["id"] for stored in sink.rows(PRODUCTS, keys)) == list(range(60))
-    assert max(answers) < 20 << 20
-    assert sum(answers) > 120 << 20
-
-
 # It changes the whole server, which others use at the same time.
 @pytest.mark.alone
 def test_a_late_write_does_not_recreate_a_dropped_index(client: OpenSearch, sink: OpenSearchSink) -> None:
@@ -134,16 +108,6 @@ def test_a_full_disk_stops_the_job_and_rejects_no_row(client: OpenSearch, sink: 
         sink.apply(batch(upsert(ROW, 1, of=PRODUCTS)))
     client.indices.put_settings(index=index, body={"index.blocks.read_only_allow_delete": None})
     assert sink.apply(batch(upsert(ROW, 1, of=PRODUCTS))).applied == 1
-
-
-@pytest.mark.soak
-def test_an_index_that_is_not_ours_is_left_alone(client: OpenSearch, endpoints: Any) -> None:
-    name = f"t{uuid.uuid4().hex[:12]}"
-    client.indices.create(index=f"{name}.public.orders_g1")
-    sink = OpenSearchSink(OpenSearchIndexes(name, OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0), 1))
-    with pytest.raises(LockstepError, match="isn't ours"):
-        sink.prepare([PRODUCTS])
-    sink.close()
 
 
 # It restarts a server that others use at the same time.
@@ -174,38 +138,6 @@ def second(sink: OpenSearchSink) -> Iterator[OpenSearchSink]:
     second.close()
 
 
-def _pointed(client: OpenSearch, name: str) -> dict[str, Any]:
-    return {index: facts["aliases"] for index, facts in client.indices.get_alias(index=f"{name}*").items()}
-
-
-@pytest.mark.parametrize("keeps_ours", [True, False])
-@pytest.mark.soak
-def test_an_alias_that_somebody_moved_is_left_alone(
-    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink, keeps_ours: bool
-) -> None:
-    """Also where the other index has a name that begins as ours do, or like one of our generations."""
-    for stranger in (f"other-{sink._indexes.prefix}", f"{alias(sink)}_g7", f"{alias(sink)}_backup"):
-        client.indices.create(index=stranger)
-        client.indices.put_alias(index=stranger, name=alias(sink))
-        if not keeps_ours:
-            client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink), ignore=404)  # type: ignore[call-arg]
-        before = _pointed(client, sink._indexes.prefix)
-        for act in (
-            generations_of(sink).live,
-            generations_of(second).switch,
-            generations_of(sink).switch,
-            lambda: second.prepare([PRODUCTS]),
-        ):
-            with pytest.raises(LockstepError, match=f"points to index '{stranger}', which isn't this sink's") as raised:
-                act()
-            assert raised.value.hint is not None
-        assert _pointed(client, sink._indexes.prefix) == before
-        assert generations_of(sink).numbers() == [1, 2]
-        client.indices.delete(index=stranger)
-    generations_of(second).switch()
-    assert generations_of(sink).live() == 2
-
-
 def test_progress_that_was_removed_with_its_index_is_missed_by_who_has_stored_it(
     client: OpenSearch, sink: OpenSearchSink
 ) -> None:
@@ -214,21 +146,6 @@ def test_progress_that_was_removed_with_its_index_is_missed_by_who_has_stored_it
     client.indices.delete(index=f"{sink._indexes.prefix}.lockstep_bookkeeping")
     with pytest.raises(DataLost):
         generations.save_progress(progress(2))
-
-
-@pytest.mark.soak
-def test_an_index_with_the_aliases_name_is_left_alone(
-    client: OpenSearch, sink: OpenSearchSink, second: OpenSearchSink
-) -> None:
-    client.indices.delete_alias(index=f"{alias(sink)}_g1", name=alias(sink))
-    client.indices.create(index=alias(sink))
-    for act in (generations_of(sink).live, generations_of(second).switch, lambda: second.prepare([PRODUCTS])):
-        with pytest.raises(LockstepError, match=f"there is an index named '{alias(sink)}'"):
-            act()
-    client.indices.delete(index=alias(sink))
-    assert generations_of(sink).live() is None
-    generations_of(second).switch()
-    assert generations_of(sink).live() == 2
 
 
 def test_an_alias_on_two_generations_is_noticed_and_a_switch_mends_it(
@@ -361,69 +278,4 @@ def test_fields_and_index_settings_shape_the_index(client: OpenSearch, endpoints
     assert ids_of_hits(client, sink, {"term": {"attributes": '{"a": 1}'}}) == [1]
     assert ids_of_hits(client, sink, {"term": {"added": "one two"}}) == [1]
     assert [stored.row for stored in sink.scan(wider)] == [row]
-    sink.close()
-
-
-@pytest.mark.parametrize(
-    ("shaping", "problem"),
-    [
-        ({"fields": {"public.orders.title": {"type": "wurst"}}}, r"public\.orders: .*No handler for type \[wurst\]"),
-        ({"fields": {"public.orders.title": {"type": "text", "analyzer": "nobodys"}}}, r"nobodys"),
-        ({"index_settings": {"analysis": {"analyzer": {"a": {"type": "wurst"}}}}}, r"wurst"),
-        ({"index_settings": {"nonsense": 1}}, r"unknown setting \[index.nonsense\]"),
-    ],
-)
-@pytest.mark.soak
-def test_a_shape_that_the_server_refuses_is_reported_with_its_words(
-    endpoints: Any, shaping: dict[str, Any], problem: str
-) -> None:
-    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, **shaping)
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
-    with pytest.raises(LockstepError, match=problem) as raised:
-        sink.prepare([PRODUCTS])
-    assert raised.value.hint is not None
-    assert "mend fields or index_settings" in raised.value.hint
-    sink.close()
-
-
-@pytest.mark.soak
-def test_another_field_type_for_what_exists_needs_a_new_generation(sink: OpenSearchSink) -> None:
-    settings = sink._indexes.settings.model_copy(update={"fields": {"public.orders.title": {"type": "long"}}})
-    changed = OpenSearchSink(OpenSearchIndexes(sink._indexes.prefix, settings, 1))
-    with pytest.raises(LockstepError, match=r"cannot be changed from type \[text\] to \[long\]"):
-        changed.prepare([table(*PRODUCTS.columns, column("added"))])
-    changed.close()
-
-
-@pytest.mark.soak
-def test_another_tables_index_is_left_alone(endpoints: Any) -> None:
-    settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, names={"public.orders": "all"})
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
-    sink.prepare([PRODUCTS])
-    items = replace(PRODUCTS, name=TableName("public", "items"))
-    other = OpenSearchSink(
-        OpenSearchIndexes(sink._indexes.prefix, settings.model_copy(update={"names": {"public.items": "all"}}), 1)
-    )
-    with pytest.raises(LockstepError, match=r"all_g1' holds table public\.orders, not public\.items"):
-        other.prepare([items])
-    sink.close()
-    other.close()
-
-
-@pytest.mark.soak
-def test_ids_and_routing_that_do_not_fit_are_reported_at_once_before_anything_is_made(
-    client: OpenSearch, endpoints: Any
-) -> None:
-    settings = OpenSearchSettings(
-        urls=(endpoints.opensearch_url,),
-        ids={"public.orders": "{title}"},
-        routing={"public.orders": ("title",)},
-        fields={"public.items.nothing": {"type": "text"}},
-    )
-    sink = OpenSearchSink(OpenSearchIndexes(f"t{uuid.uuid4().hex[:12]}", settings, 1))
-    with pytest.raises(ConfigurationError) as raised:
-        sink.prepare([PRODUCTS, replace(PRODUCTS, name=TableName("public", "items"))])
-    assert [problem.split(":")[0] for problem in raised.value.problems] == ["ids", "ids", "routing", "fields"]
-    assert "another shard" in raised.value.problems[2]
-    assert not client.indices.exists(index=f"{sink._indexes.prefix}.public.orders_g1")
     sink.close()

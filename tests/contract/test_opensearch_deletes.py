@@ -12,7 +12,7 @@ from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from tests.builders import batch, delete, progress, table, tag, upsert
-from tests.contract.beside import generations_of, records_of
+from tests.contract.beside import generations_of
 from tests.contract.items import counts
 from tests.databases import until
 
@@ -143,33 +143,3 @@ def test_a_change_that_comes_after_its_transactions_markers_were_removed_is_writ
     assert _live(sink) == [1]
     assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, tag(7, 6001))))) == (1, 0, 0)
     assert counts(sink.apply(batch(upsert({"id": 1, "note": "n"}, 12)))) == (1, 0, 0)
-
-
-@pytest.mark.soak
-def test_what_is_applied_is_not_refreshed_but_by_the_interval(client: OpenSearch, open_sink: Open) -> None:
-    """Neither batches nor progress and notes ask for it, and the progress index isn't refreshed at all."""
-
-    def refreshes(index: str) -> int:
-        count: int = client.indices.stats(index=index, metric="refresh")["_all"]["primaries"]["refresh"][
-            "external_total"
-        ]
-        return count
-
-    sink = open_sink(refresh_interval_ms=3_600_000)
-    rows, bookkeeping = f"{sink._indexes.prefix}.public.orders_g1", f"{sink._indexes.prefix}.lockstep_bookkeeping"
-    records_of(sink).save("a", "text")
-    before = refreshes(rows), refreshes(bookkeeping)
-    for number in range(5):
-        sink.apply(batch(upsert({"id": number, "note": "n"}, 1)))
-        generations_of(sink).save_progress(progress(number))
-        records_of(sink).save("a", f"text {number}")
-        assert (generations_of(sink).load_progress(), records_of(sink).load("a")) == (
-            progress(number),
-            f"text {number}",
-        )
-        assert len(list(sink.rows(ORDERS, [{"id": number}]))) == 1
-    assert client.indices.get_settings(index=bookkeeping)[bookkeeping]["settings"]["index"]["refresh_interval"] == "-1"
-    assert (refreshes(rows), refreshes(bookkeeping)) == before
-    assert client.count(index=rows)["count"] == 0
-    generations_of(sink).refresh()
-    assert client.count(index=rows)["count"] == 5

@@ -1,30 +1,23 @@
 """What becomes of a batch when OpenSearch or a proxy refuses: each answer once, most of them a real server's."""
 
-import ssl
-import subprocess
 import uuid
-from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from opensearchpy import OpenSearch
-from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import RowEvent
-from sinks.access import Login, Tls
 from sinks.opensearch.indexes import OpenSearchIndexes
 from sinks.opensearch.settings import OpenSearchSettings
 from sinks.opensearch.sink import OpenSearchSink
 from stack import ports
 from tests.builders import batch, delete, table, upsert
 from tests.contract.beside import generations_of
-from tests.programs import needs
 from tests.proxies import JSON, Answer, before
 
 pytestmark = pytest.mark.live
@@ -175,18 +168,6 @@ def test_an_index_that_takes_no_writes_stops_the_job(client: OpenSearch, direct:
     assert direct.apply(batch(row(1))).applied == 1
 
 
-@pytest.mark.soak
-def test_a_closed_index_stops_the_job_and_rejects_no_row(client: OpenSearch, direct: OpenSearchSink) -> None:
-    client.indices.close(index=index_of(direct))
-    with pytest.raises(LockstepError, match="index_closed_exception") as raised:
-        direct.apply(batch(row(1)))
-    assert "open it again" in (raised.value.hint or "")
-    with pytest.raises(LockstepError, match="index_closed_exception"):
-        list(direct.rows(ORDERS, [{"id": 1}]))
-    client.indices.open(index=index_of(direct))
-    assert direct.apply(batch(row(1))).applied == 1
-
-
 def test_a_value_that_a_field_cannot_hold_costs_its_row_alone(client: OpenSearch, endpoints: Any) -> None:
     fields = {"public.orders.note": {"type": "keyword"}}  # without a limit: Lucene's is 32766 bytes
     settings = OpenSearchSettings(urls=(endpoints.opensearch_url,), replicas=0, timeout_s=30, fields=fields)
@@ -220,26 +201,6 @@ def test_another_routing_than_the_indexes_stops_the_job(client: OpenSearch, endp
 # The way to the server
 
 
-@pytest.mark.soak
-def test_a_wrong_password_stops_the_job_and_the_right_one_is_let_in(endpoints: Any, direct: OpenSearchSink) -> None:
-    """As the security plugin answers."""
-    right = "Basic " + b64encode(b"lockstep:open sesame").decode()
-
-    def change(request: BaseHTTPRequestHandler, sent: bytes, send_on: Callable[[bytes], Answer]) -> Answer:
-        return send_on(sent) if request.headers["authorization"] == right else (401, "text/plain", b"Unauthorized")
-
-    with before(endpoints.opensearch_url, change) as url:
-        for password in ("wrong-secret", None):
-            login = Login(user="lockstep", password=None if password is None else SecretStr(password))
-            with through(direct, url, login=login) as sink, pytest.raises(LockstepError, match="401") as raised:
-                sink.apply(batch(row(1)))
-            assert not isinstance(raised.value, Unavailable)
-            assert "secret" not in str(raised.value)
-            assert raised.value.hint == "check user and password of this sink"
-        with through(direct, url, login=Login(user="lockstep", password=SecretStr("open sesame"))) as sink:
-            assert sink.apply(batch(row(1))).applied == 1
-
-
 def _dead() -> str:
     return f"http://127.0.0.1:{ports.pick(taken=())}"
 
@@ -253,48 +214,3 @@ def test_a_node_that_is_down_is_passed_over(endpoints: Any, direct: OpenSearchSi
             assert generations_of(sink).live() == 1
     with through(direct, _dead(), _dead()) as sink, pytest.raises(Unavailable, match="doesn't answer"):
         sink.apply(batch(row(1)))
-
-
-@pytest.mark.soak
-def test_a_node_that_ends_in_the_middle_of_a_request_is_passed_over_the_next_time(
-    endpoints: Any, direct: OpenSearchSink
-) -> None:
-    """Not at once: the request may have been done, and somebody has to know."""
-    with (
-        before(endpoints.opensearch_url, lambda *_: None) as url,
-        through(direct, url, endpoints.opensearch_url) as sink,
-    ):
-        failures = 0
-        for number in range(6):
-            try:
-                sink.apply(batch(row(number)))
-            except Unavailable:
-                failures += 1
-        assert failures <= 1
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, and its key."""
-    openssl = needs("openssl")
-    folder = tmp_path_factory.mktemp("tls")
-    files = folder / "certificate.pem", folder / "key.pem"
-    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    command = [openssl, "req", "-x509", *key, "-days", "2", *subject, "-out", files[0], "-keyout", files[1]]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
-
-
-@pytest.mark.soak
-def test_a_certificate_is_checked(endpoints: Any, direct: OpenSearchSink, certificate: tuple[Path, Path]) -> None:
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(*certificate)
-    with before(endpoints.opensearch_url, lambda _, sent, send_on: send_on(sent), tls) as url:
-        with through(direct, url) as sink, pytest.raises(LockstepError, match="isn't trusted") as raised:
-            sink.apply(batch(row(1)))
-        assert not isinstance(raised.value, Unavailable)
-        for trusting in (Tls(ca_file=certificate[0]), Tls(verify=False)):
-            with through(direct, url, tls=trusting) as sink:
-                outcome = sink.apply(batch(row(1)))
-                assert outcome.applied + outcome.stale == 1

@@ -7,9 +7,8 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from cdc.model.errors import LockstepError
 from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Document, Percolator, QueriesRefused, queries_index, trial_index
+from sinks.opensearch.percolator import Percolator, queries_index
 from sinks.opensearch.search_queries import query_problems
 from sinks.opensearch.searches import Claim
 from sinks.opensearch.settings import OpenSearchSettings
@@ -91,34 +90,3 @@ def test_what_is_refused_does_not_find_all(words: OpenSearchIndexes, query: dict
     assert query_problems(query) != []
     answer = words.client.call("POST", f"/{words.index(THINGS.name)}/_search", {"size": 0, "query": query})
     assert answer["hits"]["total"]["value"] == 50
-
-
-@pytest.mark.soak
-def test_no_query_is_to_blame_for_a_document_that_cannot_be_asked_about(words: OpenSearchIndexes) -> None:
-    percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(2, "a")))
-    percolator.create()
-    percolator.store("all", {"match_all": {}})
-    with pytest.raises(LockstepError) as refused:
-        percolator.matches([Document({}, "", b'{"town": "a secret"}')])
-    assert not isinstance(refused.value, QueriesRefused)
-    assert "secret" not in str(refused.value)
-    assert percolator.matches([Document({}, "", b'{"name": "a"}')]) == [{"all"}]
-
-
-@pytest.mark.soak
-def test_a_query_that_was_tried_out_leaves_nothing(words: OpenSearchIndexes) -> None:
-    tried = Percolator(words, THINGS.name, trial_index(words, THINGS.name, None, "ab"))
-    tried.try_out({"match_all": {}})
-    with pytest.raises(LockstepError, match="No field mapping can be found"):
-        tried.try_out({"term": {"town": "Bern"}})
-    assert not [name for name in words.client.call("GET", f"/{words.prefix}.*/_alias") if name.endswith(".trial")]
-
-
-@pytest.mark.soak
-def test_a_query_that_more_words_fit_than_may_be_is_refused_by_itself(words: OpenSearchIndexes) -> None:
-    """With status 500, as if a node were to blame."""
-    percolator = Percolator(words, THINGS.name, queries_index(words, THINGS.name, Claim(3, "a")))
-    percolator._queries["it"] = {"intervals": {"said": {"prefix": {"prefix": "wort"}}}}
-    with pytest.raises(QueriesRefused) as refused:
-        list(percolator.found("it"))
-    assert "expanded to too many terms" in refused.value.reasons["it"]

@@ -202,24 +202,3 @@ def test_every_field_can_be_indexed_in_another_way(client: OpenSearch, open_sink
         assert (query, ids_of_hits(client, sink, query)) == (query, [1])
     assert ids_of_hits(client, sink, {"term": {"secret": "hidden"}}) == []
     assert [(dict(stored.row), stored.tag) for stored in sink.scan(CHOSEN)] == [(row, tag(1))]
-
-
-@pytest.mark.soak
-def test_an_index_from_before_keeps_the_fields_that_it_has(client: OpenSearch, open_sink: Open) -> None:
-    """Ranges were keywords once."""
-    spans = table(column("id", "int8"), column("span", "int4range"))
-    sink = open_sink(spans, fields={"public.orders.span": {"type": "keyword"}})
-    later = OpenSearchSink(
-        OpenSearchIndexes(sink._indexes.prefix, sink._indexes.settings.model_copy(update={"fields": {}}), 1)
-    )
-    wider = table(*spans.columns, column("other", "int4range"))
-    later.prepare([wider])
-    row: dict[str, JsonValue] = {"id": 1, "span": "[1,5)", "other": "[1,5)"}
-    assert later.apply(batch(upsert(row, 1, of=wider))).applied == 1
-    assert (
-        ids_of_hits(client, later, {"term": {"span": "[1,5)"}})
-        == ids_of_hits(client, later, {"term": {"other": 4}})
-        == [1]
-    )
-    assert [dict(stored.row) for stored in later.scan(wider)] == [row]
-    later.close()

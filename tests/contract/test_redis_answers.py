@@ -10,8 +10,6 @@ from pydantic import SecretStr
 from redis import Redis
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.event import JsonValue
-from sinks.access import Login
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
@@ -34,14 +32,6 @@ def sink(endpoints: Any, name: str) -> Iterator[RedisSink]:
     sink.prepare([table()])
     yield sink
     sink.close()
-
-
-@pytest.mark.soak
-def test_a_reader_finds_a_row_by_pointer_and_key(client: Any, sink: RedisSink, name: str) -> None:
-    sink.apply(batch(upsert({"id": 42, "note": "a"}, 1)))
-    assert client.get(f"{name}:live") == b"g1"
-    stored = client.hgetall(f"{name}:g1:public.orders:42")
-    assert (stored[b"t"].decode(), orjson.loads(stored[b"v"])) == (tag(1), {"id": 42, "note": "a"})
 
 
 @pytest.mark.parametrize("newest", ["row", "deletion"])
@@ -117,93 +107,8 @@ def test_a_full_memory_stops_the_job(client: Any, sink: RedisSink) -> None:
         client.config_set("maxmemory", "0")
 
 
-@pytest.mark.soak
-def test_user_and_password_are_used(client: Any, endpoints: Any, name: str) -> None:
-    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all")
-    address = SecretStr(endpoints.redis_url)
-    try:
-        good = RedisSink(
-            RedisTables(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("right"))), 1)
-        )
-        good.prepare([table()])
-        good.close()
-        bad = RedisSink(
-            RedisTables(name, RedisSettings(url=address, login=Login(user=name, password=SecretStr("wrong"))), 1)
-        )
-        with pytest.raises(LockstepError, match="invalid username-password") as raised:
-            generations_of(bad).live()
-        assert not isinstance(raised.value, Unavailable)
-    finally:
-        client.execute_command("ACL", "DELUSER", name)
-
-
-@pytest.mark.soak
-def test_a_missing_right_stops_the_job(client: Any, endpoints: Any, name: str) -> None:
-    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@read")
-    try:
-        login = Login(user=name, password=SecretStr("right"))
-        sink = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1))
-        with pytest.raises(LockstepError, match="no permissions"):
-            sink.prepare([table()])
-        sink.close()
-    finally:
-        client.execute_command("ACL", "DELUSER", name)
-
-
-@pytest.mark.parametrize("pointed", ["elsewhere", "g", "1", "g1 ", ["g1"]])
-@pytest.mark.soak
-def test_a_pointer_that_somebody_else_wrote_is_left_alone(
-    client: Any, sink: RedisSink, name: str, pointed: Any
-) -> None:
-    pointer = f"{name}:live"
-    client.delete(pointer)
-    if isinstance(pointed, list):
-        client.rpush(pointer, *pointed)
-    else:
-        client.set(pointer, pointed)
-    before = client.dump(pointer)
-    generations = generations_of(sink)
-    for act in (generations.live, generations.switch, generations.drop):
-        with pytest.raises(LockstepError, match=f"'{pointer}'.* doesn't name a generation") as raised:
-            act()
-        assert not isinstance(raised.value, Unavailable)
-        assert raised.value.hint is not None
-    assert client.dump(pointer) == before
-    client.delete(pointer)
-    generations_of(sink).switch()
-    assert generations_of(sink).live() == 1
-
-
 def test_what_is_not_a_row_of_ours_is_not_read(client: Any, sink: RedisSink, name: str) -> None:
     sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
     client.set(f"{name}:g1:public.orders:2", "somebody's")
     assert [stored.key for stored in sink.scan(table())] == [{"id": 1}]
     assert [stored.key for stored in sink.rows(table(), [{"id": 1}, {"id": 2}])] == [{"id": 1}]
-
-
-@pytest.mark.soak
-def test_what_the_server_refuses_to_say_of_a_row_is_not_nothing(
-    client: Any, endpoints: Any, sink: RedisSink, name: str
-) -> None:
-    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    sink.apply(batch(delete({"id": 1}, 2)))
-    client.execute_command("ACL", "SETUSER", name, "on", ">right", "~*", "+@all", "-hmget")
-    login = Login(user=name, password=SecretStr("right"))
-    looking = RedisSink(RedisTables(name, RedisSettings(url=SecretStr(endpoints.redis_url), login=login), 1))
-    keys: list[dict[str, JsonValue] | None] = [{"id": 1}, None]
-    try:
-        for key in keys:
-            with pytest.raises(LockstepError, match="hmget"):
-                looking.leftovers(table(), key)
-            with pytest.raises(LockstepError, match="hmget"):
-                looking.erase(table(), key, below=tag(100))
-    finally:
-        looking.close()
-        client.execute_command("ACL", "DELUSER", name)
-
-
-@pytest.mark.soak
-def test_nothing_is_left_of_a_row_whose_key_is_somebody_elses(client: Any, sink: RedisSink, name: str) -> None:
-    client.set(f"{name}:g1:public.orders:1", "somebody's")
-    assert sink.leftovers(table(), {"id": 1}) == []
-    assert sink.leftovers(table(), None) == []

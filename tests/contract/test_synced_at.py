@@ -12,7 +12,6 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc.model.errors import LockstepError
 from sinks.contract import OpenedSink
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
@@ -70,16 +69,6 @@ def test_what_is_newer_moves_it_and_what_is_repeated_or_late_does_not(kept: Ware
     assert times["c"] > first["b"]
 
 
-@pytest.mark.soak
-def test_a_row_that_is_written_again_by_other_code_moves_it(kept: Warehouse) -> None:
-    sink = kept.open().sink
-    sink.prepare([table()])
-    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    first = kept.times()
-    sink.apply(replace(batch(upsert({"id": 1, "note": "a"}, 1)), overwrite_equal_tags=True))
-    assert kept.times()["a"] > first["a"]
-
-
 def test_a_deletion_has_a_time_as_well(kept: Warehouse) -> None:
     sink = kept.open().sink
     sink.prepare([table()])
@@ -133,28 +122,3 @@ def test_a_comparison_does_not_see_it(kept: Warehouse) -> None:
     (found,) = sink.rows(table(), [{"id": 1}])
     assert scanned == found
     assert scanned.row == {"id": 1, "note": "a"}
-
-
-@pytest.mark.soak
-def test_it_comes_to_a_sink_that_is_there_with_a_build_only(kept: Warehouse) -> None:
-    first = kept.open(synced_at=False)
-    first.sink.prepare([table()])
-    first.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    with pytest.raises(LockstepError, match=r"lacks the column _synced_at in generation 1") as refused:
-        kept.open().sink.prepare([table()])
-    assert "lockstep rebuild" in str(refused.value.hint)
-    second = kept.open(2)
-    second.sink.prepare([table()], go_live=False)
-    second.sink.apply(batch(upsert({"id": 1, "note": "a"}, 1)))
-    second.generations.switch()
-    assert list(kept.times()) == ["a"]
-    first.generations.switch()  # and back
-    assert kept.query(f"select * from {kept.name}.orders") == [(1, "a")]
-
-
-@pytest.mark.soak
-def test_a_column_of_the_source_that_has_its_name_is_refused(kept: Warehouse) -> None:
-    taken = table(column("id", "int8"), column("_synced_at", "timestamptz"))
-    with pytest.raises(LockstepError, match="_synced_at"):
-        kept.open().sink.prepare([taken])
-    kept.open(synced_at=False).sink.prepare([taken])

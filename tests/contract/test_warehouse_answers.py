@@ -18,7 +18,7 @@ from sqlalchemy import create_engine, event, make_url, text
 from cdc.model.errors import DataLost, LockstepError, Unavailable
 from cdc.model.event import Events
 from cdc.model.table import Column, Table, TableName
-from migrations.warehouse import MIGRATION_LOCK, upgrade
+from migrations.warehouse import upgrade
 from sinks.access import Login
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.bookkeeping_format import HEAD
@@ -27,7 +27,7 @@ from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
 from stack.stack import Stack
 from tests.builders import batch, column, delete, progress, table, upsert
-from tests.contract.beside import generations_of, records_of
+from tests.contract.beside import generations_of
 from tests.databases import create_login, password_of, url_of
 from tests.services import temporary_directory
 
@@ -60,14 +60,6 @@ def test_the_view_shows_live_rows_of_the_live_generation(
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
 
-@pytest.mark.soak
-def test_a_new_column_keeps_the_views_grants(warehouse: Any, sink: WarehouseSink, name: str) -> None:
-    warehouse.execute(f"grant select on {name}.orders to public")
-    sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
-    query = "select has_table_privilege('pg_monitor', %s, 'select')"
-    assert warehouse.execute(query, (f"{name}.orders",)).fetchone() == (True,)
-
-
 OTHER = table(name=TableName("public", "other"))
 
 
@@ -79,33 +71,6 @@ def _questions(tables: WarehouseTables) -> Iterator[list[str]]:
     asked: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda _c, _u, statement, *_: asked.append(statement))
     yield asked
-
-
-@pytest.mark.soak
-def test_many_tables_are_prepared_in_few_questions(settings: WarehouseSettings, warehouse: Any, name: str) -> None:
-    many = [table(name=TableName("public", f"t{number}")) for number in range(250)]
-    tables = WarehouseTables(name, settings, 1)
-    asked = next(_questions(tables))
-    with closing(WarehouseSink(tables)) as sink:
-        sink.prepare(many)
-        assert len(asked) < 40
-        asked.clear()
-        sink.apply(batch(*(upsert({"id": 1, "note": "a"}, 1, of=one) for one in many[:2])))
-        assert len([statement for statement in asked if "prepared_table" in statement]) == 2
-    rows = warehouse.execute(f"select * from {name}.t0 union all select * from {name}.t249").fetchall()
-    assert rows == [(1, "a")]
-
-
-@pytest.mark.soak
-def test_offsets_of_many_partitions_are_stored_in_one_question(
-    settings: WarehouseSettings, warehouse: Any, sink: WarehouseSink, name: str
-) -> None:
-    asked = next(_questions(sink._tables))
-    many = {("t", number): number + 1 for number in range(500)}
-    sink.apply(batch(upsert({"id": 1, "note": "a"}, 1), next_offsets=many))
-    assert len([statement for statement in asked if "applied_offset" in statement]) == 1
-    query = "select count(*), sum(next_offset) from lockstep.applied_offset where view_schema = %s"
-    assert warehouse.execute(query, (name,)).fetchone() == (500, 500 * 501 // 2)
 
 
 @pytest.fixture
@@ -262,40 +227,6 @@ def test_a_view_that_was_moved_to_another_generation_is_noticed(
     assert generations_of(sink).live() == 1
 
 
-@pytest.mark.soak
-def test_a_view_of_another_table_of_the_schema_is_nobodys_business(
-    warehouse: Any, second: WarehouseSink, name: str
-) -> None:
-    warehouse.execute(f"create view {name}.report as select 1 as one")
-    generations_of(second).switch()
-    assert warehouse.execute(f"select * from {name}.report").fetchone() == (1,)
-
-
-@pytest.mark.soak
-def test_prepare_lets_readers_be_where_nothing_changes(endpoints: Any, sink: WarehouseSink, name: str) -> None:
-    with psycopg.connect(endpoints.warehouse_dsn) as report:
-        report.execute(f"select * from {name}.orders")
-        sink.prepare([table()])
-        with pytest.raises(Unavailable):
-            sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
-    sink.prepare([replace(table(), columns=(*table().columns, column("extra")))])
-
-
-@pytest.mark.soak
-def test_a_note_needs_no_tables(endpoints: Any, warehouse: Any, name: str) -> None:
-    scratch = f"m{uuid.uuid4().hex[:12]}"
-    warehouse.execute(f"create database {scratch}")
-    url = url_of(endpoints.warehouse_url, scratch)
-    sink = WarehouseSink(WarehouseTables(name, WarehouseSettings(url=SecretStr(url)), 1))
-    try:
-        assert (records_of(sink).load("a"), generations_of(sink).numbers()) == (None, [])
-        records_of(sink).save("a", "text")
-        assert (records_of(sink).load("a"), generations_of(sink).numbers()) == ("text", [])
-    finally:
-        sink.close()
-        warehouse.execute(f"drop database {scratch}")
-
-
 def _keys(warehouse: Any, name: str) -> int:
     query = "select count(*) from pg_constraint where connamespace = %s::regnamespace and contype = 'p'"
     return int(warehouse.execute(query, (f"{name}_g2",)).fetchone()[0])
@@ -380,26 +311,6 @@ def test_rows_are_not_tried_one_by_one_once_too_many_are_refused(
     outcome = sink.apply(rows(10))
     assert (outcome.applied, len(outcome.rejections)) == (1, 10)
     sink.close()
-
-
-@pytest.mark.soak
-def test_an_end_of_bulk_that_fails_can_be_repeated(
-    warehouse: Any, endpoints: Any, settings: WarehouseSettings, name: str
-) -> None:
-    second = WarehouseSink(WarehouseTables(name, settings, 2))
-    second.prepare([table()], go_live=False)
-    generations_of(second).begin_bulk()
-    for at in (1, 2):
-        second.apply(batch(upsert({"id": 1, "note": f"v{at}"}, at)))
-    with psycopg.connect(endpoints.warehouse_dsn) as report:
-        report.execute(f"select * from {name}_g2.orders")
-        with pytest.raises(Unavailable):
-            generations_of(second).end_bulk()
-    assert _keys(warehouse, name) == 0
-    second.apply(batch(upsert({"id": 1, "note": "v3"}, 3)))
-    generations_of(second).end_bulk()
-    assert [stored.row["note"] for stored in second.scan(table())] == ["v3"]
-    second.close()
 
 
 def test_offsets_are_stored_with_the_rows_and_never_go_back(warehouse: Any, sink: WarehouseSink, name: str) -> None:
@@ -594,18 +505,6 @@ def test_what_passes_by_itself_is_waited_for(endpoints: Any, limited: WarehouseS
     assert limited.apply(batch(*rows)).applied == 5000
 
 
-@pytest.mark.soak
-def test_a_sink_is_prepared_while_another_one_is_being_migrated(
-    endpoints: Any, settings: WarehouseSettings, name: str
-) -> None:
-    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as first:
-        first.prepare([table()])
-    with psycopg.connect(endpoints.warehouse_dsn) as migrating:
-        migrating.execute("select pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-        with closing(WarehouseSink(WarehouseTables(f"{name}_other", settings, 1))) as other:
-            other.prepare([table()])
-
-
 def test_rows_are_applied_where_the_migrations_are_not(
     settings: WarehouseSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -766,22 +665,6 @@ def test_columns_are_renamed_and_dropped_where_that_is_wanted(
     sink.close()
 
 
-@pytest.mark.soak
-def test_what_hangs_on_the_view_stays_when_a_column_is_renamed(
-    warehouse: Any, following: WarehouseSink, name: str
-) -> None:
-    identity, note, extra = NUMBERED
-    warehouse.execute(f"create view {name}.of_others as select id, note from {name}.orders")
-    warehouse.execute(f"grant select (note) on {name}.orders to public")
-    following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
-    following.prepare([_numbered(identity, replace(note, name="remark"), extra)])
-    assert warehouse.execute(f"select * from {name}.of_others").fetchall() == [(1, "a")]
-    granted = (
-        "select column_name from information_schema.column_privileges where table_schema = %s and grantee = 'PUBLIC'"
-    )
-    assert warehouse.execute(granted, (name,)).fetchall() == [("remark",)]
-
-
 def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_changed(
     warehouse: Any, following: WarehouseSink, name: str
 ) -> None:
@@ -791,31 +674,6 @@ def test_a_column_that_something_hangs_on_is_not_dropped_and_nothing_else_is_cha
         following.prepare([_numbered(identity, replace(note, name="remark"))])
     following.apply(batch(upsert({"id": 1, "note": "a", "extra": "x"}, 1)))
     assert warehouse.execute(f"select id, note, extra from {name}.orders").fetchall() == [(1, "a", "x")]
-
-
-@pytest.mark.soak
-def test_statements_that_only_read_are_no_transaction_together(
-    warehouse: Any, settings: WarehouseSettings, name: str
-) -> None:
-    """A transaction is two more ways to the server and back."""
-    connection: Any = WarehouseTables(name, settings, 1).connection
-    query = "select pg_current_xact_id()::text"
-    with connection.looking():
-        assert connection.execute(query).scalar() != connection.execute(query).scalar()
-    with connection.transaction():
-        assert connection.execute(query).scalar() == connection.execute(query).scalar()
-    with pytest.raises(LockstepError), connection.looking():
-        connection.execute("select nothing from nowhere")
-    with connection.transaction():
-        assert connection.execute(query).scalar() == connection.execute(query).scalar()
-    with connection.looking():
-        pid = connection.execute("select pg_backend_pid()").scalar()
-    warehouse.execute("select pg_terminate_backend(%s, 30000)", (pid,))
-    with pytest.raises(Unavailable), connection.looking():
-        connection.execute(query)
-    with connection.looking():
-        assert connection.execute("show lock_timeout").scalar() == "300ms"
-    connection.close()
 
 
 def test_views_are_looked_at_again_once_one_was_changed(

@@ -1,6 +1,5 @@
 """The warehouse in a DuckDB file: who may use it when, what a crash leaves, histories, values no column can hold."""
 
-import errno
 import os
 import signal
 import subprocess
@@ -8,7 +7,6 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue, RowEvent
-from cdc.model.table import TableName
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse.duckdb.connection import DuckDbConnection
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
 from sinks.warehouse.tables import WarehouseTables
-from tests.builders import batch, column, delete, progress, table, tag, upsert
-from tests.contract.beside import generations_of, records_of
+from tests.builders import batch, column, delete, table, tag, upsert
+from tests.contract.beside import generations_of
 from tests.duckdb_files import Open, read, sinks_of
 from tests.examples import examples
 
@@ -87,14 +84,6 @@ def test_a_process_that_does_not_let_go_is_named_and_the_batch_can_be_tried_agai
     assert sink.apply(batch(upsert({"id": 1, "note": "a"}, 1))).applied == 1
 
 
-@pytest.mark.soak
-def test_a_reader_in_this_process_is_waited_for_as_well(file: Path, open_sink: Open) -> None:
-    sink = open_sink(table())
-    with duckdb.connect(str(file)), pytest.raises(Unavailable, match="something else in this process"):
-        generations_of(sink).load_progress()
-    assert generations_of(sink).load_progress() is None
-
-
 def test_what_was_committed_before_the_file_was_locked_stays(
     file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,23 +119,6 @@ def test_who_creates_the_file_second_leaves_what_is_in_it(
         assert late.apply(batch(upsert({"id": 2, "note": "a"}, 2))).applied == 1
     assert read(file, "select id from shop.orders order by id") == [(1,), (2,)]
     assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-@pytest.mark.soak
-def test_a_file_system_without_links_needs_a_file_that_is_there(
-    file: Path, open_sink: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
-) -> None:
-    def refused(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "link", refused)
-    with pytest.raises(LockstepError, match="has no hard links") as raised:
-        open_sink(table())
-    assert raised.value.hint == "create it there with DuckDB, or choose another place"
-    assert list(tmp_path.iterdir()) == []
-    duckdb.connect(str(file)).close()
-    open_sink(table())
 
 
 ADDING = """
@@ -331,43 +303,7 @@ def test_a_file_that_cannot_be_used_stops_the_job(tmp_path: Path) -> None:
     assert "it was damaged" in said(whole)
 
 
-@pytest.mark.parametrize("stem", ["shop", "SHOP_g12", "lockstep"])
-@pytest.mark.soak
-def test_a_file_with_the_name_of_one_of_its_schemas_is_refused(tmp_path: Path, stem: str) -> None:
-    with pytest.raises(ConfigurationError, match="couldn't tell them apart"):
-        WarehouseSink(
-            WarehouseTables("shop", WarehouseSettings(url=SecretStr(f"duckdb:///{tmp_path}/{stem}.duckdb")), 1)
-        )
-
-
 # Names
-
-
-@pytest.mark.soak
-def test_a_sink_is_one_whatever_letters_its_name_has(file: Path, open_sink: Open) -> None:
-    records_of(open_sink(table(), schema="Shop")).save("a", "b")
-    assert records_of(open_sink()).load("a") == "b"
-    assert read(file, "select * from SHOP.Orders") == []
-
-
-@pytest.mark.parametrize("name", ["_TAG", "_deleted", "_exact"])
-@pytest.mark.soak
-def test_columns_that_are_ours_or_the_same_are_refused(open_sink: Open, name: str) -> None:
-    with pytest.raises(LockstepError, match=name):
-        open_sink(table(column("id", "int8"), column(name)))
-    with pytest.raises(LockstepError, match="the same for DuckDB"):
-        open_sink(table(column("id", "int8"), column("a"), column("A")))
-
-
-@pytest.mark.soak
-def test_a_view_that_was_replaced_is_left_alone(file: Path, open_sink: Open) -> None:
-    sink = open_sink(table())
-    with duckdb.connect(str(file)) as connection:
-        connection.execute("create or replace view shop.orders as select 1 as id")
-    for call in (generations_of(sink).live, generations_of(open_sink(table(), generation=2)).switch):
-        with pytest.raises(LockstepError, match="a view of something else"):
-            call()
-    assert read(file, "select * from shop.orders") == [(1,)]
 
 
 # Values that a column can't hold
@@ -419,50 +355,6 @@ def test_what_a_column_cannot_hold_is_beside_it(file: Path, open_sink: Open) -> 
     ]
     sink.apply(batch(upsert({**(rows[1].row or {}), "price": "2.00"}, 2, of=ODD)))
     assert read(file, "select price::varchar as price, _exact from shop_g1.orders where id = 2") == [("2.00", None)]
-
-
-@pytest.mark.soak
-def test_a_row_that_does_not_fit_is_rejected_without_its_values(open_sink: Open) -> None:
-    sink = open_sink(ODD)
-    bad = [odd(1, doc='{"secret": '), odd(2, at="2026-02-30T00:00:00Z"), odd(3, grid=[2**40]), odd(4, doc="[1]")]
-    outcome = sink.apply(batch(*bad))
-    assert [
-        (rejection.event.key["id"], rejection.reason)
-        for rejection in sorted(outcome.rejections, key=lambda rejection: str(rejection.event.key))
-    ] == [
-        (1, "column 'doc': no JSON"),
-        (2, "column 'at': no timestamp"),
-        (3, "column 'grid': a number that doesn't fit 32 bits"),
-    ]
-    assert [stored.key["id"] for stored in sink.scan(ODD)] == [4]
-
-
-@pytest.mark.soak
-def test_what_is_beside_a_column_follows_its_name_and_goes_with_it(file: Path, open_sink: Open) -> None:
-    numbered = replace(
-        ODD, columns=tuple(replace(column, number=number) for number, column in enumerate(ODD.columns, 1)), oid=7
-    )
-    sink = open_sink(numbered, schema_changes="follow", history=True)
-    event = odd(1, price="NaN", grid=[[1]])
-    sink.apply(Batch([event], versions=[TableVersions(Events.of([event]).tables[0], "c", [0])]))
-    columns = [
-        replace(column, name="cost") if column.name == "price" else column
-        for column in numbered.columns
-        if column.name != "grid"
-    ]
-    later = replace(numbered, columns=tuple(columns))
-    sink.prepare([later])
-    assert [dict(stored.row) for stored in sink.scan(later)] == [{"id": 1, "cost": "NaN", "at": None, "doc": None}]
-    assert read(file, "select _exact from shop_g1.orders") == [('{"cost":"NaN"}',)]
-    assert read(file, "select _exact, _dropped_1_grid from shop_g1.orders_history") == [
-        ('{"cost":"NaN","_dropped_1_grid":[[1]]}', None)
-    ]
-    again = replace(
-        later, columns=(*later.columns, replace(column("grid", "numeric", type_modifier=numeric(6, 2)), number=9))
-    )
-    sink.prepare([again], added={again.name: {"grid": "NaN"}})
-    assert [stored.row["grid"] for stored in sink.scan(again)] == ["NaN"]
-    assert read(file, "select _exact from shop_g1.orders") == [('{"cost":"NaN","grid":"NaN"}',)]
 
 
 # Histories
@@ -527,17 +419,6 @@ def test_any_row_at_any_time(file: Path, open_sink: Open) -> None:
         (40, None, "update", "more"),
     ]
     assert read(file, "select id, note from shop.orders order by 1") == [(1, "more"), (2, "x")]
-
-
-@pytest.mark.soak
-def test_a_history_says_from_when_on_it_is_complete(file: Path, open_sink: Open) -> None:
-    sink = open_sink(table(), history=True)
-    query = "select source_table, generation, is_live, complete_from, refused_versions from lockstep.history"
-    ((*known, begun, refused),) = read(file, query)
-    assert (known, refused, abs(begun - datetime.now(UTC)) < timedelta(minutes=1)) == (["orders", 1, True], 0, True)
-    for later, complete in ((5, 5), (None, 5), (3, 5), (8, 8)):
-        sink.apply(versioned(row(1, "b", 11), complete_from=later))
-        assert minute(read(file, query)[0][3]) == complete
 
 
 def test_the_earliest_time_known_stays_and_a_replay_makes_versions_again(file: Path, open_sink: Open) -> None:
@@ -605,26 +486,3 @@ def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
         ]
     for writer in writers:
         writer.close()
-
-
-@pytest.mark.soak
-def test_a_switch_shows_the_other_generation_and_its_history(file: Path, open_sink: Open) -> None:
-    first = open_sink(table(), history=True)
-    first.apply(versioned(row(1, "old", 1)))
-    generations_of(first).save_progress(progress(7))
-    second = open_sink(table(), TABLE_BESIDE, generation=2)
-    second.apply(batch(row(1, "new", 1)))
-    generations_of(second).switch()
-    assert read(file, "select note from shop.orders") == [("new",)]
-    assert read(file, "select view_name from duckdb_views() where schema_name = 'shop' order by 1") == [
-        ("beside",),
-        ("orders",),
-    ]
-    generations_of(first).drop()
-    assert read(file, "select schema_name from duckdb_schemas() where starts_with(schema_name, 'shop')") == [
-        ("shop",),
-        ("shop_g2",),
-    ]
-
-
-TABLE_BESIDE = table(name=TableName("public", "beside"))

@@ -1,7 +1,6 @@
 """All versions of rows in a real warehouse: any row as of any time, whatever came twice, late or from two writers."""
 
 import random
-import string
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from pydantic import SecretStr
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, JsonValue, RowEvent
-from cdc.model.table import Column, Table, TableName
+from cdc.model.table import Column, Table
 from sinks.contract import Batch, TableVersions
 from sinks.warehouse import generations, tables
 from sinks.warehouse.generations import WarehouseGenerations
@@ -281,17 +280,6 @@ def test_a_batch_without_versions_leaves_no_gap_in_silence(database: Any, sink: 
     assert sink.apply(Batch([row(1, "a", 1)], overwrite_equal_tags=True)).applied == 1
 
 
-@pytest.mark.soak
-def test_only_tables_that_are_named_have_a_history(database: Any, open_sink: Open, name: str) -> None:
-    other = table(name=TableName("public", "other"))
-    sink = open_sink(1, table(), other, history=["public.orders"])
-    events = [row(1, "a", 1), upsert({"id": 2, "note": "b"}, 1, of=other)]
-    assert sink.apply(batch(*events)).applied == 2
-    assert sink.apply(Batch(events[1:])).stale == 1
-    relations = database.execute("select relname from pg_class where relnamespace = %s::regnamespace", (name,))
-    assert sorted(relation for (relation,) in relations) == ["orders", "orders_history", "other"]
-
-
 # Completeness
 
 
@@ -333,74 +321,7 @@ def test_a_history_that_is_begun_later_is_complete_since_then(database: Any, ope
         open_sink(1, table(), history=False)
 
 
-LONG = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))
-
-
-@pytest.mark.parametrize("in_bulk", [False, True], ids=["", "in bulk"])
-@pytest.mark.soak
-def test_a_version_that_no_index_takes_is_counted_and_its_neighbours_are_kept(
-    database: Any, open_sink: Open, name: str, in_bulk: bool
-) -> None:
-    keyed = table(column("k"), column("note"), key=("k",))
-    sink = open_sink(1)
-    sink.prepare([keyed], go_live=not in_bulk)
-    if in_bulk:
-        generations_of(sink).begin_bulk()
-    # 2,700 bytes are few enough for the key, and too many with the tag.
-    keys = ["short", LONG, LONG[:2672], "other"]
-    events = [upsert({"k": key, "note": "n"}, commit, of=keyed) for commit in (1, 2) for key in keys]
-    for _ in range(2):
-        outcome = sink.apply(batch(*events))
-        assert [len(str(rejection.event.key["k"])) for rejection in outcome.rejections] == [len(LONG)]
-    generations_of(sink).end_bulk()
-    sink.prepare([keyed])
-    kept = database.execute(f"select k, count(*) from {name}.orders_history group by 1 order by 1").fetchall()
-    assert kept == [("other", 2), ("short", 2)]
-    assert [refused for *_, refused in complete_from(database, name)] == [4]
-    assert LONG[:30] not in str(database.execute("select * from lockstep.refused_version").fetchall())
-
-
-@pytest.mark.soak
-def test_a_version_that_is_taken_in_the_end_is_not_lacking_any_more(
-    database: Any, sink: WarehouseSink, name: str
-) -> None:
-    bad = upsert({"id": 1, "note": "nul\0"}, tag(1))
-    outcome = sink.apply(batch(bad, row(1, "b", 2)))
-    assert (outcome.applied, len(outcome.rejections)) == (1, 0)
-    assert (complete_from(database, name)[0][4], story(database, name)) == (1, [(2, None, "update", "b")])
-    sink.apply(batch(row(1, "mended", 1), overwrite_equal_tags=True))
-    assert complete_from(database, name)[0][4] == 0
-    assert story(database, name) == [(1, 2, "update", "mended"), (2, None, "update", "b")]
-
-
 # Generations and shapes
-
-
-@pytest.mark.soak
-def test_a_switch_shows_the_other_generations_history(
-    database: Any, sink: WarehouseSink, open_sink: Open, name: str
-) -> None:
-    sink.apply(batch(row(1, "old", 1)))
-    second = open_sink(2, table())
-    second.apply(batch(row(1, "written again", 1)))
-    assert story(database, name)[0][3] == "old"
-    generations_of(second).switch()
-    assert (story(database, name)[0][3], generations_of(second).live()) == ("written again", 2)
-    assert [row[1:3] for row in complete_from(database, name)] == [(1, False), (2, True)]
-    generations_of(sink).drop()
-    assert [row[1:3] for row in complete_from(database, name)] == [(2, True)]
-
-
-@pytest.mark.soak
-def test_a_generation_without_a_history_takes_its_view_away(
-    database: Any, sink: WarehouseSink, open_sink: Open, name: str
-) -> None:
-    second = open_sink(2, table(), history=False)
-    generations_of(second).switch()
-    gone_view = "select to_regclass(%s)"
-    assert database.execute(gone_view, (f"{name}.orders_history",)).fetchone() == (None,)
-    generations_of(sink).switch()
-    assert database.execute(f"select * from {name}.orders_history").fetchall() == []
 
 
 def _numbered(*columns: Column) -> Table:
@@ -438,14 +359,6 @@ def test_columns_come_and_are_renamed_and_dropped_and_no_version_loses_a_value(
     assert database.execute(held).fetchall() == [("kept",), (None,)]
     granted = "select has_table_privilege('pg_monitor', %s, 'select')"
     assert database.execute(granted, (f"{name}.orders_history",)).fetchone() == (True,)
-
-
-@pytest.mark.soak
-def test_a_row_is_found_by_its_key_without_reading_all_versions(database: Any, sink: WarehouseSink, name: str) -> None:
-    sink.apply(batch(*(row(key, "n", commit) for commit in range(1, 6) for key in range(400))))
-    database.execute(f"analyze {name}_g1.orders_history")
-    plan = database.execute(f"explain select * from {name}.orders_history where id = 7").fetchall()
-    assert "Index Cond: (id = " in str(plan) or "Index Cond: (orders_history.id = " in str(plan), plan
 
 
 @pytest.fixture
@@ -504,18 +417,6 @@ def test_what_is_beyond_the_watermark_is_not_trimmed(
     sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3)))
     _trim(open_trimmed(10), applied=1)
     assert [note for *_, note in story(database, name)] == ["b", "c"], "of the first it is known that it is applied"
-
-
-@pytest.mark.soak
-def test_a_clock_that_is_ahead_of_the_source_trims_no_more(
-    database: Any, sink: WarehouseSink, open_trimmed: Callable[[int], WarehouseGenerations], name: str
-) -> None:
-    sink.apply(batch(row(1, "a", 1), row(1, "b", 2), row(1, "c", 3)))
-    opened = open_trimmed(10)  # by the clock of here all from before that minute may go
-    _trim(opened, committed=at(12))
-    assert [note for *_, note in story(database, name)] == ["a", "b", "c"]
-    _trim(opened)
-    assert [note for *_, note in story(database, name)] == ["c"]
 
 
 @pytest.mark.soak

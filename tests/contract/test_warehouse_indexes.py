@@ -2,20 +2,18 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import LockstepError
 from sinks.contract import OpenedSink
 from sinks.warehouse.own_indexes import NAME_PREFIX
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
-from tests.builders import batch, column, table, upsert
+from tests.builders import batch, table, upsert
 
 pytestmark = pytest.mark.live
 
@@ -93,15 +91,6 @@ def test_a_generation_that_is_there_gets_and_loses_them_at_the_next_start(open_s
     assert indexes(1) == []
 
 
-@pytest.mark.soak
-def test_what_somebody_has_made_by_hand_stays(open_sink: Open, warehouse: Any, name: str) -> None:
-    open_sink(BY_NOTE).sink.prepare([table()])
-    warehouse.execute(f"create index by_hand on {name}_g1.orders (note)")
-    open_sink().sink.prepare([table()])
-    query = "select indexname from pg_indexes where schemaname = %s order by 1"
-    assert warehouse.execute(query, (f"{name}_g1",)).fetchall() == [("by_hand",), ("orders_pkey",)]
-
-
 def test_readers_go_on_while_one_is_made_and_one_that_is_read_is_dropped_later(
     endpoints: Any, open_sink: Open, indexes: Indexes, name: str
 ) -> None:
@@ -113,21 +102,6 @@ def test_readers_go_on_while_one_is_made_and_one_that_is_read_is_dropped_later(
         assert reader.execute(f"select * from {name}.orders").fetchall() == []
     open_sink(LOWER).sink.prepare([table()])
     assert indexes(1) == ["btree (lower(note)) WHERE (id > 0)"]
-
-
-@pytest.mark.soak
-def test_a_writer_is_waited_for_as_long_as_for_any_lock(
-    endpoints: Any, open_sink: Open, indexes: Indexes, name: str
-) -> None:
-    open_sink().sink.prepare([table()])
-    sink = open_sink(BY_NOTE).sink
-    with closing(psycopg.connect(endpoints.warehouse_dsn)) as writer:
-        writer.execute(f"update {name}_g1.orders set note = 'a'")
-        with pytest.raises(Unavailable):
-            sink.prepare([table()])
-        writer.rollback()
-    sink.prepare([table()])
-    assert indexes(1) == ["btree (note)"]
 
 
 @pytest.mark.soak
@@ -150,37 +124,6 @@ def test_two_that_start_at_once_make_one_each_once(open_sink: Open, indexes: Ind
 
 
 @pytest.mark.soak
-def test_an_unknown_column_is_refused_in_a_new_generation_and_left_out_of_one_that_is_there(
-    open_sink: Open, indexes: Indexes, warehouse: Any, name: str
-) -> None:
-    wrong = open_sink({"columns": ["nota"]})
-    with pytest.raises(ConfigurationError) as refused:
-        wrong.sink.prepare([table()])
-    assert refused.value.problems == ("indexes: public.orders has no column 'nota'",)
-    assert warehouse.execute("select to_regnamespace(%s)", (f"{name}_g1",)).fetchone() == (None,)
-    open_sink().sink.prepare([table()])
-    grown = open_sink(BY_NOTE, {"columns": ["size"]})
-    grown.sink.prepare([table()])
-    assert indexes(1) == ["btree (note)"]
-    # The column that it is of comes while the job runs.
-    grown.sink.prepare([replace(table(), columns=(*table().columns, column("size", "int8")))])
-    assert indexes(1) == ["btree (note)", "btree (size)"]
-
-
-@pytest.mark.soak
-def test_one_that_the_server_refuses_is_named_and_readers_keep_what_is_there(
-    open_sink: Open, indexes: Indexes, warehouse: Any, name: str
-) -> None:
-    open_sink(BY_NOTE).sink.prepare([table()])
-    for wrong in ({"expression": "no_function(note)"}, {"columns": ["note"], "method": "gist"}):
-        with pytest.raises(LockstepError, match=r"the index on .* for public\.orders can't be made") as refused:
-            open_sink(BY_NOTE, wrong).sink.prepare([table()])
-        assert "indexes of this sink" in str(refused.value.hint)
-    assert indexes(1) == ["btree (note)"]
-    assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
-
-
-@pytest.mark.soak
 def test_a_value_that_an_index_cannot_hold_ends_a_load_before_anybody_reads_it(
     open_sink: Open, indexes: Indexes
 ) -> None:
@@ -195,15 +138,3 @@ def test_a_value_that_an_index_cannot_hold_ends_a_load_before_anybody_reads_it(
     mended = open_sink({"expression": "md5(note)"})
     mended.generations.end_bulk()
     assert indexes(1) == ["btree (md5(note))"]
-
-
-@pytest.mark.soak
-def test_an_index_follows_a_renamed_column_until_it_is_declared_anew(open_sink: Open, indexes: Indexes) -> None:
-    id_, note = (replace(each, number=number) for number, each in enumerate(table().columns, 1))
-    before = replace(table(), columns=(id_, note), oid=7)
-    open_sink(BY_NOTE, schema_changes="follow").sink.prepare([before])
-    renamed = replace(before, columns=(id_, replace(note, name="remark")))
-    open_sink(BY_NOTE, schema_changes="follow").sink.prepare([renamed])
-    assert indexes(1) == ["btree (remark)"]
-    open_sink({"columns": ["remark"]}, schema_changes="follow").sink.prepare([renamed])
-    assert indexes(1) == ["btree (remark)"]

@@ -1,13 +1,12 @@
 """Names of tables in a real warehouse, where that was chosen."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.table import TableName, quote_identifier
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
@@ -78,35 +77,3 @@ def test_a_table_keeps_its_name_while_its_generation_lives(open_sink: Open) -> N
     filled(open_sink(1), 1)
     with pytest.raises(LockstepError, match=r"has the name 'orders' in generation 1, and names says 'o'"):
         open_sink(1, orders="o").prepare([ORDERS, ITEMS])
-
-
-@pytest.mark.soak
-def test_names_of_tables_that_are_not_there_are_reported_at_once(open_sink: Open) -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        open_sink(1, order="a", item="b").prepare([ORDERS, ITEMS])
-    assert [problem.partition(": ")[2] for problem in raised.value.problems] == [
-        "this sink has no table public.item",
-        "this sink has no table public.order",
-    ]
-
-
-@pytest.mark.soak
-def test_all_names_that_collide_are_reported_at_once(open_sink: Open) -> None:
-    others = [replace(ORDERS, name=TableName(*parts)) for parts in (("public", "a__b"), ("a", "b"))]
-    with pytest.raises(LockstepError, match=r"both have the name 'a__b'.*both have the name 'orders'"):
-        open_sink(1, items="orders").prepare([ORDERS, ITEMS, *others])
-
-
-@pytest.mark.soak
-def test_a_bulk_load_ends_under_the_chosen_names(warehouse: Any, open_sink: Open, name: str) -> None:
-    sink = open_sink(1, orders="lockstep_bulk_0", items="lockstep_bulk_1")
-    sink.prepare([ORDERS, ITEMS], go_live=False)
-    generations_of(sink).begin_bulk()
-    for commit in (1, 2):
-        sink.apply(
-            batch(*(upsert({"id": 1, "note": f"{shape.name} {commit}"}, commit, of=shape) for shape in (ORDERS, ITEMS)))
-        )
-    generations_of(sink).end_bulk()
-    generations_of(sink).switch()
-    expected = {"lockstep_bulk_0": ["public.orders 2"], "lockstep_bulk_1": ["public.items 2"]}
-    assert shown(warehouse, name) == expected

@@ -15,7 +15,7 @@ from sinks.warehouse import generations
 from sinks.warehouse.purged import PORTION
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import open_warehouse
-from tests.builders import batch, column, delete, progress, table, upsert
+from tests.builders import batch, delete, progress, table, upsert
 
 pytestmark = pytest.mark.live
 
@@ -187,41 +187,4 @@ def test_a_writer_that_was_replaced_purges_nothing(open_sink: Open, stored: Any)
     newer.sink.claim()
     with pytest.raises(Exception, match="another job has become the writer"):
         old.generations.save_progress(up_to(9))
-    assert len(stored()) == 3
-
-
-@pytest.mark.soak
-def test_a_dropped_generation_leaves_nothing_of_it(open_sink: Open, warehouse: Any, name: str) -> None:
-    open_sink(2).sink.prepare([table()])
-    opened = open_sink()
-    opened.sink.prepare([table()], go_live=False)
-    opened.sink.apply(batch(*GONE))
-    opened.generations.save_progress(up_to(9))
-    query = "select count(*) from lockstep.coordination_record where view_schema = %s and name = 'g1.purged'"
-    assert warehouse.execute(query, (name,)).fetchone() == (1,)
-    opened.generations.drop()
-    assert warehouse.execute(query, (name,)).fetchone() == (0,)
-
-
-@pytest.mark.soak
-def test_they_are_found_by_an_index_that_is_gone_with_the_setting(open_sink: Open, warehouse: Any, name: str) -> None:
-    odd = table(column("id", "int8"), column('odd "name"'), key=('odd "name"', "id"))
-    query = "select indexdef from pg_indexes where schemaname = %s and indexname like 'lockstep_index_%%'"
-    opened = open_sink()
-    opened.sink.prepare([odd])
-    ((made,),) = warehouse.execute(query, (f"{name}_g1",)).fetchall()
-    assert made.endswith("USING btree (_synced_at) WHERE _deleted")
-    opened.sink.apply(batch(delete({"id": 1, 'odd "name"': "a"}, 1, of=odd)))
-    opened.generations.save_progress(up_to(3))
-    assert opened.sink.apply(batch(upsert({"id": 1, 'odd "name"': "a"}, 1, of=odd))).stale == 1
-    open_sink(days=0).sink.prepare([odd])
-    assert warehouse.execute(query, (f"{name}_g1",)).fetchall() == []
-
-
-@pytest.mark.soak
-def test_a_generation_that_does_not_know_since_when_rows_are_deleted_keeps_them(open_sink: Open, stored: Any) -> None:
-    opened = open_sink(synced_at=False)
-    opened.sink.prepare([table()])
-    opened.sink.apply(batch(*GONE))
-    opened.generations.save_progress(up_to(9))
     assert len(stored()) == 3

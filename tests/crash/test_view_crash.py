@@ -172,19 +172,6 @@ def test_kill_9_of_one_shard_at_every_point_of_a_step_and_of_a_building(
 
 
 @pytest.mark.soak
-def test_a_state_that_is_lost_where_nothing_has_happened_since_gives_the_same_rows(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    settings = pipeline.settings("redis")
-    task = pipeline.task(settings)
-    lsn = traffic(pipeline, 20)
-    for _ in range(3):
-        assert view_tasks.run(task) == ENDED
-        assert pipeline.rows(settings) == pipeline.states[lsn]
-        shutil.rmtree(pipeline.directory / "state")
-
-
-@pytest.mark.soak
 def test_a_state_from_before_what_the_sink_has_is_built_anew(
     pipeline: ViewPipeline, view_tasks: ViewTasks, tmp_path: Path
 ) -> None:
@@ -205,42 +192,6 @@ def test_a_state_from_before_what_the_sink_has_is_built_anew(
     shutil.rmtree(tmp_path / "state")
     (tmp_path / "earlier").rename(tmp_path / "state")
     assert view_tasks.run(pipeline.task(settings, reached=reached | ends)) == ENDED
-    assert pipeline.rows(settings) == pipeline.states[lsn] != {}
-
-
-@pytest.mark.soak
-def test_a_state_that_is_ahead_of_a_sink_that_was_emptied_is_built_again(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    """The state has forgotten what it has delivered, and nothing of it changes any more."""
-    settings = pipeline.settings("redis")
-    lsn = traffic(pipeline, 20)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
-        store.delete(*store.scan_iter(f"{pipeline.sink}:*"))
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    assert pipeline.rows(settings) == pipeline.states[lsn] != {}
-
-
-@pytest.mark.soak
-def test_a_state_of_topics_that_were_recreated_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
-    """Nothing was delivered of it, so neither the sink nor an offset tells that it is of other topics."""
-    from tests.events import Put
-    from tests.view_jobs import FOLLOWS, TWEETS, USERS
-
-    settings = pipeline.settings("redis")
-    for number in range(8):
-        pipeline.write(Put(USERS, {"id": number, "name": "before"}))
-    assert view_tasks.run(pipeline.task(settings, log="before")) == ENDED
-    pipeline.log.recreate_topic(USERS)
-    pipeline.write(*(Put(USERS, {"id": number, "name": "after"}) for number in range(8)))
-    for number in range(8, 40):
-        pipeline.write(Put(USERS, {"id": number, "name": "after"}))
-    lsn = pipeline.write(
-        *(Put(FOLLOWS, {"follower_id": 1, "followee_id": number}) for number in range(8)),
-        *(Put(TWEETS, {"id": number, "user_id": number, "body": "b"}) for number in range(8)),
-    )
-    assert view_tasks.run(pipeline.task(settings, log="after")) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn] != {}
 
 
@@ -269,25 +220,6 @@ def test_another_run_goes_on_with_a_state_though_the_sink_was_not_told_of_its_ou
     assert pipeline.rows(settings) == pipeline.states[lsn]
     # Those of a new state are counted anew: a store that was put back has the record of an earlier run's writes.
     assert pipeline.position().counters.steps == (0 if is_put_back else steps + 1)
-
-
-@pytest.mark.soak
-def test_another_run_writes_nothing_that_the_sinks_progress_has(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
-    """What was taken out of the sink meanwhile, as an erased row's marks, doesn't come back."""
-    settings = pipeline.settings("redis")
-    traffic(pipeline, 20)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    before, built = pipeline.rows(settings), pipeline.position().offsets
-    lsn = traffic(pipeline, 5, seed=2)
-    assert view_tasks.run(pipeline.task(settings, reached=built)) == ENDED
-    written = [row for key, row in pipeline.rows(settings).items() if row != before.get(key)]
-    assert written
-    taken = f"{pipeline.sink}:g1:views.timeline:{written[0]['follower_id']}:{written[0]['tweet_id']}"
-    with redis.Redis.from_url(pipeline.endpoints.redis_url) as store:
-        assert store.delete(taken) == 1
-        assert view_tasks.run(pipeline.task(settings, reached=pipeline.position().offsets)) == ENDED
-        assert not store.exists(taken)
-    assert len(pipeline.rows(settings)) == len(pipeline.states[lsn]) - 1
 
 
 @pytest.mark.parametrize("kind", ["redis", pytest.param("warehouse", marks=pytest.mark.soak)])
@@ -412,64 +344,3 @@ def test_kill_9_loses_no_row_that_the_sink_refuses(
         if not is_built:
             shutil.rmtree(pipeline.directory / "state")
     assert kept
-
-
-@pytest.mark.soak
-def test_a_result_takes_so_much_of_refused_rows_and_the_next_one_the_others(
-    pipeline: ViewPipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobs.executor.view_task.VALUES_BYTES_MAX", 1000)
-    settings = pipeline.settings("redis", max_value_bytes=200)
-    task = pipeline.task(settings)
-    lsn = pipeline.write(
-        Put(USERS, {"id": 1, "name": "n"}),
-        Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}),
-        *(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 300}) for number in (1, 3, 4, 5)),
-        Put(TWEETS, {"id": 2, "user_id": 1, "body": "short"}),
-    )
-    kept: dict[tuple[str, bytes], str] = {}
-    told = []
-    while not told or told[-1].has_more:
-        assert len(told) < 5
-        told.append(delivered(replace(task, rejected_before=dict(kept))))
-        assert sum(len(event.value or b"") for event in told[-1].rejected) <= 1000
-        new = {(event.position.topic, event.key): event.tag for event in told[-1].rejected}
-        assert not new.keys() & kept.keys()
-        kept |= new
-    assert [bool(result.next_offsets) for result in told] == [False] * (len(told) - 1) + [True]
-    assert len(told) > 1
-    assert sorted(orjson.loads(key)["tweet_id"] for _, key in kept) == [1, 3, 4, 5]
-    assert {row["tweet_id"] for row in pipeline.rows(settings).values()} == {2}
-    assert told[-1].view is not None
-    assert told[-1].view.lsn == lsn
-    after = delivered(replace(task, rejected_before=kept))
-    assert (after.rejected, after.resolved, after.has_more) == ([], [], False)
-
-
-@pytest.mark.soak
-def test_a_refused_row_that_changes_is_given_to_the_sink_again(pipeline: ViewPipeline) -> None:
-    settings = pipeline.settings("redis", max_value_bytes=200)
-    task = pipeline.task(settings)
-    assert task.view is not None
-    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}))
-    pipeline.write(*(Put(TWEETS, {"id": number, "user_id": 1, "body": "b" * 300}) for number in (1, 2, 3)))
-    first = delivered(task)
-    kept = {(event.position.topic, event.key): event.tag for event in first.rejected}
-    assert {topic for topic, _ in kept} == {task.view.topic}
-    assert [orjson.loads(event.value or b"")["after"]["body"] for event in first.rejected] == ["b" * 300] * 3
-    lsn = pipeline.write(
-        Put(TWEETS, {"id": 1, "user_id": 1, "body": "short"}),
-        Delete(TWEETS, {"id": 2}),
-        Put(TWEETS, {"id": 3, "user_id": 1, "body": "c" * 300}),
-    )
-    second = delivered(replace(task, rejected_before=kept))
-    assert sorted(orjson.loads(key)["tweet_id"] for _, key in second.resolved) == [1, 2]
-    (again,) = second.rejected
-    assert orjson.loads(again.key)["tweet_id"] == 3
-    assert again.tag > kept[again.position.topic, again.key]
-    assert {row["tweet_id"] for row in pipeline.rows(settings).values()} == {1}
-    # A kill before that was kept: the earlier rejection of the row says nothing of its newest version.
-    third = delivered(replace(task, rejected_before={at: tag for at, tag in kept.items() if at not in second.resolved}))
-    assert [(event.key, event.tag) for event in third.rejected] == [(again.key, again.tag)]
-    assert third.view is not None
-    assert third.view.lsn == lsn

@@ -87,38 +87,6 @@ def test_a_row_that_is_gone_when_a_state_is_built_again_gets_a_tombstone(
     assert pipeline.steps()[-1] == (lsn, {})
 
 
-@pytest.mark.soak
-def test_a_state_that_another_one_has_overtaken_on_the_topic_is_built_again(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    """A row that went and came back since then isn't changed, as that state sees it, and the topic lacks it."""
-    settings = pipeline.settings("redis", topic=True)
-    topic = pipeline.topic()
-    tweet = Put(TWEETS, {"id": 1, "user_id": 1, "body": "b"})
-    pipeline.write(Put(USERS, {"id": 1, "name": "n"}), Put(FOLLOWS, {"follower_id": 2, "followee_id": 1}), tweet)
-    assert view_tasks.run(pipeline.task(settings, result_topic=topic)) == ENDED
-    told = pipeline.ends()
-    shutil.copytree(pipeline.directory / "state", pipeline.directory / "older")
-    pipeline.write(Delete(TWEETS, {"id": 1}))
-    assert view_tasks.run(pipeline.task(settings, result_topic=topic, reached=told)) == ENDED
-    assert pipeline.steps()[-1][1] == {}
-    shutil.rmtree(pipeline.directory / "state")
-    (pipeline.directory / "older").rename(pipeline.directory / "state")
-    lsn = pipeline.write(tweet)
-    assert view_tasks.run(pipeline.task(settings, result_topic=topic, reached=told)) == ENDED
-    assert pipeline.steps()[-1] == (lsn, pipeline.states[lsn])
-    assert pipeline.states[lsn]
-
-
-@pytest.mark.soak
-def test_a_topic_that_is_asked_for_later_gets_all_of_the_result(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
-    settings = pipeline.settings("redis")
-    lsn = traffic(pipeline, 20)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    assert view_tasks.run(pipeline.task(settings, result_topic=pipeline.topic(), reached=pipeline.ends())) == ENDED
-    assert pipeline.steps() == [(lsn, pipeline.states[lsn])]
-
-
 def _recreate(pipeline: ViewPipeline, records: int = 0) -> None:
     """Delete the topic of the view and create it again, with so many records that nobody knows."""
     client, topic = pipeline.log.kafka.client(), view_topic(pipeline.name, pipeline.sink, 1)
@@ -170,26 +138,3 @@ def test_a_step_that_a_topic_made_anew_would_lack_the_beginning_of_is_not_commit
             topic.commit(tag=tag, offsets={}, run="run", is_complete=True)
     with closing(ViewTopic(pipeline.log.kafka.client(), where)) as topic:
         assert (known is not None, topic.last) == (True, None)
-
-
-@pytest.mark.soak
-def test_a_view_that_moves_between_workers_goes_on_with_its_state(
-    pipeline: ViewPipeline, view_tasks: ViewTasks
-) -> None:
-    """This process is one worker, whose writer stays open, and each other batch is in another one."""
-    task = pipeline.task(pipeline.settings("redis", topic=True), result_topic=pipeline.topic())
-    assert task.view is not None
-    assert task.view.result_topic is not None
-    try:
-        traffic(pipeline, 20)
-        delivered(task)
-        for seed in range(2, 5):
-            traffic(pipeline, 2, seed=seed)
-            assert view_tasks.run(task) == ENDED
-            lsn = traffic(pipeline, 2, seed=-seed)
-            result = delivered(task)
-            check_steps(pipeline, lsn)
-    finally:
-        close_view_topic(task.view.result_topic)
-    assert result.view is not None
-    assert result.view.counters.steps == 6  # those of a new state are counted anew

@@ -20,11 +20,6 @@ from tests.databases import Database
 
 pytestmark = pytest.mark.live
 
-_QUERIES_MAX = 6
-_ROWS_MAX = 12
-"""One of most answers, and one for each column."""
-
-
 _XID = "select pg_current_xact_id()::text::int8 & 4294967295"
 
 
@@ -97,17 +92,6 @@ def _xid(database: Database) -> int:
 
 
 @pytest.mark.soak
-def test_a_table_is_asked_about_alone(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
-    database.execute("create type mood as enum ('fine')", "create table t (id int primary key, a text, b mood)")
-    described = _Described(database, endpoints, tmp_path, TableName("public", "t"))
-    for _ in range(2):
-        described.describe(_xid_after(database))
-        queries, rows = described.asked.since_last()
-        assert 0 < queries <= _QUERIES_MAX
-        assert rows <= _ROWS_MAX
-
-
-@pytest.mark.soak
 def test_one_answer_is_for_all_partitions_whose_transactions_were_seen_then(
     database: Database, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -127,28 +111,6 @@ def test_one_answer_is_for_all_partitions_whose_transactions_were_seen_then(
     changed = described.describe(_xid_after(database, "truncate p1"))
     assert changed.unrecorded is not None
     assert "a partition went, was emptied or was rewritten" in changed.unrecorded.change.rewritten
-
-
-@pytest.mark.soak
-def test_one_answer_is_for_all_partitions_that_a_transaction_writes_which_is_not_seen_so_far(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """Transactions that are still open stand for those whose commit nobody sees so far."""
-    database.execute("create table t (id int primary key, a text)")
-    described = _Described(database, endpoints, tmp_path, TableName("public", "t"))
-    with psycopg.connect(database.dsn) as one, psycopg.connect(database.dsn) as other:
-        unseen = []
-        for number, connection in enumerate((one, other)):
-            connection.execute("insert into t values (%s, 'x')", (number,))
-            row = connection.execute(_XID).fetchone()
-            assert row is not None
-            unseen.append(row[0])
-        first = described.describe(unseen[0])
-        assert described.asked.since_last()[0]
-        assert described.describe(unseen[0]) is first
-        assert described.asked.since_last() == (0, 0)
-        described.describe(unseen[1])
-        assert described.asked.since_last()[0], "it may have altered the table since"
 
 
 def test_what_an_unseen_transaction_has_altered_is_waited_for_and_nothing_else(

@@ -1,7 +1,6 @@
 """Copies in the middle of the stream that don't stop it: what is written meanwhile, kills, locks, long transactions."""
 
 import contextlib
-import re
 import threading
 import time
 from collections import Counter
@@ -16,13 +15,9 @@ from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
 from cdc.postgres.repair_messages import request_repair
-from cdc.postgres.replication import ComingSlot
-from cdc.postgres.settings import SourceSettings
 from cdc.protocol.control_records import CaptureState, TableCopy
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
-from monitor.lag import Stage, StageState
-from monitor.stalls import STALLED_S
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -31,7 +26,6 @@ from tests.dying_publisher import Commit, Killed, dying
 pytestmark = pytest.mark.live
 
 _BIG = TableName("public", "big")
-_ODD = TableName("public", "odd")
 _TABLE = (
     "create table big (region text, id int, n int not null default 0, big text, primary key (region, id))",
     "alter table big alter big set storage external",
@@ -117,53 +111,12 @@ class Writers:
             thread.join()
 
 
-@pytest.mark.soak
-def test_a_table_that_is_written_all_the_time(copying: Copying) -> None:
-    captured = copying.captured.start()
-    captured.settle()
-    with Writers(copying.database):
-        copying.ask()
-        copying.wait(lambda: copying.copy() is not None)
-        copying.wait_whole()
-    captured.wait_quiet()
-    captured.assert_equal()
-    assert_tags_grow(captured)
-
-
 def assert_tags_grow(captured: Captured, table: str = "public.big") -> None:
     newest: dict[bytes, str] = {}
     for event in captured.events(table):
         if event.value is not None:
             assert event.tag >= newest.get(event.key, ""), event.key
             newest[event.key] = event.tag
-
-
-@pytest.mark.soak
-def test_a_transaction_that_is_open_all_the_time_holds_nothing_up(copying: Copying) -> None:
-    captured = copying.captured
-    with psycopg.connect(copying.database.dsn) as long:
-        long.execute("update big set n = -1 where id in (7, 1500, 2999)")
-        long.execute("insert into big values ('open', 1, 1)")
-        # Also for a session that begins while it is open.
-        captured.begin()
-        with pytest.raises(AssertionError):  # the first copy of all has a slot, and that waits
-            until(lambda: any("streaming from" in line for line in captured.said), seconds=1)
-        long.rollback()
-        captured.wait_for("streaming from")
-        captured.settle()
-        captured.stop()
-        long.execute("update big set n = -1 where id in (7, 1500, 2999)")
-        long.execute("insert into big values ('open', 1, 1)")
-        captured.start()
-        copying.ask()
-        copying.wait(lambda: any("is copied" in line for line in captured.said))
-        copying.wait_whole()
-        copying.ask()
-        copying.wait(lambda: copying.copy() is not None)
-        long.execute("update big set n = -2 where id = 8")
-        long.commit()
-        copying.wait_whole()
-    captured.assert_equal()
 
 
 @pytest.mark.alone
@@ -336,24 +289,6 @@ def test_a_cancelled_copy_leaves_the_table_as_complete_as_it_was(copying: Copyin
 
 
 @pytest.mark.soak
-def test_a_copy_that_is_cancelled_after_a_restart_leaves_no_reason_for_another(copying: Copying) -> None:
-    captured = copying.captured.start()
-    captured.settle()
-    order_later = CopyOrder(captured.config.slot, CopyAction.PAUSE, _BIG)
-    with copying.database.connection.transaction():  # so that it is paused before it begins
-        copying.ask()
-        send_order(copying.database.connection, order_later)
-    copying.wait(lambda: (copy := copying.copy()) is not None and copy.paused and not copy.has_begun)
-    captured.stop()
-    captured.start()
-    order(copying, CopyAction.CANCEL, _BIG)
-    copying.wait_whole()
-    copying.database.execute("update big set n = n + 1 where big is not null")
-    captured.assert_equal()
-    assert not any("copying public.big" in line or "wait for a copy" in line for line in captured.said)
-
-
-@pytest.mark.soak
 def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back(copying: Copying) -> None:
     captured = copying.captured.start()
     captured.settle()
@@ -380,30 +315,6 @@ def test_a_table_that_leaves_in_the_middle_of_its_copy_is_copied_when_it_is_back
     assert warnings() == 1
 
 
-_LOCK_WAITS = (
-    "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
-    " and application_name = 'lockstep snapshot'"
-)
-
-
-@pytest.mark.soak
-def test_a_lock_of_another_table_holds_up_no_stream(copying: Copying) -> None:
-    """PostgreSQL waits for it before it says how a table is published, so no copy begins meanwhile."""
-    captured = copying.captured
-    captured.start()
-    captured.settle()
-    with copying.database.reading() as holder:
-        holder.execute("begin; lock table other in access exclusive mode")
-        copying.ask()
-        copying.wait(lambda: copying.database.value(_LOCK_WAITS) > 0)
-        copying.database.execute("insert into big values ('new', 1, 1)")
-        copying.wait(lambda: any(event.op == "c" for event in captured.events("public.big")))
-        holder.execute("commit")
-    copying.wait_whole()
-    captured.assert_equal()
-    assert not any("starting over" in line for line in captured.said)
-
-
 @pytest.mark.soak
 def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> None:
     """Not how fast it is, but what a chunk takes, and that no other begins before its time has come."""
@@ -420,75 +331,6 @@ def test_a_copy_takes_no_more_rows_a_second_than_it_may(copying: Copying) -> Non
     copied = [event for event in captured.events("public.big") if event.op == "r"]
     assert len(events) == 3000
     assert max(Counter(event.tag for event in copied if event.tag > copied[0].tag).values()) <= 500
-
-
-@pytest.mark.soak
-def test_wide_rows_come_in_chunks_of_few(copying: Copying) -> None:
-    captured = copying.captured
-    copying.database.execute(
-        "create table wide (id int primary key, big text)",
-        "alter table wide alter big set storage external",
-        "insert into wide select n, case when n between 300 and 340 then repeat('w', 1000000) end"
-        " from generate_series(1, 400) n",
-    )
-    captured.configure(tables=(*captured.config.source.tables, "public.wide"))
-    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(chunk_ms=10_000)})
-    captured.start()
-    captured.settle()
-    name = TableName("public", "wide")
-    copying.ask(name)
-    copying.wait_whole(name)
-    tags = Counter(
-        event.tag for event in captured.events("public.wide") if event.op == "r" and 300 <= event.after["id"] <= 340
-    )
-    assert sorted(tags.values())[-2] <= 10  # the first copy's have one tag
-    request_repair(copying.database.connection, name, [{"id": n} for n in range(290, 350)], slot=captured.config.slot)
-    captured.wait_for("published 60 rows and 0 deletes again")
-    captured.assert_equal("public.wide")
-
-
-@pytest.mark.alone
-@pytest.mark.soak
-def test_a_copy_ends_where_commits_are_visible_late_all_the_time(copying: Copying, database: Database) -> None:
-    """At each moment some transaction is published and not visible so far, as with a standby that is slow."""
-    captured = copying.captured.start()
-    captured.settle()
-    over = threading.Event()
-    database.execute("alter system set synchronous_standby_names = 'nobody'", "select pg_reload_conf()")
-    database.connection.execute("set synchronous_commit = local")
-
-    def write(number: int) -> None:
-        with psycopg.connect(database.dsn, autocommit=True) as connection:
-            while not over.is_set():
-                connection.execute("update big set n = n + 1 where id = %s", (number,))
-
-    def let_go() -> None:
-        """Each commit is visible about 40 ms after it is in the WAL, one after the other."""
-        with psycopg.connect(database.dsn, autocommit=True) as connection:
-            connection.execute("set synchronous_commit = local")
-            while not over.wait(0.01):
-                connection.execute(
-                    "select pg_cancel_backend(pid) from pg_stat_activity where wait_event = 'SyncRep'"
-                    " and query like 'update big%' and clock_timestamp() - query_start > interval '40 ms'"
-                )
-
-    threads = [
-        *(threading.Thread(target=write, args=(number,)) for number in range(1, 5)),
-        threading.Thread(target=let_go),
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        copying.ask()
-        copying.wait_whole()
-    finally:
-        over.set()
-        database.execute("alter system reset synchronous_standby_names", "select pg_reload_conf()")
-        database.connection.execute("reset synchronous_commit")
-        for thread in threads:
-            thread.join()
-    captured.assert_equal()
-    assert_tags_grow(captured)
 
 
 @pytest.mark.soak
@@ -522,22 +364,6 @@ def test_a_copy_ends_beside_writers_at_full_speed_on_the_same_rows(copying: Copy
     captured.assert_equal()
     assert_tags_grow(captured)
     assert all(event.after["big"] for event in captured.events("public.big") if event.op in "cru")
-
-
-@pytest.mark.soak
-def test_a_table_that_lacks_its_copy_cant_be_cancelled(copying: Copying) -> None:
-    captured = copying.captured
-    copying.database.execute("create table late (id int primary key)", "insert into late values (1)")
-    captured.start()
-    captured.settle()
-    captured.stop()
-    captured.configure(tables=(*captured.config.source.tables, "public.late"))
-    order(copying, CopyAction.CANCEL)
-    copying.database.execute(f"alter publication {captured.config.publication} add table late")
-    captured.start()
-    copying.wait_whole(TableName("public", "late"))
-    captured.assert_equal()
-    assert [event.op for event in captured.events("public.late")] == ["r"]
 
 
 def test_updates_without_large_values_of_rows_that_werent_copied(copying: Copying) -> None:
@@ -589,224 +415,6 @@ def test_a_table_whose_keys_can_swap_stops_the_stream_for_its_copy(
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.odd",), source=options) as captured:
         copying = Copying(captured, database)
         _copied_as_one(copying)
-
-
-_LATE = TableName("public", "late")
-
-
-def _with_late(copying: Copying, rows: int = 3) -> None:
-    """Another table joins while capture is stopped: it lacks its copy."""
-    captured = copying.captured.start()
-    captured.settle()
-    captured.stop()
-    copying.database.execute(
-        "create table late (id int primary key)",
-        f"insert into late select generate_series(1, {rows})",
-        f"alter publication {captured.config.publication} add table late",
-    )
-    captured.configure(tables=(*captured.config.source.tables, "public.late"))
-
-
-def _comes_back(copying: Copying, name: TableName = _LATE) -> None:
-    """The others go on, nothing has ended, and the table is copied once it is published again."""
-    captured = copying.captured
-    before = len(captured.events("public.other"))
-    copying.database.execute("insert into other select coalesce(max(id), 0) + 1, 1 from other")
-    copying.wait(lambda: len(captured.events("public.other")) > before)
-    copying.database.execute(f"alter publication {captured.config.publication} add table {name.sql}")
-    copying.wait_whole(name)
-    captured.wait_quiet()
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_table_that_joined_and_left_before_its_copy_waits_also_after_a_reconnect(copying: Copying) -> None:
-    captured = copying.captured
-    _with_late(copying)
-    copying.database.execute(
-        "create table first (id int primary key)",
-        "insert into first select generate_series(1, 3000)",
-        f"alter publication {captured.config.publication} add table first",
-    )
-    first = TableName("public", "first")
-    captured.configure(tables=("public.first", *captured.config.source.tables))
-    captured.config = captured.config.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=20)})
-    captured.start()
-    copying.wait(lambda: (copy := copying.copy(first)) is not None and copy.rows > 0)  # the other one waits behind it
-    copying.database.execute(f"alter publication {captured.config.publication} drop table late")
-    copying.database.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity"
-        " where application_name = 'lockstep capture' and datname = current_database()"
-    )
-    copying.wait(lambda: sum("streaming from" in line for line in captured.said) == 2)
-    copying.database.execute("delete from first where id > 10")
-    captured.wait_for("warning: public.late: not in publication")
-    _comes_back(copying)
-
-
-@pytest.mark.soak
-def test_a_table_that_joined_and_left_in_the_middle_of_its_copy_waits_also_after_a_restart(copying: Copying) -> None:
-    captured = copying.captured
-    _with_late(copying, rows=300)
-    fast = captured.config
-    captured.config = fast.model_copy(update={"snapshot": SnapshotSettings(rows_per_s=20)})
-    captured.start()
-    copying.wait(lambda: (copy := copying.copy(_LATE)) is not None and copy.rows > 0)
-    copying.database.execute(f"alter publication {fast.publication} drop table late")
-    captured.wait_for("warning: public.late: not in publication")
-    captured.stop()
-    captured.config = fast
-    captured.start()
-    captured.wait_for("warning: public.late: not in publication")
-    _comes_back(copying)
-
-
-@contextlib.contextmanager
-def _odd(database: Database, endpoints: Endpoints, directory: Path) -> Iterator[Copying]:
-    """A table whose copy stops the stream, beside those of others that don't; all of them are copied."""
-    database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
-    database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
-    database.execute("create table other (id int primary key, n int)", *_TABLE)
-    options = "options = { 'public.odd' = { key = ['id'] } }"
-    tables = ("public.odd", "public.other", "public.big")
-    with Captured(database, endpoints.kafka_bootstrap, directory, tables, source=options) as captured:
-        yield Copying(captured, database)
-
-
-@pytest.mark.soak
-def test_a_table_that_leaves_before_the_stream_stops_for_its_copy_is_copied_when_it_is_back(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    with _odd(database, endpoints, tmp_path) as copying:
-        captured = copying.captured.start()
-        captured.settle()
-        with database.reading() as holder:
-            holder.execute("begin; insert into big values ('n', 3)")  # until it ends, no copy begins
-            copying.ask(_ODD)
-            copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
-            database.execute(f"alter publication {captured.config.publication} drop table odd")
-            holder.execute("commit")
-        captured.wait_for("warning: public.odd: not in publication")
-        until(lambda: database.value(_TEMPORARY_SLOTS) == 0)  # it would hold back WAL for nothing
-        _comes_back(copying, _ODD)
-
-
-@pytest.mark.soak
-def test_a_slot_that_is_ready_isnt_held_while_chunks_of_another_table_go_on(
-    database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    ready = f"{_TEMPORARY_SLOTS} and confirmed_flush_lsn is not null"
-    with _odd(database, endpoints, tmp_path) as copying, database.reading() as holder:
-        captured = copying.captured.start()
-        captured.settle()
-        captured.stop()
-        holder.execute("begin; insert into other values (7, 7)")  # until it ends, no slot is ready
-        has_let_go = threading.Event()
-
-        def watch(commit: Commit) -> bool:
-            copy = commit.state.copying.get(_BIG)
-            if not has_let_go.is_set() and copy is not None and copy.rows:
-                has_let_go.set()
-                holder.execute("commit")
-                until(lambda: database.value(ready) == 1)
-            return False
-
-        captured.start(wrap_publisher=dying(watch))
-        copying.ask(_ODD)
-        copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
-        copying.ask(_BIG)
-        copying.wait_whole(_BIG)
-        copying.wait_whole(_ODD)
-        said = captured.said
-        assert has_let_go.is_set()
-        of_odd = next(at for at, line in enumerate(said) if line.startswith("copying public.odd at"))
-        assert of_odd < next(at for at, line in enumerate(said) if line.startswith("public.big is copied")), said
-        captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_repair_of_a_paused_table_waits_and_nothing_is_held_up_for_it(
-    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.execute("create table odd (id int primary key deferrable initially deferred, n int)")
-    database.execute("alter table odd replica identity full", "insert into odd values (1, 1), (2, 2)")
-    database.execute("create table other (id int primary key, n int)")
-    name, options = TableName("public", "odd"), "options = { 'public.odd' = { key = ['id'] } }"
-    tables = ("public.odd", "public.other")
-    with Captured(database, endpoints.kafka_bootstrap, tmp_path, tables, source=options) as captured:
-        copying = Copying(captured, database)
-        captured.start()
-        captured.settle()
-        slots = _counted_slots(monkeypatch)
-        with database.reading() as holder:
-            holder.execute("begin; insert into odd values (3, 3)")  # until it ends, no copy begins
-            copying.ask(name)
-            copying.wait(lambda: database.value(_TEMPORARY_SLOTS) == 1)
-            order(copying, CopyAction.PAUSE, name)
-            captured.wait_for("is paused")
-            holder.execute("commit")
-        # The slot that the copy waited for would hold back WAL.
-        until(lambda: database.value(_TEMPORARY_SLOTS) == 0)
-        asked = len(slots)
-        request_repair(database.connection, name, [{"id": 1}], slot=captured.config.slot)
-        for number in (1, 2):
-            database.execute(f"insert into other values ({number}, 1)")
-            copying.wait(lambda number=number: len(captured.events("public.other")) == number)  # type: ignore[misc]
-        assert len(slots) == asked
-        order(copying, CopyAction.RESUME, name)
-        copying.wait_whole(name)
-        captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_capture_that_stands_still_for_a_slot_is_behind_and_does_not_hang(
-    database: Database, endpoints: Endpoints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("snapshot.in_stream._SLOT_PATIENCE_S", 60.0)
-    asked: list[str] = []
-    with _odd(database, endpoints, tmp_path) as copying, database.reading() as holder:
-
-        def coming(source: SourceSettings, name: str) -> ComingSlot:
-            asked.append(name)
-            if len(asked) == 2:  # the one for which the stream stands still
-                holder.execute("begin; insert into other values (7, 7)")
-            return ComingSlot(source, name)
-
-        monkeypatch.setattr("snapshot.in_stream.ComingSlot", coming)
-        captured = copying.captured.start()
-        captured.settle()
-        copying.ask(_ODD)
-        copying.wait(lambda: len(asked) == 2)
-        database.execute("insert into big values ('new', 1)")
-        received: list[Stage] = []
-        with LagCollector(captured.config.as_pipeline(), {}) as collector:
-
-            def has_stood_for_long() -> bool:
-                received.append(collector.collect().stages[1])
-                seconds = re.search(r"for (\d+) s, but gives signs of life", received[-1].reason or "")
-                return seconds is not None and int(seconds[1]) >= 2 * STALLED_S
-
-            until(has_stood_for_long)
-        assert {stage.state for stage in received} <= {StageState.CURRENT, StageState.BEHIND}
-        assert f"until pid {holder.info.backend_pid} " in (received[-1].reason or "")
-        holder.execute("commit")
-        copying.wait_whole(_ODD)
-        captured.assert_equal()
-
-
-_TEMPORARY_SLOTS = "select count(*) from pg_replication_slots where temporary and database = current_database()"
-
-
-def _counted_slots(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the slots that copies in the stream ask for, from now on."""
-    names: list[str] = []
-
-    def coming(source: SourceSettings, name: str) -> ComingSlot:
-        names.append(name)
-        return ComingSlot(source, name)
-
-    monkeypatch.setattr("snapshot.in_stream.ComingSlot", coming)
-    return names
 
 
 def _copied_as_one(copying: Copying) -> None:

@@ -1,21 +1,18 @@
 """What Spark makes of the expressions of computed columns and filters."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import orjson
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.model.errors import ConfigurationError
 from cdc.model.table import TableName
 from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import TableHistory
-from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, opened_row_computer, with_computed
+from jobs.spark.computed_columns import RowComputer, TablePlan, checked_plans, with_computed
 from sinks.table_settings import Computed, Expressions, TableSettings
 from tests.builders import column, table
-from tests.job_process import spark_settings
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -144,38 +141,3 @@ def test_rows_of_earlier_shapes_have_the_values_that_they_are_carried_over_with(
         2: None,
         3: None,
     }
-
-
-@pytest.mark.soak
-def test_expressions_that_cannot_be_are_all_named_at_once(spark: SparkSession) -> None:
-    wrong = {
-        "nope + 1": "the table has no column 'nope'",
-        "1 +": "not an expression",
-        "rand()": "must follow from the row alone",
-        "now()": "must follow from the row alone",
-        "DATE  'today'": "must follow from the row alone",
-        "current_timezone()": "must follow from the row alone",
-        "sum(id)": "one row only",
-        "struct(*)": "must follow from the row alone",
-        "upper(name, id)": "upper",
-        "(select 1)": "must follow from the row alone",
-        "row_number() over (order by id)": "one row only",
-        "explode(array(1))": "generator",
-        "array(id)": "cannot cast",
-    }
-    computed = {f"c{index}": Computed(sql=sql, type="int4") for index, sql in enumerate(wrong)}
-    with pytest.raises(ConfigurationError) as raised:
-        checked_plans(spark, {T.name: Expressions(computed, "name = ")}, {T.name: T})
-    assert len(raised.value.problems) == len(wrong) + 1
-    for index, (problem, why) in enumerate(zip(raised.value.problems, wrong.values(), strict=False)):
-        assert problem.startswith(f"computed column public.things.c{index}: ")
-        assert why in problem
-    assert raised.value.problems[-1].startswith("where of public.things: not an expression")
-
-
-@pytest.mark.soak
-def test_comparisons_use_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:
-    expressions = {T.name: Expressions({"c": Computed(sql="name")}, None)}
-    with opened_row_computer(spark_settings(tmp_path), expressions, {T.name: T}) as computer:
-        assert computer.compute(T.name, [b'{"name":"x"}']) == [b'{"c":{"v":"x"}}']
-    assert spark.range(1).count() == 1  # it goes on

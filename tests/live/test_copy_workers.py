@@ -3,7 +3,6 @@
 import collections
 import json
 import multiprocessing
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +18,9 @@ from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_names import STATE, control_topic
 from cdc.model.errors import Unavailable
 from cdc.model.table import TableName
-from cdc.postgres.connection import connect
-from cdc.protocol.control_records import CaptureState, SnapshotPhase
+from cdc.protocol.control_records import CaptureState
 from lockstep.capture.publisher import capture_publisher
-from snapshot.ledger import CopyRun
-from snapshot.worker import Job, _Worker, copy_publisher, fence_workers
+from snapshot.worker import copy_publisher, fence_workers
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -96,23 +93,6 @@ def test_partitions_are_copied_side_by_side(database: Database, make: Any) -> No
     captured = make("public.p", "public.bare").start()
     assert _snapshot_rows(captured, "public.p") == list(range(1, 7001))
     captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_the_rows_of_tables_that_inherit_are_their_own(database: Database, make: Any) -> None:
-    database.execute(
-        T, FILL, "create table child (primary key (id)) inherits (t)", "insert into child values (-1, 'c')"
-    )
-    captured = make("public.t").start()
-    assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
-
-
-@pytest.mark.soak
-def test_a_little_is_copied_without_workers(database: Database, make: Any) -> None:
-    database.execute(T, "insert into t values (1, 'x')")
-    captured = make("public.t").start()
-    assert not any("workers copy" in line for line in captured.said)
-    assert _snapshot_rows(captured, "public.t") == [1]
 
 
 def _workers() -> list[multiprocessing.process.BaseProcess]:
@@ -225,44 +205,6 @@ def test_what_a_worker_of_before_has_open_hides_no_state(database: Database, mak
         publisher.close()
 
 
-@pytest.mark.soak
-def test_a_worker_whose_snapshot_is_gone_can_be_started_again(database: Database, make: Any) -> None:
-    database.execute(T)
-    captured = make("public.t")
-    ours, theirs = multiprocessing.Pipe()
-    run = CopyRun("s", 0, 1, 1, {})
-    job = Job(captured.config.as_pipeline(), run, "00000003-00000001-1", 0, "d", "1", {}, {}, {}, None, 0, {})
-    with ours, theirs, pytest.raises(Unavailable, match="can't read the snapshot"):
-        _Worker(0, job, theirs).run()
-
-
-@pytest.mark.soak
-def test_a_stop_ends_the_workers(database: Database, make: Any) -> None:
-    database.execute(T, FILL)
-    captured = make("public.t")
-    captured.begin(wrap_publisher=_once(captured._stop.set))
-    until(captured._stop.is_set)
-    captured.stop()
-    assert _workers() == []
-    state = read_state(captured.client, captured.name, captured.config.slot)
-    assert state is not None
-    assert state.phase is SnapshotPhase.COPYING
-    captured.start()
-    captured.assert_equal()
-
-
-def _alter(database: Database) -> threading.Thread:
-    """Adds a column, once it gets the lock."""
-
-    def alter() -> None:
-        with connect(database.source(), application="alter") as connection:
-            connection.execute("alter table public.t add b int")
-
-    altering = threading.Thread(target=alter)
-    altering.start()
-    return altering
-
-
 SLOWLY = f"{WORKERS}\nrows_per_s = 1000"
 
 
@@ -271,19 +213,6 @@ def _begin(captured: Captured) -> None:
     captured.begin()
     captured.wait_for("handoff at")
     until(lambda: read_copied_ranges(captured.client, captured.name, captured.config.slot))
-
-
-@pytest.mark.soak
-def test_an_alter_table_that_waits_for_the_copy_does_not_hold_it_up(database: Database, make: Any) -> None:
-    """A worker that has no lock so far can't get one behind it, and leaves the table to one that has."""
-    database.execute(T, FILL)
-    captured = make("public.t", sections=SLOWLY)
-    _begin(captured)
-    altering = _alter(database)
-    captured.wait_for("streaming from")
-    altering.join()
-    assert not any("starting over" in line for line in captured.said)
-    assert _snapshot_rows(captured, "public.t") == list(range(1, ROWS + 1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

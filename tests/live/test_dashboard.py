@@ -8,33 +8,28 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
-import psutil
 import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.kafka.control_topics import read_tables
 from cdc.kafka.topic_admin import TopicAdmin, view_topic_plans
 from cdc.kafka.topic_names import view_topic
-from cdc.model.errors import LockstepError
 from cdc.model.tag import Tag
 from jobs.executor.task_input import ViewTopicInput
 from jobs.executor.view_topic import ViewTopic
 from jobs.query.view_plan import planned_view
 from lockstep.cli.main import exit_code
-from lockstep.client.client import Client
 from lockstep.config import load
-from lockstep.dashboard.model import FollowedKey, PipelineState, Tables
+from lockstep.dashboard.model import FollowedKey, PipelineState
 from lockstep.dashboard_settings import TOKEN_VARIABLE
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -178,15 +173,6 @@ def test_figures_are_those_of_the_lag_command(
     until(agree)
 
 
-@pytest.mark.soak
-def test_once_prints_the_same_document(captured: Captured, capsys: pytest.CaptureFixture[str]) -> None:
-    captured.start().settle()
-    assert exit_code(["dashboard", "--once", "--config", str(captured.path)]) == 0
-    state = PipelineState.model_validate_json(capsys.readouterr().out)
-    assert state.pipeline == captured.name
-    assert [sink.name for sink in state.sinks] == ["cache"]
-
-
 def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dashboard) -> None:
     assert dashboard.status("GET", "/api/key?table=public.t&key=2") == 401, "its values are for who has the page"
     dashboard.load_page()
@@ -201,53 +187,6 @@ def test_a_row_is_followed_to_where_it_lacks(captured: Captured, dashboard: Dash
     code, document, _ = dashboard.ask("GET", f"/api/key?table=public.t&key={SECRET}")
     assert code == 400
     assert SECRET not in document["message"]
-
-
-@pytest.mark.soak
-def test_prometheus_finds_the_last_look(dashboard: Dashboard) -> None:
-    until(lambda: "\nlockstep_look_timestamp_seconds " in dashboard.get("/metrics"))
-    _, text, headers = dashboard.ask("GET", "/metrics")
-    samples = {
-        (sample.name, sample.labels.get("stage")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert samples["lockstep_slot_active", None] == 1
-    assert samples["lockstep_stage_behind_bytes", "WAL end"] == 0
-    assert headers["content-type"].startswith("text/plain")
-
-
-@pytest.mark.soak
-def test_a_wait_ends_at_its_time_and_says_who_is_late(dashboard: Dashboard) -> None:
-    code, waited, _ = dashboard.ask("POST", "/api/wait", {"lsn": "0/1", "sinks": ["cache"], "timeout_s": 0.2})
-    assert code == 200, waited
-    assert (waited["reached"], waited["lsn"], list(waited["late"])) == (False, "0/1", ["cache"])
-    for body, says in (({"lsn": "here"}, "0/16B3748"), ({"lsn": "0/1", "sinks": ["nothing"]}, "nothing")):
-        code, refusal, _ = dashboard.ask("POST", "/api/wait", body)
-        assert code == 400
-        assert says in refusal["message"]
-    with Client(f"http://127.0.0.1:{dashboard.port}") as client:
-        assert not client.wait("cache", "0/1", timeout_s=0.2)
-        with pytest.raises(LockstepError, match=r"status 400.*nothing"):
-            client.wait("nothing", "0/1")
-
-
-@pytest.mark.soak
-def test_what_isnt_well_is_an_alert_with_its_next_step(captured: Captured, dashboard: Dashboard) -> None:
-    captured.stop()
-    until(lambda: "capture" in json.dumps(dashboard.get("/api/alerts")["open"]))
-    assert all("`lockstep" in one["message"] for one in dashboard.get("/api/alerts")["open"])
-
-
-@pytest.mark.soak
-def test_tables_and_shapes(captured: Captured, dashboard: Dashboard) -> None:
-    until(lambda: _has_looked(dashboard))
-    (table,) = Tables.model_validate(dashboard.get("/api/tables")).tables
-    assert (table.table, table.state, table.key) == ("public.t", "streaming", ("id",))
-    versions = dashboard.get("/api/schemas?table=public.t")["versions"]
-    assert [(one["schema_id"], one["columns"]) for one in versions] == [(1, 2)]
-    assert dashboard.get("/api/copies")["copies"][0]["state"] == "copied"
-    assert dashboard.get("/api/rejections") == {"reasons": []}
 
 
 @contextmanager
@@ -309,46 +248,6 @@ def test_a_stop_ends_open_streams_at_once_and_a_new_server_goes_on(
     again.stop()
 
 
-@pytest.mark.soak
-def test_events_are_followed_without_their_rows(captured: Captured, dashboard: Dashboard) -> None:
-    seen = threading.Event()
-
-    def write() -> None:
-        number = 0
-        while not seen.wait(0.1):
-            number += 1
-            captured.database.execute(f"update t set word = '{SECRET}{number}' where id = 1")
-
-    writer = threading.Thread(target=write)
-    data = ""
-    with _stream(dashboard, "/api/tail?table=public.t&op=u") as answer:
-        writer.start()
-        try:
-            while not data.startswith("data: "):
-                data = answer.readline().decode()
-                assert data, "the stream ended"
-        finally:
-            seen.set()
-            writer.join()
-    event = json.loads(data.removeprefix("data: "))
-    assert (event["table"], event["op"], event["key"]) == ("public.t", "u", '{"id":1}')
-    assert SECRET not in data
-
-
-@pytest.mark.soak
-def test_nothing_that_has_run_is_no_failure(captured: Captured, tmp_path: Path) -> None:
-    dashboard = Dashboard(captured.path, tmp_path)
-    until(lambda: _has_looked(dashboard))
-    state = _state(dashboard)
-    assert [(problem.where, problem.state) for problem in state.problems] == [
-        ("capture", "absent"),
-        ("cache", "absent"),
-    ]
-    assert state.capture.lsn is None
-    assert dashboard.get("/api/tables")["tables"][0]["state"] == "waiting"
-    dashboard.stop()
-
-
 @pytest.mark.parametrize("what", ["source", "kafka", "store"])
 @pytest.mark.soak
 def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Path, what: str) -> None:
@@ -380,19 +279,6 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
             until(lambda: tail.readline().startswith(b"event: trouble"))
             assert json.loads(tail.readline().removeprefix(b"data: "))["message"]
     dashboard.stop()
-
-
-@pytest.mark.soak
-def test_every_part_takes_up_another_configuration(captured: Captured, dashboard: Dashboard) -> None:
-    until(lambda: _has_looked(dashboard))
-    text = captured.path.read_text()
-    captured.path.write_text(text.replace("[sinks.cache]", "[sinks.other]"))
-    dashboard.begins_anew()
-    until(lambda: _has_looked(dashboard))
-    assert [sink.name for sink in _state(dashboard).sinks] == ["other"]
-    assert dashboard.get("/api/sinks/other")["name"] == "other"
-    code, waited, _ = dashboard.ask("POST", "/api/wait", {"lsn": "0/1", "sinks": ["other"], "timeout_s": 0.2})
-    assert code == 200, waited
 
 
 def test_beyond_loopback_nothing_is_had_without_the_token(captured: Captured, tmp_path: Path) -> None:
@@ -543,14 +429,3 @@ def _until_line(answer: http.client.HTTPResponse, begin: str, *, more: int = 0) 
     for _ in range(more):
         line = answer.readline().decode()
     return line.rstrip("\n")
-
-
-@pytest.mark.soak
-def test_its_memory_does_not_grow_with_readers(dashboard: Dashboard) -> None:
-    until(lambda: _has_looked(dashboard))
-    with ExitStack() as streams:
-        for _ in range(10):
-            streams.enter_context(_stream(dashboard, "/api/events"))
-        before = psutil.Process(dashboard.process.pid).memory_info().rss
-        _frames(dashboard, 5)
-        assert psutil.Process(dashboard.process.pid).memory_info().rss - before < 8 * 2**20

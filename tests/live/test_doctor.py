@@ -4,17 +4,13 @@ import json
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer
-from pyspark.sql import SparkSession
+from confluent_kafka import Producer
 
-from cdc.kafka import control_topics
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.newest_records import newest_records
 from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans, table_topic_plan
@@ -25,14 +21,12 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.replication import ReplicationConnection
 from cdc.postgres.slot import drop_slot, emit_functions
 from cdc.protocol.control_records import CaptureState
-from jobs.generations.record import Record, save_record
 from lockstep.config import Config, load
 from lockstep.doctor.examine import examine, is_healthy
 from migrations.source import messages_sql, publication_sql
-from sinks.registry import definition, open_sink
+from sinks.registry import open_sink
 from stack.stack import Endpoints
-from tests.builders import column, table
-from tests.contract.test_opensearch_refusals import JSON, Answer, before
+from tests.builders import table
 from tests.databases import Database
 from tests.events import Log, Put, kafka_settings
 from tests.history import state as any_state
@@ -144,26 +138,6 @@ def test_control_records_that_somebody_else_wrote_are_found(case: Case) -> None:
     )
 
 
-@pytest.mark.soak
-def test_a_history_that_compaction_may_thin_out_is_reported(case: Case, endpoints: Endpoints) -> None:
-    sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\nhistory = true\n'
-    case.path.write_text(case.path.read_text() + sink)
-
-    def told() -> list[str]:
-        return [finding.what for finding in examine(load(case.path)) if finding.severity is Severity.WARNING]
-
-    assert "keeps every version of a row, and its topics may be compacted at once" in told()
-    case.path.write_text(
-        case.path.read_text().replace("partitions = 3", "partitions = 3, min_compaction_lag_ms = 60000")
-    )
-    assert told() == []
-    # A topic that exists is as it is, whatever the configuration says.
-    config = load(case.path)
-    settings = config.kafka.topics.model_copy(update={"min_compaction_lag_ms": 0})
-    TopicAdmin(case.client).create([table_topic_plan(config.topics()[T], settings)])
-    assert "keeps every version of a row, and its topics may be compacted at once" in told()
-
-
 def test_a_pipeline_that_runs_is_healthy(case: Case) -> None:
     case.create_topics()
     case.make_slot()
@@ -184,15 +158,6 @@ def test_a_publication_that_was_dropped_is_missed_once_capture_has_begun_with_it
     assert finding.what == "is gone, and capture has begun with it: somebody dropped it"
     case.database.execute(finding.fix.splitlines()[0])
     assert case.wrong() == []
-
-
-@pytest.mark.soak
-def test_more_copies_than_brokers_are_refused_before_capture_is(case: Case) -> None:
-    case.path.write_text(case.path.read_text().replace("replication_factor = 1", "replication_factor = 3"))
-    config = load(case.path)
-    (finding,) = [finding for finding in examine(config) if finding.severity is Severity.ERROR]
-    assert finding.what == "kafka.topics.replication_factor is 3, and there is 1 broker"
-    assert "set replication_factor = 1 in [kafka.topics]" in finding.fix
 
 
 _SINKS = """
@@ -275,114 +240,6 @@ sql = "select id, v from t"
     assert sorted(finding.what.partition(":")[0] for finding in found) == ["CURRENT_TIMESTAMP", "LOWER(v)"]
 
 
-@pytest.mark.soak
-def test_an_index_that_a_sink_which_is_there_cannot_have_is_a_warning(case: Case, endpoints: Endpoints) -> None:
-    text = case.path.read_text()
-    sink = f'[sinks.{case.name}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
-    case.path.write_text(text + sink)
-    settings = load(case.path).sinks[case.name]
-    opened = open_sink(case.name, settings, 1)
-    try:
-        opened.sink.prepare([table(column("id", "int4"), column("v"), name=T)])
-        save_record(opened.records, 1, Record(case.name, definition(settings)))
-    finally:
-        opened.sink.close()
-    declared = (
-        'indexes = { "public.t" = [{ columns = ["v"] }, { columns = ["w"] }], "public.u" = [{ columns = ["v"] }] }'
-    )
-    case.path.write_text(text + sink + declared)
-    found = [finding for finding in examine(load(case.path)) if finding.subject == f"sink {case.name}"]
-    assert [(finding.severity, finding.what) for finding in found] == [
-        (Severity.OK, "answers; generation 1 is live"),
-        (Severity.WARNING, "indexes: this sink has no table public.u"),
-        (Severity.WARNING, "indexes: public.t has no column 'w'"),
-    ]
-
-
-_EXPRESSIONS = """
-[sinks.cache]
-type = "redis"
-url = "{redis}"
-computed = {{ "public.t.loud" = {{ sql = "upper(w)", type = "text" }} }}
-where = {{ "public.t" = "rand() < 0.5" }}
-[sinks.right]
-type = "redis"
-url = "{redis}"
-computed = {{ "public.t.loud" = {{ sql = "upper(v)", type = "text" }} }}
-where = {{ "public.t" = "id > 7" }}
-"""
-
-
-@pytest.mark.busy
-@pytest.mark.soak
-def test_expressions_that_spark_would_not_take_are_found_with_all_their_faults(
-    case: Case, endpoints: Endpoints, spark: SparkSession
-) -> None:
-    case.path.write_text(case.path.read_text() + _EXPRESSIONS.format(redis=endpoints.redis_url))
-    found = [finding for finding in examine(load(case.path)) if finding.subject in ("sink cache", "sink right")]
-    assert [(finding.subject, finding.severity, finding.what) for finding in found] == [
-        ("sink cache", Severity.OK, "answers; empty so far"),
-        ("sink cache", Severity.ERROR, "computed column public.t.loud: the table has no column 'w'"),
-        (
-            "sink cache",
-            Severity.ERROR,
-            "where of public.t: its value must follow from the row alone, the same whenever it is asked for",
-        ),
-        ("sink right", Severity.OK, "answers; empty so far"),
-    ]
-
-
-@pytest.mark.parametrize("status", [403, 404])
-@pytest.mark.soak
-def test_a_search_server_that_does_not_say_what_it_would_take_is_a_warning(
-    case: Case, endpoints: Endpoints, status: int
-) -> None:
-    """As where its security has roles, and ours lacks a right that jobs don't need."""
-
-    def refused(request: BaseHTTPRequestHandler, body: bytes, sent_on: Callable[[bytes], Answer]) -> Answer:
-        return (status, JSON, b"{}") if request.path.endswith("/_simulate") else sent_on(body)
-
-    with before(endpoints.opensearch_url, refused) as url:
-        case.path.write_text(
-            case.path.read_text() + f'[sinks.search]\ntype = "opensearch"\nurls = ["{url}"]\nreplicas = 0\n'
-        )
-        findings = examine(load(case.path))
-    found = [(finding.severity, finding.what) for finding in findings if finding.subject == "sink search"]
-    assert found == [
-        (Severity.OK, "answers; empty so far"),
-        (
-            Severity.WARNING,
-            "whether its server takes new tables with these settings wasn't tried: POST /_index_template/_simulate is"
-            f" answered with {status}",
-        ),
-    ]
-
-
-@pytest.mark.soak
-def test_a_search_server_that_does_not_say_what_it_has_in_hand_is_a_warning_of_a_view(
-    case: Case, endpoints: Endpoints
-) -> None:
-    def refused(request: BaseHTTPRequestHandler, body: bytes, sent_on: Callable[[bytes], Answer]) -> Answer:
-        return (403, JSON, b"{}") if request.path.startswith("/_tasks") else sent_on(body)
-
-    with before(endpoints.opensearch_url, refused) as url:
-        case.path.write_text(
-            case.path.read_text()
-            + f'[sinks.search]\ntype = "opensearch"\nurls = ["{url}"]\nreplicas = 0\napply = false\n'
-            '[views.held]\nsink = "search"\nkey = ["id"]\nsql = "select id, v from t"\n'
-        )
-        findings = examine(load(case.path))
-    found = [finding for finding in findings if "in hand" in finding.what]
-    assert [(finding.subject, finding.severity, finding.what) for finding in found] == [
-        (
-            "view held",
-            Severity.WARNING,
-            "whether its server still has a write in hand of a job that was replaced can't be seen: GET /_tasks is"
-            " answered with 403",
-        )
-    ]
-
-
 def test_a_slot_that_nobody_knows_is_found_and_its_sql_removes_it(case: Case) -> None:
     case.create_topics()
     case.make_slot()
@@ -407,31 +264,6 @@ def test_two_pipelines_with_one_slot_are_found(case: Case) -> None:
     TopicAdmin(case.client).create(control_topic_plans(other, case.config.kafka.topics))
     case.produce(control_topic(other, STATE), case.config.slot.encode(), case.state().to_bytes())
     assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {other}")]
-
-
-@pytest.mark.soak
-def test_another_pipeline_that_is_taken_away_meanwhile_is_passed_over(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = {which: f"{which}{case.name}" for which in ("earlier", "later", "stays")}
-    topics = {which: control_topic(name, STATE) for which, name in names.items()}
-    for which, name in names.items():
-        TopicAdmin(case.client).create(control_topic_plans(name, case.config.kafka.topics))
-        case.produce(topics[which], case.config.slot.encode(), case.state().to_bytes())
-    listed, opened = TopicAdmin.all_partition_counts, control_topics.open_consumer
-
-    def listed_and_gone(self: TopicAdmin) -> dict[str, int]:
-        counts = listed(self)
-        TopicAdmin(case.client).remove([topics["earlier"]])
-        return counts
-
-    def gone_before_it_is_opened(client: Mapping[str, str | int], readable: Collection[str]) -> Consumer:
-        TopicAdmin(case.client).remove([topics["later"]])
-        return opened(client, readable)
-
-    monkeypatch.setattr(TopicAdmin, "all_partition_counts", listed_and_gone)
-    monkeypatch.setattr(control_topics, "open_consumer", gone_before_it_is_opened)
-    assert case.wrong() == [(Severity.ERROR, f"slot {case.config.slot}", f"belongs to the pipeline {names['stays']}")]
 
 
 @pytest.mark.soak
@@ -467,19 +299,6 @@ assert connection.pgconn.get_result().status == psycopg.pq.ExecStatus.COPY_BOTH
 print("started", flush=True)
 time.sleep(300)
 """
-
-
-@pytest.mark.soak
-def test_a_record_of_somebody_else_is_found(case: Case) -> None:
-    case.create_topics()
-    topic = case.config.topics()[T]
-    case.produce(topic, b"1", b'{"payload": 7}')
-    ((severity, subject, what),) = case.wrong()
-    assert (severity, subject, what.split(" (")[0]) == (
-        Severity.ERROR,
-        f"topic {topic}",
-        "holds a record that isn't an event",
-    )
 
 
 def test_events_are_nobody_elses(endpoints: Endpoints) -> None:

@@ -19,7 +19,6 @@ from cdc.postgres.preflight.endpoint import endpoint_findings, refusal
 from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.preflight.server import server_findings
 from cdc.postgres.settings import SourceSettings
-from cdc.postgres.slot import emit_heartbeat
 from stack import process as processes
 from stack.postgres import SOURCE_SETTINGS, Postgres
 from stack.stack import Endpoints
@@ -87,52 +86,7 @@ def test_settings_that_cost_the_slot_are_found(alone: Database, name: str, value
     until(lambda: not wrong_server(alone))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("wal_sender_timeout", "2s"), ("logical_decoding_work_mem", "64kB")],
-)
-@pytest.mark.soak
-def test_settings_that_hinder_the_stream_are_found(database: Database, name: str, value: str) -> None:
-    database.execute(f"alter database {database.name} set {name} = '{value}'")
-    role = database.role()
-    (finding,) = wrong_server(database, user=role)
-    assert (finding.severity, value in finding.what) == (Severity.WARNING, True)
-    database.execute(finding.fix)
-    assert wrong_server(database, user=role) == []
-
-
-@pytest.mark.soak
-def test_a_server_that_keeps_too_little_in_its_wal_is_found(endpoints: Endpoints) -> None:
-    with connect(settings(endpoints.warehouse_dsn), application="test") as connection:
-        findings = [finding for finding in server_findings(connection) if finding.subject == "wal_level"]
-    assert [(finding.severity, finding.what) for finding in findings] == [(Severity.ERROR, "wal_level is replica")]
-
-
-@pytest.mark.soak
-def test_a_database_without_an_encoding_is_found(database: Database) -> None:
-    name = f"{database.name}_ascii"
-    database.execute(f"create database {name} template template0 encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C'")
-    try:
-        with connect(settings(database.dsn, dbname=name), application="test") as connection:
-            findings = [finding for finding in server_findings(connection) if finding.subject == "encoding"]
-    finally:
-        database.execute(f"drop database {name} with (force)")
-    assert [finding.severity for finding in findings] == [Severity.WARNING]
-
-
 # In between.
-
-
-@pytest.mark.soak
-def test_a_direct_connection_is_fine(database: Database) -> None:
-    assert [finding.severity for finding in reached(settings(database.dsn))] == [Severity.OK]
-
-
-@pytest.mark.soak
-def test_a_role_that_may_not_ask_for_the_system_is_fine(database: Database) -> None:
-    role = database.role()
-    database.execute("revoke execute on function pg_control_system() from public")
-    assert [finding.severity for finding in reached(settings(database.dsn, user=role))] == [Severity.OK]
 
 
 def test_a_pooler_is_found(database: Database) -> None:
@@ -144,15 +98,6 @@ def test_a_pooler_is_found(database: Database) -> None:
     assert [(finding.severity, finding.what) for finding in findings] == [
         (Severity.WARNING, "a pooler or proxy is between us and PostgreSQL")
     ]
-
-
-@pytest.mark.soak
-def test_a_proxy_that_only_passes_bytes_on_is_fine(database: Database) -> None:
-    with proxy([address(database.dsn)]) as port:
-        source = settings(database.dsn, port=port)
-        assert [finding.severity for finding in reached(source)] == [Severity.OK]
-        with connect(source, application="test") as connection:
-            assert [finding for finding in server_findings(connection) if finding.severity is not Severity.OK] == []
 
 
 @pytest.mark.soak
@@ -207,12 +152,6 @@ def test_a_standby_is_found(standby: SourceSettings) -> None:
     assert "the server is a standby" in [finding.what for finding in findings if finding.severity is Severity.ERROR]
 
 
-@pytest.mark.soak
-def test_a_standby_takes_no_messages(standby: SourceSettings) -> None:
-    with connect(standby, application="test") as connection, pytest.raises(LockstepError, match="during recovery"):
-        emit_heartbeat(connection)
-
-
 def test_a_standby_is_refused_before_anything_is_created(
     standby: SourceSettings, endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -247,45 +186,7 @@ def refused(source: SourceSettings, *, can_succeed_later: bool = False) -> Findi
     return refusal(caught.value.message, source, subject="source")
 
 
-@pytest.mark.soak
-def test_a_role_that_does_not_exist_is_to_be_created() -> None:
-    # A server that asks for a password doesn't tell whether there is such a role.
-    trusting = "host all all 127.0.0.1/32 trust\n"
-    with own_server(lambda data: (data / "pg_hba.conf").write_text(trusting)) as owner:
-        source = settings(owner.dsn, user="nobody yet")
-        with psycopg.connect(owner.dsn, autocommit=True) as connection:
-            connection.execute(refused(source).fix.encode())
-        connect(source, application="test").close()
-
-
-@pytest.mark.soak
-def test_a_role_that_may_not_log_in_gets_it(database: Database) -> None:
-    source = settings(database.dsn, user=database.role(login="replication"))
-    database.execute(refused(source).fix)
-    connect(source, application="test").close()
-
-
-@pytest.mark.soak
-def test_a_role_that_may_not_connect_gets_the_grant(database: Database) -> None:
-    role = database.role()
-    database.execute(f"revoke connect on database {database.name} from public")
-    source = settings(database.dsn, user=role)
-    database.execute(refused(source).fix)
-    connect(source, application="test").close()
-    database.execute(f"revoke all on database {database.name} from {role}")
-
-
-@pytest.mark.soak
-def test_a_database_that_does_not_exist_is_said(database: Database) -> None:
-    assert refused(settings(database.dsn, dbname="nowhere")).fix == "correct dbname in source.dsn"
-
-
 def test_a_server_that_does_not_answer_is_said(database: Database) -> None:
     with proxy([address(database.dsn)]) as port:
         pass
     assert "host and port" in refused(settings(database.dsn, port=port), can_succeed_later=True).fix
-
-
-@pytest.mark.soak
-def test_a_role_without_replication_has_no_second_finding(database: Database) -> None:
-    assert reached(settings(database.dsn, user=database.role(login="login"))) == []

@@ -228,23 +228,6 @@ def test_a_server_that_hangs_keeps_only_its_own_sink(running: Running) -> None:
 
 
 @pytest.mark.soak
-def test_a_busy_search_server_is_waited_for_and_slow_ones_get_everything(running: Running) -> None:
-    with running.traffic():
-        since = running.now
-        running.proxies["opensearch"].refuse(429)
-        for server in ("valkey", "warehouse"):
-            running.proxies[server].be_slow(0.05)
-        try:
-            running.wait_said("opensearch", since=since, words="429")
-            running.wait_reached("valkey", "warehouse")
-        finally:
-            for proxy in running.proxies.values():
-                proxy.be_well()
-    assert running.proxies["opensearch"].refused > 0
-    running.assert_nothing_is_lost()
-
-
-@pytest.mark.soak
 def test_a_batch_whose_worker_is_killed_is_done_again(running: Running) -> None:
     since, killed = running.now, 0
     with running.traffic():
@@ -344,38 +327,6 @@ def test_a_frozen_job_that_wakes_up_finds_another_in_its_place(running: Running)
     assert running.job.poll() is None
     told = old.told()
     assert f"sink failed sink={running.name('warehouse')} generation=1 error=another job" in told, told
-
-
-@pytest.fixture
-def own_running(stack: Services, tmp_path: Path, spark: SparkSession) -> Iterator[Running]:
-    """For a test that has rows rejected."""
-    made = Running(stack, tmp_path, spark)
-    yield made
-    made.close()
-
-
-@pytest.mark.soak
-def test_lag_tells_open_rejections_from_all_there_were_and_what_needs_a_rebuild(own_running: Running) -> None:
-    running = own_running
-    pipeline, cache, search = running.pipeline, running.name("valkey"), running.name("opensearch")
-
-    def wait_open(count: int) -> None:
-        running.wait(lambda: running.lag.collect().open_rejections[cache] == count, f"{count} open")
-        running.wait_reached("valkey")
-
-    with pipeline.sql() as connection:
-        connection.execute(f"insert into {pipeline.name}.entry values (-1, 1, repeat('x', 200000), '[]')")
-        wait_open(1)
-        connection.execute(f"update {pipeline.name}.entry set note = 'short' where account_id = -1")
-        wait_open(0)
-    lag = running.lag.collect()
-    assert (lag.open_rejections[cache], lag.rejected[cache]) == (0, 1)
-    assert lag.rebuild_needed == {}
-
-    sinks = pipeline.config.sinks
-    narrower = sinks[search].model_copy(update={"exclude": (f"{pipeline.name}.entry.note",)})
-    with LagCollector(pipeline.config.as_pipeline(), {**sinks, search: narrower}) as collector:
-        assert collector.collect().rebuild_needed == {search: ("exclude",)}
 
 
 PASSWORD = "not-this-one"

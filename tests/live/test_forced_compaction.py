@@ -7,7 +7,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from cdc.kafka.forced_compaction import TEMPORARY, Compacted, ForcedCompaction
 from cdc.kafka.key_records import key_records
 from cdc.kafka.settings import TopicSettings
 from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
-from cdc.model.errors import LockstepError
 from stack.stack import Endpoints
 from tests.events import kafka_settings
 from tests.pipeline import wait_until
@@ -163,59 +161,5 @@ def test_what_a_killed_one_has_changed_is_put_back_by_the_next(
         wait_until(lambda: made.config() == dict(TEMPORARY), what="its settings are changed")
         os.kill(process.pid, signal.SIGKILL)
     assert made.forced().restore() == [made.name]
-    assert made.config() == OWN
-    assert made.forced().restore() == []
-
-
-@pytest.mark.soak
-def test_one_that_is_interrupted_or_out_of_time_puts_back_what_it_has_changed(topic: Callable[..., Topic]) -> None:
-    made = topic(**{"min.compaction.lag.ms": "3600000"})
-    made.write((b"k", b"1"), (b"k", None))
-    assert made.forced().compact(made.name, [1], timeout_s=2) is Compacted.LATE
-    assert made.config() == OWN
-
-    def stop() -> None:
-        assert made.config() == dict(TEMPORARY)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        made.forced(check=stop).compact(made.name, [1], timeout_s=TIMEOUT_S)
-    assert made.config() == OWN
-
-
-@pytest.mark.soak
-def test_of_two_at_once_the_later_goes_on_and_the_settings_are_put_back(topic: Callable[..., Topic]) -> None:
-    made = topic()
-    made.write((b"k", b"1"), (b"k", None))
-    later: list[Compacted] = []
-
-    def begin_another() -> None:
-        if not later:
-            later.append(Compacted.LATE)
-            later[0] = made.forced().compact(made.name, [1], timeout_s=TIMEOUT_S)
-
-    # The earlier one has to write another record before its first is gone, or is done before that.
-    with suppress(LockstepError):
-        assert made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S) is Compacted.DONE
-    assert later == [Compacted.DONE]
-    assert made.config() == OWN
-
-
-@pytest.mark.soak
-def test_who_ends_the_compaction_of_another_topic_puts_its_settings_back(topic: Callable[..., Topic]) -> None:
-    config = {"min.compaction.lag.ms": "3600000"}  # nothing is compacted, so both are in the middle
-    made = topic(**config)
-    made.write((b"k", b"1"), (b"k", None))
-    other = f"{made.pipeline}.public.u"
-    made.cluster.create([TopicPlan(other, 2, 1, {"cleanup.policy": "compact", **config})])
-    later: list[Compacted] = []
-
-    def begin_another() -> None:
-        if not later:
-            later.append(made.forced().compact(other, [1], timeout_s=1))
-
-    with pytest.raises(LockstepError, match="another `lockstep erase`"):
-        made.forced(check=begin_another).compact(made.name, [1], timeout_s=TIMEOUT_S)
-    assert later == [Compacted.LATE]
     assert made.config() == OWN
     assert made.forced().restore() == []

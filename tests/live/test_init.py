@@ -1,17 +1,13 @@
 """What `lockstep init` writes for a database, and that it is a configuration."""
 
-import shutil
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.model.table import Table, TableName
-from cdc.postgres.catalogue import load_tables
-from cdc.postgres.dsn import parse_dsn
+from cdc.model.table import TableName
 from cdc.postgres.preflight.finding import Severity
 from lockstep.config import load
 from lockstep.doctor.examine import examine
@@ -44,43 +40,6 @@ def test_it_lists_the_tables_that_can_be_captured_and_says_why_others_cannot(
     assert "public.fast (unlogged" in text
     assert "# not captured: 1 partition of public.parted, whose rows come with it" in text
     assert "seen" not in text
-
-
-@pytest.mark.soak
-def test_tables_that_are_dropped_meanwhile_are_passed_over(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.execute(
-        "create table stays (id int primary key)",
-        "create table goes (id int primary key)",
-        "create table parted (id int primary key) partition by range (id)",
-        "create table part partition of parted default",
-    )
-
-    def dropped_before(*arguments: Any) -> dict[TableName, Table]:
-        database.execute("drop table goes, parted")
-        return load_tables(*arguments)
-
-    monkeypatch.setattr("lockstep.init.load_tables", dropped_before)
-    path = tmp_path / "lockstep.toml"
-    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
-    assert load(path).source.table_names == (TableName("public", "stays"),)
-    assert "parted" not in path.read_text()
-
-
-@pytest.mark.soak
-def test_no_name_of_a_table_writes_configuration(database: Database, tmp_path: Path) -> None:
-    forged = 'x" ]\n[spark.conf]\n"spark.jars.packages" = "evil:evil:1"\n#'
-    for kind in ("table", "unlogged table"):
-        database.connection.execute(
-            sql.SQL("create {} {} (id int primary key)").format(sql.SQL(kind), sql.Identifier(f"{kind} {forged}"))
-        )
-    path = tmp_path / "lockstep.toml"
-    write_config(dsn=database.dsn, path=path, name="shop", schemas=())
-    config = load(path)
-    assert config.spark.conf == {}
-    assert config.source.table_names == (TableName("public", f"table {forged}"),)
-    assert all(line.startswith(("#", "    ")) for line in path.read_text().splitlines() if "evil" in line)
 
 
 def test_who_does_not_own_the_tables_gets_the_sql_for_their_owner(
@@ -167,17 +126,3 @@ def test_a_table_and_a_database_of_any_name_write_a_valid_file(database: Databas
     assert load(path).source.table_names == (TableName("public", name),)
     (hidden,) = load(path).sinks["cache"].exclude
     assert parse_column(hidden) == (TableName("public", name), f"{name} token")
-
-
-@pytest.mark.soak
-def test_files_of_the_connection_string_stay_those_of_where_the_command_was_run(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.execute("create table t (id int primary key)")
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    path = tmp_path / "there" / "lockstep.toml"
-    shutil.copy(str(parse_dsn(database.dsn)["passfile"]), "pgpass")
-    write_config(dsn=make_conninfo(database.dsn, passfile="pgpass"), path=path, name="shop", schemas=())
-    assert parse_dsn(load(path).source.dsn)["passfile"] == str(tmp_path / "here" / "pgpass")

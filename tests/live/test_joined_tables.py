@@ -20,16 +20,13 @@ from jobs.generations.asides import Aside, AsideState, load_asides
 from jobs.query.view_plan import planned_view
 from lockstep.apply import apply_sinks
 from lockstep.config import Config, load
-from lockstep.rebuild.beside import begin_beside
-from lockstep.rebuild.build_inputs import read_inputs, save_inputs
-from lockstep.views.kept import ViewState, view_now
 from monitor.waits import Waits
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
 from tests.pipeline import Process
-from tests.spark_here import Job, Rebuild
+from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -271,92 +268,6 @@ def test_a_table_that_leaves_keeps_its_rows_and_goes_on_where_it_was(
             rows = shop.rows(sink, "t")
             assert rows is not None
             assert rows.keys() == {1, 2, 4, 5}
-        assert job.stop() == 0
-    job.close()
-
-
-@pytest.mark.parametrize("tables", [("public.*",), pytest.param(("public.t",), marks=pytest.mark.soak)])
-@pytest.mark.soak
-def test_a_wait_with_a_newer_configuration_is_not_early_while_jobs_have_the_older_one(
-    tables: Sequence[str], start_shop: StartShop, spark: SparkSession
-) -> None:
-    """Capture alone was started again. The rows were written before, while it passed over them."""
-    shop = start_shop(tables=tables)
-    captured = shop.captured
-    with shop.job(spark, shop.all, shop.one) as job:
-        until(lambda: shop.rows(shop.all, "t") == {1: "first"})
-        lsn = shop.write(
-            "create schema sales",
-            "create table sales.late (id int primary key, v text)",
-            "alter publication whole add tables in schema sales",
-            "insert into sales.late values (1, 'a')",
-            "insert into t values (2, 'second')",
-        )
-        shop.wait(lsn, shop.all)
-        captured.stop()
-        captured.configure(tables=("public.t", "sales.late"))
-        with Waits(captured.config.as_pipeline(), captured.config.sinks) as waits:
-            assert not waits.wait(lsn, (shop.one,), timeout_s=3).is_reached, "nobody captures it"
-        captured.start()
-        shop.wait(lsn, shop.all, config=captured.config)
-        assert shop.rows(shop.all, "sales.late") == {1: "a"}
-        lsn = shop.write("update sales.late set v = 'b'", "insert into t values (3, 'third')")
-        shop.wait(lsn, shop.all, shop.one, config=captured.config)
-        assert (shop.rows(shop.all, "sales.late"), shop.rows(shop.one, "sales.late")) == ({1: "b"}, None)
-        assert job.wait_for("TablesChanged", sink=shop.all)["joined"] == ["sales.late"]
-        assert not [report for report in job.reports if report["report"] == "TablesChanged" and report["left"]]
-        assert job.stop() == 0
-    job.close()
-
-
-@pytest.mark.soak
-def test_a_rebuild_that_was_interrupted_goes_on_where_a_table_joined_meanwhile(
-    start_shop: StartShop, spark: SparkSession
-) -> None:
-    shop = start_shop()
-    with shop.job(spark, shop.all) as job:
-        until(lambda: shop.rows(shop.all, "t") == {1: "first"})
-        before = load(shop.path)
-        number, _ = begin_beside(before, shop.all, before.sinks[shop.all], print)
-        opened = open_sink(shop.all, before.sinks[shop.all], number)
-        with closing(opened.sink):
-            save_inputs(opened.records, number, read_inputs(before, [TableName("public", "t")]))
-        shop.wait(
-            shop.write("create table late1 (id int primary key, v text)", "insert into late1 values (1, 'a')"), shop.all
-        )
-        with Rebuild(spark, load(shop.path), shop.all, switch_over=True) as rebuild:
-            rebuilt = rebuild.finish()
-        assert (rebuilt.generation, rebuilt.is_live) == (number, True)
-        assert "public.late1 joined since: read once the others are loaded" in rebuild.said
-        shop.wait(shop.write("insert into t values (2, 'second')"), shop.all)
-        assert shop.rows(shop.all, "t", generation=number) == {1: "first", 2: "second"}
-        assert shop.rows(shop.all, "late1", generation=number) == {1: "a"}
-        assert job.stop() == 0
-    job.close()
-
-
-@pytest.mark.soak
-def test_a_view_waits_for_a_table_that_left_and_goes_on_when_it_is_back(
-    start_shop: StartShop, spark: SparkSession
-) -> None:
-    shop = start_shop(has_view=True)
-    captured = shop.captured
-    shop.write("create table late1 (id int primary key, v text)")
-    with shop.job(spark, shop.view) as job:
-        shop.wait(shop.write("insert into t values (2, 'first'), (3, 'gone')"), shop.view)
-        assert shop.counts() == {"first": 2, "gone": 1}
-        captured.stop()
-        captured.configure(exclude_tables=("public.t",))
-        captured.start()
-        until(lambda: any("the view reads public.t" in str(report) for report in job.reports))
-        (status,) = view_now(load(shop.path), shop.view)
-        assert (status.state, "public.t, which isn't captured" in (status.reason or "")) == (ViewState.WAITING, True)
-        lsn = shop.write("delete from t where id = 3", "insert into t values (4, 'meanwhile')")
-        captured.stop()
-        captured.configure(exclude_tables=())
-        captured.start()
-        shop.wait(lsn, shop.view)
-        assert shop.counts() == {"first": 2, "meanwhile": 1}
         assert job.stop() == 0
     job.close()
 

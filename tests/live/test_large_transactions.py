@@ -1,23 +1,20 @@
 """Large transactions that are sent while they run: what comes is what comes without that, from the same WAL."""
 
-import base64
 import struct
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-import orjson
 import psycopg
 import pytest
 
-from cdc.kafka.topic_reader import TopicReader
 from cdc.model.lsn import Lsn
 from cdc.protocol.pgoutput import Begin, Commit, Delete, Insert, Message, Relation, Truncate, Type, Update, decode
 from cdc.protocol.walsender import WAL_DATA_OFFSET, XLOG_DATA, wal_start
 from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.whole_transactions import WholeTransactions
 from tests.captured import Captured, StartCapture
-from tests.databases import PUBLICATION, Database
+from tests.databases import Database
 
 pytestmark = pytest.mark.live
 
@@ -222,31 +219,6 @@ def test_transactions_beside_each_other_come_in_the_order_of_their_commits(sourc
 
 
 @pytest.mark.soak
-def test_a_shape_that_the_publication_changes_meanwhile_stays(source: Database, tmp_path: Path) -> None:
-    """The server has described the newer shape already when the transaction with the older one commits."""
-    source.execute(f"drop publication {PUBLICATION}", f"create publication {PUBLICATION} for table t, u (id, v)")
-    slot, at = source.create_slot()
-    with psycopg.connect(source.dsn) as running:
-        running.execute(_MANY.format("u", 1, 3000).encode())
-        running.execute(_MANY.format("t", 1, 3000).encode())  # the end of it, which is sent after the commit
-        source.execute(f"alter publication {PUBLICATION} set table t, u (id)")
-        source.execute("insert into u values (-1, 'in the newer shape')")
-        running.commit()
-    source.execute("insert into u values (-2, 'in the newer shape')")
-    rows = [
-        (message.new, [column.name for column in relation.columns])
-        for _, message, relation in (
-            told
-            for told in _told(_frames(source, slot, at, tmp_path, in_parts=True))
-            if isinstance(told, tuple) and isinstance(told[1], Insert)
-        )
-        if relation.name == "u"
-    ]
-    assert [row for row in rows if row[0][0] in (b"-1", b"-2")] == [((b"-1",), ["id"]), ((b"-2",), ["id"])]
-    assert [(len(new), names) for new, names in rows[1:-1]] == [(2, ["id", "v"])] * 3000
-
-
-@pytest.mark.soak
 def test_a_transaction_that_is_sent_again_after_a_restart_is_whole(source: Database, tmp_path: Path) -> None:
     slot, at = source.create_slot()
     with psycopg.connect(source.dsn) as running:
@@ -334,20 +306,3 @@ def test_what_finds_no_room_on_disk_is_read_whole(source: Database, capture: Sta
     source.execute(_MANY.format("t", 1, 20_000), "insert into u values (1, 'after it')")
     captured.assert_equal()
     assert [line for line in captured.said if "(capture.spool_bytes), so PostgreSQL is to keep them" in line]
-
-
-@pytest.mark.soak
-def test_a_message_in_a_savepoint_that_is_rolled_back_is_not_published(
-    source: Database, capture: StartCapture, tmp_path: Path
-) -> None:
-    sections = _IN_PARTS.format(tmp_path / "spool", "")
-    captured = capture(*_TABLES, source="messages = ['ours']", sections=sections)
-    emitted = "select pg_logical_emit_message(true, 'ours', '{}' || repeat('x', 100000))"
-    source.execute(
-        f"begin; {_MANY.format('t', 1, 1000)}; {emitted.format('first')}; savepoint s; {emitted.format('lost')};"
-        f" rollback to s; {_MANY.format('t', 1001, 2000)}; {emitted.format('last')}; commit"
-    )
-    captured.assert_equal()
-    records = TopicReader(captured.client).records(f"{captured.name}.__messages")
-    contents = [base64.b64decode(orjson.loads(record.value or b"")["message"]["content"]) for record in records]
-    assert [content.rstrip(b"x") for content in contents] == [b"first", b"last"]

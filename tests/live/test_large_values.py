@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.table import ReplicaIdentity, TableName
-from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
-from cdc.postgres.repair_messages import request_repair
+from cdc.model.table import ReplicaIdentity
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -219,26 +217,3 @@ def test_a_crash_between_any_two_steps(captured: Captured, at: int, before: bool
     captured.start()
     database.execute("update t set n = n + 1")
     captured.assert_equal()
-
-
-@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
-@pytest.mark.soak
-def test_a_rewrite_before_a_copy_that_was_asked_for_begins(captured: Captured, restarted: bool) -> None:
-    """What the topic holds of large values is of before the rewrite."""
-    database, slot, name = captured.database, captured.config.slot, TableName("public", "t")
-    captured.start()
-    captured.settle()
-    with database.connection.transaction():  # so that it is paused before it begins
-        request_repair(database.connection, name, None, slot=slot)
-        send_order(database.connection, CopyOrder(slot, CopyAction.PAUSE, name))
-    captured.wait_for("the copy of public.t is paused")
-    if restarted:
-        captured.stop()
-    database.execute("alter table t alter words type text using upper(words)", "update t set n = 77")
-    if restarted:
-        captured.start()
-    captured.wait_for("its changes wait for a copy of it")
-    send_order(database.connection, CopyOrder(slot, CopyAction.RESUME, name))
-    captured.assert_equal()
-    rows = [event.after for event in captured.events("public.t") if event.op in ("r", "u")]
-    assert all(row["words"] == row["words"].upper() for row in rows if row["n"] == 77)

@@ -10,16 +10,13 @@ import psycopg
 import pytest
 from opensearchpy import OpenSearch
 from pyspark.sql import SparkSession
-from redis import Redis
 
 from cdc.model.errors import LockstepError
 from jobs.generations.asides import AsideState, Wish
-from jobs.generations.identities import identities_name, load_identities
 from jobs.generations.record import Phase, set_phase
 from jobs.query import identity_watch
 from lockstep.generations import switch_to
 from sinks.opensearch.settings import OpenSearchSettings
-from sinks.redis.settings import RedisSettings
 from sinks.registry import open_sink
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
@@ -69,11 +66,6 @@ def lossy(request: pytest.FixtureRequest, endpoints: Endpoints, tmp_path: Path) 
     pipeline.log.close()
 
 
-@pytest.fixture
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
-
-
 def _filled(pipeline: Pipeline, spark: SparkSession) -> int:
     """The watermark, once a job has applied a row of each table and has ended."""
     lsn = pipeline.both(1, "first")
@@ -113,20 +105,6 @@ def test_what_was_lost_while_no_job_ran_is_told_by_the_next_one(
         assert job.stop() == 0
 
 
-@pytest.mark.usefixtures("looks_often")
-def test_what_is_lost_while_a_job_runs_and_nothing_is_written_is_told(
-    lossy: tuple[Pipeline, Lose], spark: SparkSession
-) -> None:
-    pipeline, lose = lossy
-    held = pipeline.both(1, "first")
-    with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.wait_watermark(held)
-        lose(pipeline.sink)
-        _check_told(pipeline, held)
-        assert job.stop() == 0
-
-
 @pytest.mark.soak
 def test_what_is_lost_while_a_job_writes_is_told(lossy: tuple[Pipeline, Lose], spark: SparkSession) -> None:
     pipeline, lose = lossy
@@ -137,25 +115,6 @@ def test_what_is_lost_while_a_job_writes_is_told(lossy: tuple[Pipeline, Lose], s
         lose(pipeline.sink)
         pipeline.write(Put(ITEMS, {"id": 7, "note": "into what is gone"}))
         _check_told(pipeline, held)
-        assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_what_an_earlier_version_has_lost_is_told_where_it_is_gone(
-    lossy: tuple[Pipeline, Lose], spark: SparkSession, request: pytest.FixtureRequest
-) -> None:
-    """It has noted nothing of the tables. One that is empty may always have been."""
-    pipeline, lose = lossy
-    held = _filled(pipeline, spark)
-    _forget_identities(pipeline)
-    lose(pipeline.sink)
-    with pipeline.job(spark) as job:
-        if request.node.callspec.params["lossy"] in ("emptied", "history"):
-            second = pipeline.both(2, "second")
-            pipeline.wait_watermark(second)
-            assert pipeline.aside(ITEMS) is None
-        else:
-            _check_told(pipeline, held)
         assert job.stop() == 0
 
 
@@ -187,50 +146,6 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     made = Pipeline(endpoints, tmp_path)
     yield made
     made.log.close()
-
-
-@pytest.mark.usefixtures("looks_often")
-@pytest.mark.soak
-def test_a_table_that_is_written_anew_as_a_whole_goes_on(
-    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
-) -> None:
-    _filled(pipeline, spark)
-    with psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
-        full = f"vacuum full {pipeline.sink}_g1.items".encode()
-        warehouse.execute(full)
-        with pipeline.job(spark) as job:
-            second = pipeline.both(2, "second")
-            pipeline.wait_watermark(second)
-            warehouse.execute(full)
-            third = pipeline.both(3, "third")
-            pipeline.wait_rows(ITEMS, {1: "first", 2: "second", 3: "third"})
-            pipeline.wait_watermark(third)
-            assert pipeline.aside(ITEMS) is None
-            assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_an_earlier_version_has_noted_nothing_and_nothing_is_lost(pipeline: Pipeline, spark: SparkSession) -> None:
-    _filled(pipeline, spark)
-    _forget_identities(pipeline)
-    with pipeline.job(spark) as job:
-        second = pipeline.both(2, "second")
-        pipeline.wait_watermark(second)
-        assert pipeline.aside(ITEMS) is None
-        assert job.stop() == 0
-    opened = pipeline.opened()
-    try:
-        assert load_identities(opened.records, 1).keys() == {ORDERS.name, ITEMS.name}, "they are noted now"
-    finally:
-        opened.sink.close()
-
-
-def _forget_identities(pipeline: Pipeline) -> None:
-    opened = pipeline.opened()
-    try:
-        opened.records.save(identities_name(1), None)
-    finally:
-        opened.sink.close()
 
 
 # Views
@@ -310,21 +225,6 @@ def _check_ended_or_whole(pipeline: Pipeline, job: Job) -> None:
             return False
 
     until(lambda: job.poll() == 1 or is_whole())
-
-
-@pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])
-@pytest.mark.soak
-def test_a_redis_that_was_emptied_is_told(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, runs: bool
-) -> None:
-    pipeline = Pipeline(endpoints, tmp_path)
-    pipeline.settings = RedisSettings.model_validate({"url": endpoints.redis_url})
-
-    def empty() -> None:
-        with Redis.from_url(endpoints.redis_url) as client:
-            client.delete(*client.scan_iter(f"{pipeline.sink}:*", count=10_000))
-
-    _check_loss(pipeline, spark, empty, runs=runs)
 
 
 @pytest.mark.parametrize("runs", [True, pytest.param(False, marks=pytest.mark.soak)])

@@ -1,25 +1,20 @@
 """Topics that were lost, recreated or widened: what was published to them is copied again, or capture stops."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from cdc.kafka import topic_reader
-from cdc.kafka.control_topics import read_schema_records, read_state
+from cdc.kafka.control_topics import read_state
 from cdc.kafka.topic_admin import TopicAdmin, table_topic_plan
 from cdc.kafka.topic_names import SCHEMA, STATE, control_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import PositionMismatch, Unavailable
 from cdc.postgres.slot import Slot, find_slot
-from cdc.protocol.control_records import SchemaRecord
 from cdc.stream.topics import create_missing_topics
-from jobs.query.log_facts import have_shapes_changed
-from jobs.query.sink_plan import SinkPlan
-from lockstep.capture.recover import recover
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -106,25 +101,6 @@ def test_a_topic_that_is_recreated_while_capture_runs_is_copied_again(database: 
     captured.assert_equal()
 
 
-@pytest.mark.soak
-def test_large_values_that_an_update_leaves_out_dont_matter_before_the_copy(
-    database: Database, captured: Captured
-) -> None:
-    database.execute("alter table t alter a set storage external")
-    database.execute("update t set a = repeat('0123456789', 1000) where id = 1")
-    database.execute("alter table t add b int")
-    captured.start()
-    captured.settle()
-    captured.stop()
-    database.execute("update t set b = 1 where id = 1")
-    _lose(captured, captured.topic("public.t"))
-    captured.start()
-    database.execute("update t set b = 2 where id = 1")
-    captured.assert_equal()
-    database.execute("update t set b = 3 where id = 1")
-    captured.assert_equal()
-
-
 @pytest.mark.parametrize("running", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_another_number_of_partitions_stops_capture_and_a_deleted_topic_is_the_way_out(
     database: Database, captured: Captured, running: bool
@@ -163,63 +139,6 @@ def test_lost_shapes_stop_capture_and_deleted_topics_are_the_way_out(
     captured.start()
     captured.assert_equal()
     assert all(captured.schemas(table) for table in ("public.t", "public.u"))
-
-
-@pytest.mark.soak
-def test_a_recovery_does_not_hide_that_shapes_were_lost(database: Database, captured: Captured) -> None:
-    """Else it would copy over events that nobody can read, and capture would go on without a word."""
-    captured.start()
-    captured.settle()
-    captured.stop()
-    database.drop_slot(captured.config.slot)
-    _lose(captured, control_topic(captured.name, SCHEMA))
-    with pytest.raises(PositionMismatch, match="has lost the shapes"):
-        _recover(captured)
-    for table in ("public.t", "public.u"):
-        _lose(captured, captured.topic(table))
-    database.execute("delete from t where id = 3")
-    _recover(captured)
-    captured.start()
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_shapes_that_are_lost_before_the_copies_of_a_recovery_stop_capture(
-    database: Database, captured: Captured
-) -> None:
-    """The tables wait for their copies, and their topics hold the events from before."""
-    captured.start()
-    captured.settle()
-    captured.stop()
-    database.drop_slot(captured.config.slot)
-    _recover(captured)
-    _lose(captured, control_topic(captured.name, SCHEMA))
-    _assert_refused(database, captured, "has lost the shapes", "public.t", "public.u")
-    for table in ("public.t", "public.u"):
-        _lose(captured, captured.topic(table))
-    captured.start()
-    captured.assert_equal()
-
-
-def _recover(captured: Captured) -> None:
-    recover(captured.config.as_pipeline(), (), agreed=lambda _: True, stopping=lambda: False, say=captured.said.append)
-
-
-@pytest.mark.soak
-def test_the_lost_shape_of_one_table_stops_capture(database: Database, captured: Captured) -> None:
-    captured.start()
-    captured.settle()
-    captured.stop()
-    (record,) = captured.schemas("public.t")
-    producer = Producer(dict(captured.client))
-    producer.produce(control_topic(captured.name, SCHEMA), key=record.key(), value=None)
-    assert producer.flush(30) == 0
-    database.execute("delete from t where id = 3", "insert into u values (2)")
-    _assert_refused(database, captured, "has lost the shapes", "public.t")
-    _lose(captured, captured.topic("public.t"))
-    captured.start()
-    captured.assert_equal()
-    assert _copies(captured, "public.u") == 1
 
 
 def _assert_refused(database: Database, captured: Captured, words: str, *tables: str) -> None:
@@ -300,52 +219,6 @@ def test_a_first_snapshot_over_topics_that_hold_events_is_refused(
     captured.assert_equal()
 
 
-@pytest.mark.soak
-def test_a_table_that_comes_later_is_refused_while_its_topic_holds_events(
-    database: Database, captured: Captured
-) -> None:
-    captured.start()
-    captured.settle()
-    captured.stop()
-    database.execute("delete from u")
-    _lose_state(database, captured)
-    _lose(captured, captured.topic("public.t"))
-    captured.configure(tables=("public.t",))
-    captured.start()
-    captured.settle()
-    captured.stop()
-    captured.configure(tables=("public.t", "public.u"))
-    _assert_refused(database, captured, "hold events already", "public.u")
-    _lose(captured, captured.topic("public.u"))
-    captured.start()
-    captured.assert_equal()
-    captured.stop()
-    # Its own events are no reason: it is copied again, and what is gone is deleted.
-    captured.configure(tables=("public.t",))
-    captured.start()
-    captured.settle()
-    captured.stop()
-    captured.configure(tables=("public.t", "public.u"))
-    captured.start()
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_table_that_comes_before_the_first_snapshot_is_done_is_refused_while_its_topic_holds_events(
-    database: Database, captured: Captured
-) -> None:
-    captured.start()
-    captured.settle()
-    captured.stop()
-    _lose_state(database, captured)
-    _lose(captured, captured.topic("public.t"))
-    captured.configure(tables=("public.t",))
-    captured.begin(wrap_publisher=dying(lambda commit: commit.number == 2))
-    assert isinstance(captured.wait_error(), Killed)
-    captured.configure(tables=("public.t", "public.u"))
-    _assert_refused(database, captured, "hold events already", "public.u")
-
-
 def _open_transaction(captured: Captured, topic: str) -> Producer:
     producer = Producer({**captured.config.kafka.client(), "transactional.id": f"{captured.name}-killed"})
     producer.init_transactions(10)
@@ -353,15 +226,6 @@ def _open_transaction(captured: Captured, topic: str) -> Producer:
     producer.produce(topic, b"value", b"key", partition=0)
     producer.flush(10)
     return producer
-
-
-@pytest.mark.soak
-def test_a_topic_with_nothing_but_an_aborted_transaction_holds_no_events(captured: Captured) -> None:
-    """A capture that was killed leaves its transaction open, and the topics may be deleted before that is aborted."""
-    create_missing_topics(captured.config.as_pipeline(), lambda _: None)
-    _open_transaction(captured, captured.topic("public.t")).abort_transaction(10)
-    captured.start()
-    captured.assert_equal()
 
 
 @pytest.mark.soak
@@ -377,32 +241,6 @@ def test_a_transaction_that_never_ends_keeps_a_reader_for_its_patience_alone(
         TopicReader(captured.client).has_records(topic)
     producer.abort_transaction(10)
     assert not TopicReader(captured.client).has_records(topic)
-
-
-@pytest.mark.soak
-def test_nobody_says_that_shapes_are_the_same_while_one_is_not_committed_everywhere(captured: Captured) -> None:
-    """Its first row may be committed where that row is: the brokers of a transaction get their markers one by one."""
-    captured.start()
-    captured.settle()
-    captured.stop()
-    config = captured.config
-    tables = tuple(config.source.table_names)
-    plan = SinkPlan("s", cast("Any", None), 1, captured.name, config.kafka, tables, config.spark, once=False)
-    prepared = read_schema_records(captured.client, captured.name)
-    assert prepared
-    assert not have_shapes_changed(plan, prepared)
-    producer = _open_transaction(captured, control_topic(captured.name, SCHEMA))
-    with pytest.raises(Unavailable, match="isn't committed yet"):
-        have_shapes_changed(plan, prepared)
-    producer.abort_transaction(10)
-    until(lambda: not _is_undecided(plan, prepared))
-
-
-def _is_undecided(plan: SinkPlan, prepared: Sequence[SchemaRecord]) -> bool:
-    try:
-        return have_shapes_changed(plan, prepared)
-    except Unavailable:
-        return True
 
 
 @pytest.mark.soak

@@ -3,27 +3,21 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import orjson
 import psycopg
 import pytest
 
 from cdc.kafka.control_topics import read_state
-from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.table import TableName
-from cdc.postgres.preflight import check_source
-from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.postgres.repair_messages import request_repair
 from cdc.postgres.replication import ReplicationConnection
-from snapshot.chunk_reader import PARTITIONS_MAX, ChunkReader, Locked
 from snapshot.chunk_session import KEYS_AT_ONCE
-from snapshot.table_reader import NoRoomForLocks, SnapshotReader, TableMoved
+from snapshot.table_reader import SnapshotReader, TableMoved
 from stack import versions
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.conformance.server import source_server
-from tests.copy_lines import snapshot_rows
 from tests.databases import Database, until
 
 pytestmark = [pytest.mark.live, pytest.mark.soak]
@@ -164,24 +158,6 @@ def test_more_partitions_than_the_server_has_locks_are_followed(
         _check_everything(captured, small, 600)
 
 
-def test_a_table_for_whose_locks_there_is_no_room_in_a_chunk_is_copied_as_a_whole(
-    small_server: str, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """Few enough to be read in chunks, as far as their number goes."""
-    database = Database(small_server)
-    try:
-        _make(database, PARTITIONS_MAX)
-        with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.m"]) as captured:
-            captured.start()
-            request_repair(database.connection, M, None, slot=captured.config.slot)
-            _wait(captured, "the table is copied as a whole", seconds=60)
-            _wait(captured, _COPYING, times=2, seconds=60)
-            assert set(_ids(captured)) == _filled(*range(PARTITIONS_MAX))
-            assert not any("starting over" in line for line in captured.said)
-    finally:
-        database.drop()
-
-
 def test_ten_thousand_partitions_are_followed_with_the_locks_of_a_default_server(
     endpoints: Endpoints, tmp_path: Path
 ) -> None:
@@ -197,33 +173,6 @@ def _reader(database: Database, user: str | None = None) -> Iterator[SnapshotRea
         slot = holder.create_slot(database.slot_name(), temporary=True)
         with SnapshotReader(database.source(user=user), slot.snapshot_name) as reader:
             yield reader
-
-
-def _rows(reader: SnapshotReader, shape: Any) -> int:
-    return sum(1 for _ in snapshot_rows(reader, shape))
-
-
-def _lock_findings(database: Database, user: str | None) -> list[Finding]:
-    create = "create publication p for table m"
-    with database.pinned(user=user) as connection:
-        found = check_source(connection, tables=[M], publication="p", slot="s", create_publication=create)
-    return [finding for finding in found if "max_locks_per_transaction" in finding.fix]
-
-
-def test_partitions_that_are_read_only_through_their_table_stop_capture_with_the_reason(small: Database) -> None:
-    role = small.role()
-    small.execute(f"grant select on m to {role}")
-    shape = small.shape(M)
-    with (
-        _reader(small, role) as reader,
-        pytest.raises(LockstepError, match="no room for the locks of all its partitions") as raised,
-    ):
-        _rows(reader, shape)
-    assert not isinstance(raised.value, Unavailable)
-    (of_role,), (of_owner,) = (_lock_findings(small, user) for user in (role, None))
-    assert (of_role.severity, of_owner.severity) == (Severity.ERROR, Severity.WARNING)
-    assert "takes 1803 locks" in of_role.what
-    assert of_role.fix.startswith("alter system set max_locks_per_transaction = ")
 
 
 @pytest.mark.parametrize("key", ["a", "a, b", "b, list"])
@@ -244,37 +193,6 @@ def test_keys_that_are_looked_for_lock_their_own_partitions_alone(database: Data
         assert database.value(locked) == 1
         assert list(rows) == []
         assert database.value(locked) == 0
-
-
-def test_a_chunk_of_keys_takes_no_more_partitions_at_once_than_can_be_locked(small: Database) -> None:
-    shape = small.shape(M)
-    wanted = [(str(number * 10),) for number in range(KEYS_AT_ONCE)]
-    with ChunkReader(small.source(), lambda: None) as reader, reader.at_point(M):
-        with pytest.raises(NoRoomForLocks, match="max_locks_per_transaction"):
-            reader.find(shape, wanted)
-        found, unreadable = reader.find_readable(shape, wanted)
-        assert (sum(key.has_row for key in found), unreadable) == (len(wanted), [])
-        with pytest.raises(NoRoomForLocks):
-            list(reader.rows_of(shape, wanted))
-        assert len(reader.rows_in_bounds(shape, wanted)) == len(wanted)
-
-
-def test_a_chunk_waits_for_a_partition_that_is_locked(database: Database) -> None:
-    database.execute(
-        *_ONE_PARTITION,
-    )
-    shape = database.shape(M)
-    with ChunkReader(database.source(), lambda: None) as reader:
-        order = reader.key_order(shape)
-        assert order is not None
-        with database.connection.transaction():
-            database.execute("lock table m0 in access exclusive mode")
-            with pytest.raises(Locked), reader.at_point(M):
-                reader.rows_after(shape, order, None, rows=10, limit_s=60.0)
-            with pytest.raises(Locked), reader.at_point(M):
-                reader.find_readable(shape, [("1",)])
-        with reader.at_point(M):
-            assert reader.rows_after(shape, order, None, rows=10, limit_s=60.0).lines == [b"1\n"]
 
 
 @pytest.mark.parametrize(
@@ -303,36 +221,3 @@ def test_no_key_of_a_partition_that_is_another_one_since_the_snapshot_is_taken_f
         assert [found.has_row for found in reader.find(shape, [("11",)])] == [True]
     with _reader(database) as reader:
         assert [found.has_row for found in reader.find(shape, [("1",)])] == [True]
-
-
-def test_a_chunk_waits_for_a_partition_that_is_rewritten_meanwhile(database: Database) -> None:
-    database.execute(
-        *_ONE_PARTITION,
-    )
-    shape = database.shape(M)
-    with ChunkReader(database.source(), lambda: None) as reader:
-
-        def found(*before: str) -> list[bool]:
-            with reader.at_point(M):
-                database.execute(*before)
-                return [key.has_row for key in reader.find_readable(shape, [("1",)])[0]]
-
-        with pytest.raises(Locked):
-            found("alter table m0 set unlogged")
-        assert found() == [True]
-
-
-@pytest.mark.parametrize("change", ["truncate m1", "vacuum full m1", "drop table m1"])
-def test_a_partition_that_is_emptied_or_moved_before_it_is_read_is_copied_later(
-    database: Database, change: str
-) -> None:
-    database.execute(
-        *_TWO_PARTITIONS,
-    )
-    shape = database.shape(M)
-    with _reader(database) as reader:
-        lines = reader.lines(shape)
-        assert len(next(lines)) == 1  # of m0, while m1 isn't locked
-        database.execute(change)
-        with pytest.raises(Unavailable, match="m1"):
-            list(lines)

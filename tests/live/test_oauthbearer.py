@@ -151,28 +151,6 @@ password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
         pipeline.close()
 
 
-@pytest.mark.soak
-def test_a_token_that_isnt_taken_is_told_and_waited_for(brokers: Brokers, tmp_path: Path) -> None:
-    def client(*command: str) -> dict[str, str | int]:
-        return KafkaSettings(
-            bootstrap_servers=brokers.address,
-            security_protocol="sasl_plaintext",
-            sasl_mechanism="OAUTHBEARER",
-            password_command=command,
-        ).client()
-
-    assert TopicAdmin(client(*brokers.issuing(tmp_path / "runs", 600))).partition_counts(["t"]) == {}
-    make_key(tmp_path / "key")
-    with pytest.raises(Unavailable, match="Kafka lets nobody in") as caught:
-        TopicAdmin(client(*brokers.issuing(tmp_path / "runs", 600, key=tmp_path / "key"))).partition_counts(["t"])
-    assert "what its command prints" in (caught.value.hint or "")
-    assert "eyJ" not in str(caught.value)
-    with pytest.raises(Unavailable, match="printed what has expired"):
-        TopicAdmin(client(*brokers.issuing(tmp_path / "runs", -10)))
-    with pytest.raises(Unavailable, match=r"the command of kafka\.password_command failed with exit code 1"):
-        TopicAdmin(client("false"))
-
-
 def test_the_client_gets_its_token_from_a_server_of_openid_connect(
     brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -167,23 +167,3 @@ def test_a_copy_that_waits_ends_with_its_slot(
     captured.begin()
     captured.wait_for("streaming from")
     captured.assert_equal()
-
-
-def test_what_can_not_be_done_is_refused_with_the_way_out(
-    database: Database, make: Make, capsys: pytest.CaptureFixture[str]
-) -> None:
-    database.execute("create table t (id int primary key, a text)", FILL)
-    captured = make()
-    _begin(captured)
-
-    assert _order(captured, "cancel") == 1
-    told = capsys.readouterr().err
-    assert "the first copy can't be cancelled" in told
-    assert f"select pg_drop_replication_slot('{captured.config.slot}');" in told
-
-    assert _order(captured, "pause", "public.t") == 1
-    assert "tables of the first copy can't wait one by one" in capsys.readouterr().err
-
-    captured.stop()
-    assert _order(captured, "pause") == 1
-    assert "capture doesn't run, so nothing is copied" in capsys.readouterr().err

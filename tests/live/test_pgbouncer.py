@@ -12,8 +12,6 @@ from pydantic import SecretStr
 from sqlalchemy import URL
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.postgres.connection import connect
-from cdc.postgres.settings import SourceSettings
 from lockstep.cli.main import exit_code
 from sinks.warehouse.settings import WarehouseSettings
 from sinks.warehouse.sink import WarehouseSink
@@ -96,20 +94,6 @@ def test_a_warehouse_behind_a_pooler_is_refused(pooler: URL) -> None:
     assert not isinstance(caught.value, Unavailable), "asking again wouldn't help"
     assert f"{pooler.port}" in caught.value.message
     assert "address of PostgreSQL itself" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize("pooler", ["transaction"], indirect=True)
-@pytest.mark.soak
-def test_replication_doesnt_pass_a_pooler(pooler: URL, tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text(str(pooler.password))
-    dsn = f"host={HOST} port={pooler.port} user={pooler.username} dbname={pooler.database}"
-    source = SourceSettings(dsn=dsn, password_file=password, tables=("public.t",))
-    with pytest.raises(LockstepError) as caught:
-        connect(source, application="test", replication=True)
-    assert not isinstance(caught.value, Unavailable), "asking again wouldn't help"
-    assert "unsupported startup parameter: replication" in caught.value.message
-    assert str(pooler.password) not in str(caught.value)
 
 
 @pytest.mark.parametrize("pooler", ["transaction"], indirect=True)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -12,15 +11,13 @@ import pytest
 from cdc.model.table import TableName
 from cdc.postgres.preflight import check_source
 from cdc.postgres.preflight.finding import Finding, Severity
-from cdc.postgres.slot import Slot, find_slot
 from cdc.postgres.versions import GENERATED_COLUMNS, PUBLICATION_LISTS
 from migrations import source as migrations
-from tests.databases import PUBLICATION, Database, until
+from tests.databases import PUBLICATION, Database
 
 pytestmark = pytest.mark.live
 
 T = TableName("public", "t")
-U = TableName("public", "u")
 WHOLE = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
 GOOD = (
     "create table t (id int primary key, v varchar(20))",
@@ -220,56 +217,6 @@ def test_the_sql_of_a_finding_mends_it(
     assert_mended(database, what, severity)
 
 
-@pytest.mark.parametrize(
-    ("spoiled", "what", "mended"),
-    [
-        (("create view t as select 1 as id",), "is a view", "drop view t; create table t (id int primary key)"),
-        (("create materialized view t as select 1 as id",), "is a materialized view",
-         "drop materialized view t; create table t (id int primary key)"),
-        (("create sequence t",), "is a sequence", "drop sequence t; create table t (id int primary key)"),
-        ((), "doesn't exist", "create table t (id int primary key)"),
-        (('create table "T" (id int primary key)',), "doesn't exist", 'alter table "T" rename to t'),
-    ],
-    ids=["view", "materialized view", "sequence", "missing", "another case"],
-)  # fmt: skip
-@pytest.mark.soak
-def test_what_is_no_table_is_found(database: Database, spoiled: tuple[str, ...], what: str, mended: str) -> None:
-    database.execute(*spoiled)
-    before = [(finding.subject, finding.what) for finding in wrong(database) if finding.severity is Severity.ERROR]
-    database.execute(mended)
-    after = [(finding.subject, finding.what) for finding in wrong(database) if finding.severity is Severity.ERROR]
-    assert (before, after) == ([("table public.t", what)], [])
-
-
-@pytest.mark.soak
-def test_a_name_in_other_capitals_is_pointed_out(database: Database) -> None:
-    database.execute('create table "T" (id int primary key)')
-    (finding,) = [finding for finding in wrong(database) if finding.what == "doesn't exist"]
-    assert finding.fix.endswith('; there is public."T"')
-
-
-@pytest.mark.soak
-def test_a_foreign_table_is_found(database: Database) -> None:
-    database.execute(
-        "create foreign data wrapper w",
-        "create server s foreign data wrapper w",
-        "create foreign table t (id int) server s",
-    )
-    assert "is a foreign table" in whats(wrong(database))
-
-
-@pytest.mark.soak
-def test_a_temporary_table_is_found(database: Database) -> None:
-    database.execute("create temporary table t (id int primary key)")
-    schema = database.value("select nspname from pg_namespace where oid = pg_my_temp_schema()")
-    assert "is a temporary table" in whats(wrong(database, TableName(schema, "t")))
-
-
-@pytest.mark.soak
-def test_a_system_table_is_found(database: Database) -> None:
-    assert "belongs to the system" in whats(wrong(database, TableName("pg_catalog", "pg_class")))
-
-
 # Keys.
 
 
@@ -278,18 +225,6 @@ KEYED = (
     f"create publication {PUBLICATION} for table t with ({WHOLE})",
 )
 KEY = {T: ("a", "b")}
-
-
-@pytest.mark.soak
-def test_a_configured_key_over_an_index_that_is_the_identity_is_fine(database: Database) -> None:
-    database.execute(*KEYED, "create unique index k on t (b, a)", "alter table t replica identity using index k")
-    assert wrong(database, keys=KEY) == []
-
-
-@pytest.mark.soak
-def test_a_configured_key_with_the_full_identity_is_fine(database: Database) -> None:
-    database.execute(*KEYED, "create unique index k on t (a, b)", "alter table t replica identity full")
-    assert wrong(database, keys=KEY) == []
 
 
 def test_a_configured_key_within_the_primary_key_is_fine(database: Database) -> None:
@@ -337,12 +272,6 @@ def test_columns_that_a_configured_key_names_and_the_table_lacks_are_found(datab
 def test_a_deferrable_configured_key_needs_the_full_identity(database: Database) -> None:
     database.execute(*KEYED, "alter table t add unique (a, b) deferrable")
     assert_mended(database, "has a deferrable unique constraint over a, b", Severity.ERROR, keys=KEY)
-
-
-@pytest.mark.soak
-def test_a_deferrable_primary_key_with_the_full_identity_is_fine(database: Database) -> None:
-    database.execute("create table t (id int primary key deferrable)", GOOD[1], "alter table t replica identity full")
-    assert wrong(database) == []
 
 
 def test_a_deferrable_primary_key_is_refused_by_postgresql_without_it(database: Database) -> None:
@@ -448,13 +377,6 @@ def test_what_postgresql_would_refuse_is_found_and_mended(database: Database, ma
     assert (refused(database, "update t set v = 2"), what in whats(wrong(database))) == (False, False)
 
 
-@pytest.mark.soak
-def test_a_filter_on_the_key_is_fine_and_said(database: Database) -> None:
-    make(database, GOOD[0], f"create publication {PUBLICATION} for table t where (id > 1) with ({WHOLE})")
-    assert wrong(database) == []
-    assert "sends only rows of public.t with (id > 1)" in whats(findings(database))
-
-
 @pytest.mark.parametrize("kind", ["stored", "virtual"])
 @pytest.mark.soak
 def test_a_generated_column_that_is_not_published_is_said(database: Database, kind: str) -> None:
@@ -496,46 +418,6 @@ def test_a_generated_key_has_to_be_published(database: Database) -> None:
     else:
         assert_mended(database, what, Severity.ERROR)
         assert not refused(database, "update t set v = 2")
-
-
-@pytest.mark.soak
-def test_types_that_travel_as_text_are_said(database: Database) -> None:
-    database.execute(
-        "create type pair as (a int, b int)",
-        "create type mood as enum ('good', 'bad')",
-        "create domain span as int4range",
-        "create table t (id int primary key, p pair, m mood[], s span, n numeric, j jsonb, c varchar(9)[])",
-        GOOD[1],
-    )
-    assert "values travel as PostgreSQL's own text: p (pair), s (span)" in whats(findings(database))
-
-
-@pytest.mark.parametrize(
-    ("columns", "what"),
-    [
-        ("id int primary key, v varchar(20), n numeric, i inet", None),
-        ("id int primary key, v varchar(200), w varchar(200)", None),
-        ("id int primary key, v varchar(400), w varchar(400)", "public.t (v, w)"),
-        ("id int primary key, v varchar(20), d bytea, e text", "public.t (d, e)"),
-        ("id int primary key, v int[]", "public.t (v)"),
-    ],
-)
-@pytest.mark.soak
-def test_columns_whose_values_can_be_stored_out_of_line_are_told_and_nothing_is_to_do(
-    database: Database, columns: str, what: str | None
-) -> None:
-    database.execute(f"create table t ({columns})", GOOD[1])
-    assert wrong(database) == []
-    told = [finding.what.partition(": ")[2] for finding in findings(database) if finding.subject == "large values"]
-    assert told == ([what] if what else [])
-
-
-@pytest.mark.soak
-def test_large_values_of_several_tables_are_one_finding(database: Database) -> None:
-    database.execute("create table t (id int primary key, v text)", "create table u (id int primary key, w text)")
-    database.execute(f"create publication {PUBLICATION} for table t, u with ({WHOLE})")
-    told = [finding.what for finding in findings(database, T, U) if finding.subject == "large values"]
-    assert told == ["updates leave them out, and capture keeps them itself: public.t (v), public.u (w)"]
 
 
 # Partitions.
@@ -594,25 +476,6 @@ def test_a_partitioned_table_has_to_say_how_its_old_rows_look(database: Database
 
 
 @pytest.mark.soak
-def test_an_append_only_partitioned_table_is_altered_with_its_partitions(database: Database) -> None:
-    database.execute(
-        "create table p (v int) partition by list (v)",
-        "create table p1 partition of p for values in (1)",
-        "create table p2 partition of p default",
-        VIA_ROOT,
-        "insert into p values (1)",
-    )
-    assert refused(database, "update p set v = 2")
-    what = "it has no key and no replica identity: PostgreSQL refuses UPDATE and DELETE"
-    assert_mended(database, what, Severity.WARNING, P, append_only=[P])
-    assert not refused(database, "update p set v = 2")
-    database.execute("alter table p replica identity nothing", "alter table p1 replica identity nothing")
-    what = "partitions have another replica identity than the table: public.p2"
-    assert_mended(database, what, Severity.ERROR, P, append_only=[P])
-    assert wrong(database, P, append_only=[P]) == []
-
-
-@pytest.mark.soak
 def test_an_identity_by_index_is_asked_of_every_partition(database: Database) -> None:
     database.execute(
         *PARTITIONED,
@@ -643,17 +506,6 @@ def test_foreign_and_unlogged_partitions_are_found(database: Database) -> None:
 
 
 @pytest.mark.soak
-def test_large_values_of_a_partitioned_table_are_told(database: Database) -> None:
-    database.execute(
-        "create table p (id int primary key, v text) partition by list (id)",
-        "create table p1 partition of p default",
-        VIA_ROOT,
-    )
-    assert wrong(database, P) == []
-    assert any("public.p (v)" in what for what in whats(findings(database, P)))
-
-
-@pytest.mark.soak
 def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> None:
     database.execute(
         GOOD[0],
@@ -664,17 +516,6 @@ def test_a_table_that_others_inherit_from_is_pointed_out(database: Database) -> 
 
 
 # Scopes of publications.
-
-
-@pytest.mark.parametrize("scope", ["for all tables", "for tables in schema public"])
-@pytest.mark.soak
-def test_other_tables_of_a_wide_publication_are_only_pointed_out(database: Database, scope: str) -> None:
-    if "schema" in scope and database.connection.info.server_version < PUBLICATION_LISTS:
-        pytest.skip("publications of schemas came with 15")
-    database.execute(GOOD[0], "create table other (id int primary key)", f"create publication {PUBLICATION} {scope}")
-    (finding,) = wrong(database)
-    assert (finding.what, finding.severity) == ("holds tables that aren't captured: public.other", Severity.WARNING)
-    assert "source.publication" in finding.fix
 
 
 def test_preflight_changes_nothing(database: Database) -> None:
@@ -708,26 +549,6 @@ def test_a_role_that_may_not_read_gets_the_grants_that_it_lacks(database: Databa
     role, table = database.role(), TableName("shop", "t")
     assert_mended(database, f"role {role} can't read it", Severity.ERROR, table, user=role)
     assert wrong(database, table, user=role) == []
-
-
-@pytest.mark.soak
-def test_several_tables_that_a_role_may_not_read_are_one_finding_with_one_grant(database: Database) -> None:
-    database.execute(
-        "create schema shop",
-        "create table shop.a (id int primary key)",
-        'create table shop."B b" (id int primary key)',
-        "create table t (id int primary key)",
-        f'create publication {PUBLICATION} for table shop.a, shop."B b", t with ({WHOLE})',
-    )
-    role, tables = database.role(), (TableName("shop", "a"), TableName("shop", "B b"), T)
-    what = 'can\'t read 3 of the tables: shop.a, shop."B b", public.t'
-    finding = assert_mended(database, what, Severity.ERROR, *tables, user=role)
-    assert finding.subject == f"role {role}"
-    assert finding.fix.splitlines() == [
-        f'grant usage on schema "shop" to "{role}";',
-        f'grant select on "shop"."a", "shop"."B b", "public"."t" to "{role}";',
-    ]
-    assert wrong(database, *tables, user=role) == []
 
 
 def test_a_role_needs_to_read_the_published_columns_only(database: Database) -> None:
@@ -815,32 +636,6 @@ def test_settings_of_the_role_hinder_nobody(database: Database) -> None:
 
 
 # Slots.
-
-
-@pytest.mark.soak
-def test_a_slot_of_another_plugin_is_found(database: Database) -> None:
-    database.execute(*GOOD)
-    name = database.slot_name()
-    database.value("select pg_create_logical_replication_slot(%s, 'test_decoding')::text", name)
-    assert whats(wrong(database, slot=name)) == ["uses the plugin test_decoding"]
-
-
-@pytest.mark.soak
-def test_a_reader_that_has_left_meanwhile_is_no_other_client(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.execute(*GOOD)
-    name, _ = database.create_slot()
-    with closing(psycopg.connect(database.dsn)) as left:
-        pid = left.info.backend_pid
-    until(lambda: database.value("select count(*) from pg_stat_activity where pid = %s", pid) == 0)
-
-    def found_before(*arguments: Any) -> Slot | None:
-        slot = find_slot(*arguments)
-        return slot and replace(slot, active_pid=pid)
-
-    monkeypatch.setattr("cdc.postgres.preflight.slots.find_slot", found_before)
-    assert wrong(database, slot=name) == []
 
 
 def test_a_slot_of_ours_is_fine(database: Database) -> None:

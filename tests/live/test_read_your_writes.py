@@ -1,6 +1,5 @@
 """Waits for a token while rows are written: whoever is told that a row is there finds it, by key and by search."""
 
-import asyncio
 import itertools
 import os
 import threading
@@ -15,12 +14,11 @@ import sqlalchemy
 from pyspark.sql import SparkSession
 from sqlalchemy.orm import Session
 
-from cdc.model.errors import ConfigurationError, LockstepError
+from cdc.model.errors import LockstepError
 from cdc.model.lsn import parse_lsn
 from cdc.model.table import TableName
 from lockstep.client.client import Client
-from lockstep.client.token import commit_token, commit_token_async
-from monitor.waits import Waits
+from lockstep.client.token import commit_token
 from sinks.opensearch.names import alias_name
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline
@@ -115,32 +113,6 @@ def test_what_is_waited_for_is_read_right_after(running: Running, client: Client
 @pytest.mark.soak
 def test_ten_thousand_waits_are_never_early(running: Running, client: Client) -> None:
     _read_after_waits(running, client, 10_000)
-
-
-@pytest.mark.soak
-def test_an_idle_source_keeps_nobody_waiting_and_tasks_hold_no_threads(running: Running, client: Client) -> None:
-    async def wait_often() -> list[bool]:
-        async with await psycopg.AsyncConnection.connect(running.endpoints.source_dsn) as connection:
-            token = await commit_token_async(connection)
-        return await asyncio.gather(*(client.wait_async(running.cache, token, _TIMEOUT_S) for _ in range(200)))
-
-    before = threading.active_count()
-    assert asyncio.run(wait_often()) == [True] * 200
-    assert threading.active_count() <= before + 3
-
-
-@pytest.mark.soak
-def test_a_wait_that_ends_in_time_and_one_that_can_not(running: Running, client: Client) -> None:
-    with running.pipeline.sql() as connection:
-        token = commit_token(connection)
-    with Waits(running.pipeline.config.as_pipeline(), running.pipeline.config.sinks) as waits:
-        # No job applies to the warehouse.
-        waited = waits.wait(parse_lsn(token), [running.cache, f"{running.name}_warehouse"], timeout_s=5)
-        assert waited.late.keys() == {f"{running.name}_warehouse"}
-        with pytest.raises(LockstepError, match="lies beyond the end of the source's WAL"):
-            waits.wait(2**60, [running.cache], timeout_s=_TIMEOUT_S)
-        with pytest.raises(ConfigurationError, match="no such sink"):
-            waits.wait(1, ["nobody"], timeout_s=1)
 
 
 @pytest.mark.soak

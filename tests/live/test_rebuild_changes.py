@@ -3,11 +3,8 @@
 import itertools
 import os
 import re
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -17,13 +14,9 @@ from pyspark.sql import SparkSession
 from cdc.kafka.control_topics import read_compacted
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.kafka.topic_names import DEAD_LETTERS, control_topic
-from cdc.model.errors import PositionMismatch
-from cdc.model.table import TableName
 from jobs.generations.record import list_generations
 from lockstep.cli.main import exit_code
-from lockstep.rebuild.generation_build import RebuildContext, check_not_trimmed
 from lockstep.rebuild.outcome import Interrupted
-from sinks.contract import Progress
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, Process, traffic, wait_until
@@ -134,45 +127,6 @@ def test_a_column_that_is_retyped_in_the_middle_lets_the_build_begin_again(pipel
     assert not read_compacted(pipeline.client, control_topic(pipeline.name, DEAD_LETTERS))
 
 
-class _Retyping(threading.Thread):
-    """Retypes a column each time that a build of a sink has begun to read."""
-
-    def __init__(self, pipeline: Pipeline, build: Rebuild) -> None:
-        super().__init__(daemon=True)
-        self._pipeline = pipeline
-        self._build = build
-        self.changes = 0
-
-    def run(self) -> None:
-        with self._pipeline.sql() as sql:
-            for generation in itertools.count(1):
-                try:
-                    self._build.wait_for("SinkStarted", generation=generation)
-                except AssertionError:  # it has ended
-                    return
-                to = ("text", "jsonb")[self.changes % 2]
-                sql.execute(f"alter table {self._pipeline.name}.entry alter doc type {to} using doc::{to}")
-                sql.execute(f"update {self._pipeline.name}.entry set doc = '[]' where account_id = 1")
-                self.changes += 1
-
-
-@pytest.mark.soak  # 22 s, and the test before it shows that a build begins again
-def test_a_build_begins_again_a_few_times_and_no_more(pipeline: Captured) -> None:
-    sink = f"{pipeline.name}_cache"
-    build = pipeline.build(sink)
-    retyping = _Retyping(pipeline, build)
-    retyping.start()
-    message = str(build.failed())
-    retyping.join()
-    assert retyping.changes == 4
-    assert "nor could the 3 before it" in message
-    assert _generations(pipeline, sink) == [(4, False, "building")]
-    again = pipeline.build(sink)
-    assert again.finish().is_live
-    assert "generation 4 can't become right any more" in again.said
-    assert _generations(pipeline, sink) == [(5, True, "ready")]
-
-
 def _delete_topic(pipeline: Pipeline, table: str) -> None:
     topic = next(topic for name, topic in pipeline.config.topics().items() if name.name == table)
     admin = AdminClient(dict(pipeline.client))
@@ -244,27 +198,6 @@ def _trim(pipeline: Pipeline) -> None:
 
     wait_until(are_deleted, what="the records are deleted")
     configure(pipeline.client, topics, {"cleanup.policy": "compact"})
-
-
-@pytest.mark.soak
-def test_a_build_that_is_to_be_dropped_has_all_trimmed_tables_copied_and_not_only_those_it_has_not_read(
-    pipeline: Captured,
-) -> None:
-    account, entry = (TableName(pipeline.name, table) for table in ("account", "entry"))
-    pipeline.wait_published(pipeline.capture)
-    _trim(pipeline)
-    topic = pipeline.config.topics()[account]
-    cluster = TopicAdmin(pipeline.client)
-    read = cluster.end_offsets([(topic, number) for number in range(cluster.partition_counts([topic])[topic])])
-    context = cast("RebuildContext", SimpleNamespace(config=pipeline.config, tables=(account, entry)))
-
-    def copied(*, afresh: bool) -> list[str]:
-        with pytest.raises(PositionMismatch) as caught:
-            check_not_trimmed(context, Progress(read, 0, 0, 0, {}), commands=["lockstep rebuild s"], afresh=afresh)
-        return _offered(str(caught.value))[0]
-
-    assert copied(afresh=False) == ["snapshot", "table", str(entry)]
-    assert copied(afresh=True) == ["snapshot", "table", str(account), str(entry)]
 
 
 def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copied_again(pipeline: Captured) -> None:

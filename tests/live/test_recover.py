@@ -1,13 +1,9 @@
 """The way back after a restore, a lost slot and a promotion: the same topics, equal to the source again."""
 
 import contextlib
-import os
-import pty
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,16 +15,14 @@ from cdc.kafka.control_topics import read_progress, read_state
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.model.errors import LockstepError, PositionMismatch
 from cdc.model.tag import Tag
-from cdc.postgres.slot import find_slot, is_captured, source_time_ms
+from cdc.postgres.slot import find_slot
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from lockstep.capture import recover as recovery
 from lockstep.capture.recover import Recovery, recover
-from lockstep.capture.standby import wait_for_turn
 from monitor.collector import LagCollector
 from monitor.log_start import offsets_after
 from snapshot import recovery as slots
 from snapshot.recovery import RECOVERIES_MAX
-from snapshot.request import request_copies
 from stack.ports import pick
 from stack.stack import Endpoints, Stack
 from tests.captured import Captured
@@ -299,70 +293,6 @@ def test_what_recover_refuses_leaves_all_as_it_is(captured: Captured, database: 
     assert "select pg_drop_replication_slot(" in (caught.value.hint or "")  # another name would have no state
 
 
-def _reads_stdin(pid: int) -> bool:
-    """Whether it waits in ``read`` of its standard input; the call's number is that of x86-64 or of arm64."""
-    number, *arguments = Path(f"/proc/{pid}/syscall").read_text().split()
-    return number in ("0", "63") and arguments[0] == "0x0"
-
-
-@pytest.mark.soak
-def test_ctrl_c_at_the_question_changes_nothing(captured: Captured) -> None:
-    before = _state(captured)
-    captured.start()
-    terminal, theirs = pty.openpty()
-    # As at a terminal: what a shell runs in the background ignores the signal, and so would all that the tests start.
-    heeding = ["env", "--default-signal=INT"]
-    command = [*heeding, sys.executable, "-m", "lockstep", "recover", "--config", str(captured.path)]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        os.close(theirs)
-        told = b""
-        while b"begin? [y/N]: " not in told:
-            told += os.read(terminal, 4096)
-        # Python forgets a signal that comes before it reads from the terminal, until the next key.
-        until(lambda: _reads_stdin(process.pid))
-        process.send_signal(signal.SIGINT)
-        try:
-            assert process.wait(300) == 130
-        finally:
-            process.kill()
-            os.close(terminal)
-    captured.settle()
-    assert _state(captured).epoch == before.epoch
-
-
-@pytest.mark.soak
-def test_of_two_recoveries_at_once_one_is_made(captured: Captured, database: Database) -> None:
-    """A second one would cost an epoch, and copy all again."""
-    database.drop_slot(captured.config.slot)
-
-    def agreed(_: Recovery) -> bool:
-        _recover(captured)
-        return True
-
-    with pytest.raises(LockstepError, match="by another `lockstep recover` meanwhile"):
-        recover(captured.config.as_pipeline(), (), agreed=agreed, stopping=lambda: False, say=captured.said.append)
-    assert _state(captured).epoch == 1
-    _recover(captured)  # asked for again, it is made; what the first one left out stays known
-    assert [gap.reason.partition(" ")[2].partition(" ")[2] for gap in _state(captured).gaps] == [
-        "is gone",
-        "was in order, and `lockstep recover` has replaced it",
-    ]
-    captured.start()
-    _assert_recovered(captured)
-
-
-@pytest.mark.soak
-def test_a_wrong_database_costs_no_slot(captured: Captured, endpoints: Endpoints, database: Database) -> None:
-    """The slot is the pipeline's own: to drop it isn't the first advice. A request there would reach no capture."""
-    captured.configure(dsn=endpoints.source_dsn)
-    with pytest.raises(LockstepError, match=r"source\.dsn leads to app") as caught:
-        _recover(captured)
-    assert (caught.value.hint or "").startswith("correct source.dsn;")
-    with pytest.raises(LockstepError, match=r"source\.dsn leads to app"):
-        request_copies(captured.config.as_pipeline(), ["public.t"])
-    assert find_slot(database.connection, captured.config.slot) is not None
-
-
 @pytest.mark.soak
 def test_a_capture_that_runs_is_ended_by_a_recovery(captured: Captured, database: Database) -> None:
     captured.start()
@@ -447,73 +377,6 @@ def test_a_standby_that_is_not_promoted_yet_is_waited_for(
         captured.assert_equal("public.t")
 
 
-@pytest.mark.soak
-def test_a_pipeline_that_has_published_nothing_does_not_wait_for_a_promotion(
-    own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """The address is wrong, since no failover is under way for it."""
-    stack, database = own
-    database.execute(*_TABLES)
-    with _captured(database, endpoints, tmp_path) as captured:
-        captured.begin(wrap_publisher=_DyingAfterCommit)
-        captured.wait_error()
-        captured.stop()
-        assert _state(captured).phase is SnapshotPhase.CREATING
-        files = Path(database.value("show data_directory"))
-        stack.stop("postgres")
-        (files / "standby.signal").touch(mode=0o666)
-        stack.start("postgres")
-        captured.begin()
-        assert "standby" in str(captured.wait_error())
-
-
-class _DyingAfterCommit:
-    """A publisher after whose first commit the process ends."""
-
-    def __init__(self, publisher: TransactionalPublisher) -> None:
-        self._publisher = publisher
-
-    def commit(self, *arguments: Any, **options: Any) -> None:
-        self._publisher.commit(*arguments, **options)
-        raise KeyboardInterrupt
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._publisher, name)
-
-
-@pytest.mark.soak
-def test_who_stands_by_waits_for_a_recovery(
-    captured: Captured, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it would take over while the new slot waits for transactions, and the recovery would end with an error."""
-    seen: list[bool] = []
-    create = recovery.create_slot_again
-    began_ms = source_time_ms(database.connection)
-
-    def looking(*arguments: Any, **options: Any) -> CaptureState:
-        seen.append(is_captured(database.connection, captured.config.slot))
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time_ns", lambda: 0)
-            state = create(*arguments, **options)
-        assert state.commit_time_ms >= began_ms, "a commit's time is by the source's clock"
-        return state
-
-    monkeypatch.setattr(recovery, "create_slot_again", looking)
-    _recover(captured)
-    assert seen == [True]
-    until(lambda: not is_captured(database.connection, captured.config.slot))
-
-
-@pytest.mark.soak
-def test_a_slot_is_kept_for_a_promotion_where_postgresql_can(captured: Captured, database: Database) -> None:
-    if database.connection.info.server_version < 170000:
-        pytest.skip("failover slots came with PostgreSQL 17")
-    row = database.connection.execute(
-        "select failover from pg_replication_slots where slot_name = %s", (captured.config.slot,)
-    ).fetchone()
-    assert row == (True,)
-
-
 def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
     captured: Captured, database: Database, tmp_path: Path
 ) -> None:
@@ -531,36 +394,6 @@ def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
             database.execute("insert into t values (52, 'after', 'x')")
             until(lambda: b'{"id":52}' in captured.rows("public.t"))
             assert captured.rows("public.t") == captured.source_rows("public.t")
-
-
-@pytest.mark.soak
-def test_a_capture_that_stands_by_says_that_the_source_does_not_answer(captured: Captured) -> None:
-    captured.configure(dsn="host=127.0.0.1 port=1 dbname=app")
-    said: list[str] = []
-    assert not wait_for_turn(captured.config.as_pipeline(), stopping=lambda: len(said) > 0, say=said.append)
-    assert "asking again until it answers" in said[0]
-    assert "\t" not in said[0]
-
-
-@pytest.mark.soak
-def test_a_capture_that_stands_by_with_another_configuration_says_so(
-    captured: Captured, database: Database, endpoints: Endpoints, tmp_path: Path
-) -> None:
-    """Else nobody would know before it takes over."""
-    captured.start()
-    other = tmp_path / "other.toml"
-    other.write_text(captured.path.read_text().replace(", 'public.log'", "").replace(_SETTINGS, ""))
-    with _standing_by(captured, tmp_path / "other.log", other):
-        until(lambda: "source.tables lacks public.log" in (tmp_path / "other.log").read_text())
-    elsewhere = tmp_path / "elsewhere.toml"
-    elsewhere.write_text(
-        captured.path.read_text()
-        .replace(f"name = '{captured.name}'", "name = 'never_ran'")
-        .replace("[source]", f"[source]\nslot = '{captured.config.slot}'")
-    )
-    with _standing_by(captured, tmp_path / "elsewhere.log", elsewhere):
-        until(lambda: "are pipeline.name and [kafka] the same?" in (tmp_path / "elsewhere.log").read_text())
-    assert captured.error is None
 
 
 @contextlib.contextmanager

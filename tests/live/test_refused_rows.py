@@ -16,22 +16,19 @@ from confluent_kafka import Producer
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.tombstones import write_tombstones
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.model.errors import Fenced, Unavailable
-from cdc.model.event import Position
+from cdc.model.errors import Fenced
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
 from cdc.protocol.envelope import TAG_HEADER
 from cdc.webhook import WebhookSettings
-from jobs.dead_letters.record import DeadLetter, dead_letter_key, dead_letter_value
+from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.topic import DeadLetterTopic
-from jobs.executor.result import RejectedEvent
 from jobs.executor.stream_results import batch_tag
 from jobs.generations.lease import GenerationLease
-from jobs.generations.record import Record, begin_generation
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
 from jobs.streams.posting_turn import PostingTurn, posting_turns
-from jobs.streams.records import POSTING_PAUSE, erased_name, posted_name
+from jobs.streams.records import erased_name, posted_name
 from jobs.streams.refused_rows import REFUSED_IN_A_ROW_MAX, TooManyRefused
 from jobs.streams.settings import StreamQuerySettings
 from lockstep.config import read
@@ -40,7 +37,7 @@ from monitor.open_rejections import OpenRejections
 from sinks.memory import MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from stack.stack import Endpoints
-from tests.databases import Database, until, url_of
+from tests.databases import Database, url_of
 from tests.generations import prepared_store
 from tests.receivers import Receiver
 from tests.streams import Streams
@@ -155,82 +152,6 @@ def test_a_row_that_is_refused_is_kept_and_those_behind_it_are_posted_in_order(
     assert SECRET not in " ".join(told)
 
 
-@pytest.mark.parametrize(
-    "status", [401, 503, *(pytest.param(status, marks=pytest.mark.soak) for status in (404, 408, 429))]
-)
-@pytest.mark.soak
-def test_what_is_not_said_of_a_row_holds_it_up_without_end(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path, status: int
-) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
-    rows.write(0, 1)
-    answers = iter([status] * 12)
-    receiver.refuses = lambda _: next(answers, None)
-    assert rows.post().failure is None
-    assert ids_of(receiver) == [0, 1]
-    assert rows.open() == []
-
-
-@pytest.mark.soak
-def test_a_row_that_gets_what_any_might_is_a_rejection_once_one_behind_it_is_taken(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
-    rows.write(*range(8))
-    receiver.refuses = refused(1, 4, 5, status=404)
-    assert rows.post().failure is None
-    assert ids_of(receiver) == [0, 2, 3, 6, 7], "each once, in order"
-    assert rows.open_ids() == [1, 4, 5]
-    assert {each.reason for each in rows.open()} == {"404 Not Found: the webhook refuses the row"}
-    at = rows.posted()
-    assert (at.posted, at.rejected, at.waiting, at.reason) == (5, 3, 0, "")
-    assert rows.counted() == {rows.streams.name: 3}
-    assert SECRET not in " ".join(record.getMessage() for record in caplog.records)
-
-
-@pytest.mark.soak
-def test_a_row_alone_waits_for_another_one_and_says_so(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
-) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
-    rows.write(1)
-    receiver.refuses = refused(1, status=403)
-    lease, said = GenerationLease(open_memory(rows.store, 1), 1), list[str]()
-    poster = RowPoster(
-        rows.streams.plan(), lease, generations=lambda: [1], said=lambda why, _: said.append(why), wait_first_s=0.001
-    )
-    with contextlib.closing(poster):
-        until(lambda: rows.posted().reason)
-        assert "answered with status 403, and has taken no other row since" in rows.posted().reason
-        assert "mend the receiver" in said[0]
-        assert (rows.posted().waiting, rows.open()) == (1, [])
-        rows.write(2)
-        until(lambda: rows.posted().offset == 2)
-    assert (ids_of(receiver), rows.open_ids()) == ([2], [1])
-
-
-@pytest.mark.soak
-def test_a_row_that_is_taken_later_is_no_rejection_any_more_of_whatever_build(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
-) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
-    rows.write(0, 1, 2)
-    rows.write(1, generation=2)
-    receiver.refuses = refused(0, 1, 2)
-    rows.generations = [1]
-    rows.post()
-    assert rows.open_ids() == [0, 1, 2]
-    rows.generations = [1, 2]
-    rows.post()
-    assert [each.generation for each in rows.open()] == [1, 1, 2], "of a key the newest build's counts"
-    assert rows.counted() == {rows.streams.name: 3}
-    rows.write(1, 2, generation=2)  # as where a batch is done again
-    receiver.refuses = refused(2)
-    rows.post()
-    assert rows.open_ids() == [0, 2]
-    assert ids_of(receiver) == [1]
-
-
 @pytest.mark.soak
 def test_with_too_many_refusals_in_a_row_it_stops_and_goes_on_with_that_row(
     endpoints: Endpoints, receiver: Receiver, tmp_path: Path
@@ -250,20 +171,6 @@ def test_with_too_many_refusals_in_a_row_it_stops_and_goes_on_with_that_row(
     assert rows.post().failure is None
     assert ids_of(receiver) == [REFUSED_IN_A_ROW_MAX + number for number in range(3)]
     assert len(rows.open()) == REFUSED_IN_A_ROW_MAX
-
-
-@pytest.mark.soak
-def test_before_more_are_open_than_may_be_it_stops(endpoints: Endpoints, receiver: Receiver, tmp_path: Path) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, max_open=2)
-    rows.write(*range(8))
-    receiver.refuses = refused(1, 3, 5)
-    failure = rows.post().failure
-    assert failure is not None
-    assert "max_open_rejections allows, 3 of 2: 3 x 422 Unprocessable" in failure.message
-    assert (ids_of(receiver), rows.open_ids()) == ([0, 2, 4], [1, 3])
-    rows.letters.send([(rows.open()[0].record_key, None)])  # as `lockstep rejections discard` does
-    assert rows.post().failure is None
-    assert (ids_of(receiver), rows.open_ids()) == ([0, 2, 4, 6, 7], [3, 5])
 
 
 @pytest.mark.parametrize("status", [422, pytest.param(404, marks=pytest.mark.soak)])
@@ -369,189 +276,6 @@ class Commands:
     def __call__(self, *arguments: str) -> tuple[int, str]:
         done = subprocess.run(self.line(*arguments), capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.soak
-def test_a_row_of_an_older_build_is_not_posted_again_where_a_newer_one_has_another(
-    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
-    name = rows.streams.name
-    rows.write(*range(4))
-    receiver.refuses = refused(*range(4))
-    rows.generations = [1]
-    rows.post()
-    assert rows.open_ids() == [0, 1, 2, 3]
-    rows.write(1, generation=2)  # the same row
-    rows.write(2, 3, generation=2, note="newer")
-    receiver.refuses = refused()
-    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
-    code, told = command("retry", name, "--all", "--json")
-    assert code == 1, told
-    report = json.loads(told)
-    assert report["taken"] == 2
-    assert [each["key"] for each in report["refused"]] == [{"id": 2}, {"id": 3}]
-    reasons = {each["reason"] for each in report["refused"]}
-    assert reasons == {"generation 2 has another row of this key, which its job posts"}
-    assert (ids_of(receiver), rows.open_ids()) == ([0, 1], [2, 3])
-    receiver.documents.clear()
-    rows.generations = [1, 2]
-    receiver.refuses = refused(3)
-    rows.post()
-    assert [(each["row"]["id"], each["row"]["note"]) for each in receiver.documents] == [(1, SECRET), (2, "newer")]
-    assert [(each.generation, each.key) for each in rows.open()] == [(2, b'{"id":3}')]
-    # As a job leaves them that is killed before it has closed the older one.
-    event = RejectedEvent(
-        Position(rows._topic(1).name, 0, 3), b'{"id":3}', b'{"id":3,"note":"older"}', batch_tag(3), "x"
-    )
-    letter = dead_letter_key(name, 1, event.position.topic, event.key, event.tag)
-    rows.letters.send([(letter, dead_letter_value(name, 1, event, rejected_at_ms=1))])
-    receiver.documents.clear()
-    receiver.refuses = refused()
-    code, told = command("retry", name, "--generation", "1", "--all", "--json")
-    assert code == 1, told
-    reasons = {each["reason"] for each in json.loads(told)["refused"]}
-    assert reasons == {"generation 2 has a newer row of this key, which was refused too: retry that one"}
-    code, told = command("retry", name, "--all", "--json")
-    assert code == 0, told
-    assert [each["row"]["note"] for each in receiver.documents] == ["newer"]
-    assert rows.open() == []
-
-
-@pytest.mark.soak
-def test_a_newer_row_is_not_posted_while_an_older_one_is_posted_again(
-    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    """The newer one comes when the command has found that there is none, and has begun to post."""
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
-    rows.write(1, note="older")
-    receiver.refuses = refused(1)
-    rows.generations = [1]
-    rows.post()
-    assert rows.open_ids() == [1]
-    name = rows.streams.name
-    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
-    plan = stream_query_plan(read(command.file), name)
-    opened, leased = plan.opened(2), plan.opened(2)
-    lease = GenerationLease(leased, 2, pause_request=POSTING_PAUSE)
-    with contextlib.closing(opened.sink), contextlib.closing(leased.sink):
-        begin_generation(opened, Record(plan.pipeline, {}))
-        begin_generation(opened, Record(plan.pipeline, {}))
-        poster = RowPoster(rows.streams.plan(), lease, generations=lambda: [2], said=lambda *_: None)
-        has_come = threading.Event()
-
-        def refuses(document: dict[str, Any]) -> None:
-            if document["row"]["note"] == "older" and not has_come.is_set():
-                has_come.set()
-                rows.write(1, generation=2, note="newer")
-                poster.wake()
-                until(lambda: poster.is_held_up or len(receiver.documents) > 0)
-
-        receiver.refuses = refuses
-        is_done = threading.Event()
-
-        def beat() -> None:
-            while not is_done.wait(0.2):
-                lease.heartbeat()
-
-        beating = threading.Thread(target=beat)
-        beating.start()
-        with contextlib.closing(poster):
-            code, told = command("retry", name, "--all")
-            until(lambda: len(receiver.documents) == 2)
-            is_done.set()
-            beating.join()
-    assert code == 0, told
-    assert [each["row"]["note"] for each in receiver.documents] == ["older", "newer"]
-    assert rows.open() == []
-
-
-@pytest.mark.soak
-def test_what_another_command_has_posted_meanwhile_is_not_posted_again(
-    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    """Both find the same rows open before their turns. The second one has its turn after the first has posted them."""
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
-    rows.write(0, 1)
-    receiver.refuses = refused(0, 1)
-    rows.post()
-    assert rows.open_ids() == [0, 1]
-    receiver.refuses = refused()
-    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
-    line = command.line("retry", rows.streams.name, "--all", "--json")
-    with command.turn() as turn, contextlib.ExitStack() as started:
-        turn.take()
-        both = [subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        for each in both:
-            started.enter_context(each)
-            started.callback(each.kill)
-        for each in both:
-            assert each.stderr is not None
-            assert any("another command posts rows" in said for said in each.stderr)
-        turn.end()
-        told = [json.loads(each.communicate(timeout=300)[0]) for each in both]
-    assert sorted((each["taken"], each["gone"]) for each in told) == [(0, 2), (2, 0)]
-    assert (ids_of(receiver), rows.open()) == ([0, 1], [])
-
-
-@pytest.mark.soak
-def test_what_is_posted_while_somebody_gives_it_up_is_not_said_to_be_given_up(
-    endpoints: Endpoints, warehouse_database: Database, receiver: Receiver, tmp_path: Path
-) -> None:
-    """A retry goes on with what it has found open, for as long as its turn lasts."""
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1)
-    rows.write(0, 1, 2)
-    receiver.refuses = refused(0, 1, 2)
-    rows.post()
-    command = Commands(rows, receiver.port, endpoints, tmp_path, warehouse_database)
-    name = rows.streams.name
-    line = command.line("discard", name, "--all", "--yes")
-    with command.turn() as retry, contextlib.ExitStack() as started:
-        retry.take()
-        discard = started.enter_context(subprocess.Popen(line, stderr=subprocess.PIPE, text=True))
-        started.callback(discard.kill)
-        assert discard.stderr is not None
-        assert "another command posts rows" in discard.stderr.readline()
-        assert rows.open_ids() == [0, 1, 2]
-        rows.letters.send((each.record_key, None) for each in rows.open()[:2])  # they are received
-        retry.end()
-        _, said = discard.communicate(timeout=300)
-    assert "closed meanwhile, by a post or by another command: 2" in said
-    assert f"discarded 1 rejection of {name}" in said
-    assert (discard.returncode, rows.open()) == (0, [])
-
-
-@pytest.mark.soak
-def test_a_job_of_an_older_build_that_hung_posts_nothing_once_a_newer_one_has_begun(
-    endpoints: Endpoints, receiver: Receiver, tmp_path: Path
-) -> None:
-    """Nobody has claimed the older build since: its job hasn't seen yet that a newer one has begun."""
-    rows = Rows(endpoints.kafka_bootstrap, tmp_path, receiver.port, 1, 2)
-    rows.write(0, 1, 2, note="older")
-    rows.write(0, 1, 2, generation=2, note="newer")
-    hangs, wakes_up = threading.Event(), threading.Event()
-
-    def hang(_: dict[str, Any]) -> int | None:
-        if hangs.is_set():
-            return None
-        hangs.set()
-        assert wakes_up.wait(300)
-        return 503
-
-    receiver.refuses = hang
-    lease = GenerationLease(open_memory(rows.store, 1), 1)
-    older = RowPoster(rows.streams.plan(), lease, generations=lambda: [1], said=lambda *_: None, wait_first_s=0.001)
-    with contextlib.closing(older):
-        assert hangs.wait(300)
-        assert rows.post().failure is None
-        noted = rows.posted()
-        wakes_up.set()
-        with pytest.raises(Unavailable, match="another job has begun to post rows"):
-            older.finish(threading.Event(), while_waiting=lambda: None)
-    assert {document["row"]["id"]: document["row"]["note"] for document in receiver.documents} == dict.fromkeys(
-        range(3), "newer"
-    )
-    assert rows.posted() == noted, "nor does it say what the newer one has posted"
 
 
 @pytest.mark.soak

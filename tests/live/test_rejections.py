@@ -5,8 +5,6 @@ import json
 import os
 import random
 import string
-import threading
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -16,33 +14,24 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.kafka.topic_admin import TopicAdmin, control_topic_plans
-from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.event import JsonValue, Position
 from cdc.model.table import Table, TableName
-from cdc.protocol.control_records import SchemaRecord, ShapeChange
-from jobs.dead_letters.record import DeadLetter, dead_letter_key
+from jobs.dead_letters.record import DeadLetter
 from jobs.dead_letters.store import DeadLetters
-from jobs.dead_letters.topic import DeadLetterTopic
 from jobs.driver import run_sinks
 from jobs.executor.result import RejectedEvent
 from jobs.generations.asides import Wish, give_order
-from jobs.generations.prepared import load_prepared
-from jobs.report import Report, UnreadableDeadLetters
 from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.rejections.book import RejectionBook
 from lockstep.rejections.discard import discard
-from lockstep.rejections.retry import retry
-from lockstep.rejections.selection import EVERYTHING, Selection
+from lockstep.rejections.selection import Selection
 from sinks.contract import OpenedSink
-from sinks.opensearch.names import alias_name
 from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.builders import column, table
 from tests.events import Delete, Log, Put, kafka_settings, key_bytes, value_bytes
 from tests.job_process import spark_settings
-from tests.pipeline import wait_until
 from tests.spark_here import Job
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -50,7 +39,6 @@ pytestmark = [pytest.mark.live, pytest.mark.busy]
 ORDERS = table(column("id", "int8"), column("note"))
 LABELS = table(column("name"), column("note"), name=TableName("public", "labels"), key=("name",))
 EXTRAS = table(name=TableName("public", "extras"))
-WIDER = table(*EXTRAS.columns, column("more"), name=EXTRAS.name)
 KINDS = ("search", "cache", "warehouse")
 _ONE_AT_EACH_CHANGE = [KINDS[0], *(pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS[1:])]
 TOO_LONG = "very secret " * 1_000  # for the cache's max_value_bytes
@@ -315,19 +303,6 @@ def test_one_whose_row_is_mended_at_the_source_closes_by_itself(running: Running
     assert running.row(kind, bad.good) == bad.good.row
 
 
-@pytest.mark.soak
-def test_a_row_that_is_refused_again_in_a_newer_version_stays_open_in_that_one(running: Running) -> None:
-    bad = poison("cache")
-    running.apply(bad.bad)
-    first = running.open("cache")[bad.key]
-    running.apply(replace(bad.bad, row={**bad.bad.row, "note": TOO_LONG + "still"}))
-    newest = running.open("cache")[bad.key]
-    assert newest.tag > first.tag
-    dead_letters, _ = DeadLetterTopic(running.log.kafka.client(), running.name).read()
-    of_cache = [dead_letter for dead_letter in dead_letters if dead_letter.sink == running.sink("cache")]
-    assert [dead_letter.tag for dead_letter in of_cache if dead_letter.key.decode() == bad.key] == [newest.tag]
-
-
 def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command: Command) -> None:
     bad = poison("cache")
     running.apply(bad.bad)
@@ -343,60 +318,6 @@ def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command
     assert running.row("cache", bad.bad) == bad.bad.row
     assert bad.key not in running.open("cache")
     assert_job_goes_on(running, "cache")
-
-
-def set_leniency(running: Running, index: str, *, lenient: bool) -> None:
-    mapping = {"properties": {"note": {"type": "long", "ignore_malformed": lenient}}}
-    request = urllib.request.Request(
-        f"{running.endpoints.opensearch_url}/{index}/_mapping",
-        data=json.dumps(mapping).encode(),
-        headers={"content-type": "application/json"},
-        method="PUT",
-    )
-    with urllib.request.urlopen(request) as answer:
-        assert answer.status == 200
-
-
-@pytest.mark.soak
-def test_a_retry_takes_them_once_the_store_is_mended(running: Running, command: Command) -> None:
-    bad = [poison("search") for _ in range(3)]
-    running.apply(*(example.bad for example in bad))
-    code, text, _ = command("retry", running.sink("search"), "--reason", "'note' of type LONG")
-    assert code == 1
-    assert "secret" not in text
-    index = f"{alias_name(running.sink('search'), ORDERS.name)}_g1"
-    set_leniency(running, index, lenient=True)
-    try:
-        code, _, message = command("retry", running.sink("search"), "--all")
-        assert (code, running.open("search")) == (0, {}), message
-        for example in bad:
-            assert running.row("search", example.bad) == example.bad.row
-    finally:
-        set_leniency(running, index, lenient=False)
-
-
-@pytest.mark.soak
-def test_two_retries_at_once_do_it_once(running: Running) -> None:
-    bad = [poison("cache") for _ in range(20)]
-    running.apply(*(example.bad for example in bad))
-    config = load(running.write_config("mended.toml", max_value_bytes=100_000))
-    failures: list[Exception] = []
-
-    def work() -> None:
-        try:
-            assert not retry(config, running.sink("cache"), Selection(), say=lambda _: None).refused
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert running.open("cache") == {}
-    for example in bad:
-        assert running.row("cache", example.bad) == example.bad.row
 
 
 @pytest.mark.parametrize("kind", _ONE_AT_EACH_CHANGE)
@@ -416,77 +337,6 @@ def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command:
     assert running.row(kind, now) == now.row
     assert running.row(kind, gone) is None
     assert_job_goes_on(running, kind)
-
-
-@pytest.mark.soak
-def test_a_retry_beside_the_job_doesnt_take_its_place(running: Running, command: Command) -> None:
-    bad = poison("warehouse")
-    running.apply(bad.bad)
-    taken = neighbour("warehouse")
-    running.dead_letters("warehouse").publish([running.rejected(taken)], rejected_at_ms=1)
-    code, text, message = command("retry", running.sink("warehouse"), "--all", "--json")
-    result = json.loads(text)
-    assert (code, result["taken"]) == (1, 1), message
-    assert running.row("warehouse", taken) == taken.row
-    # Which row it is tells its key, and here that is all it takes to refuse it.
-    assert bad.bad.row["name"] in [refusal["key"]["name"] for refusal in result["refused"]]
-    assert {refusal["reason"] for refusal in result["refused"]} == {"54000 ProgramLimitExceeded"}
-    assert_job_goes_on(running, "warehouse")
-
-
-@pytest.mark.soak
-def test_an_event_from_before_a_column_came_has_its_default_when_it_is_retried(
-    running: Running, command: Command
-) -> None:
-    old = Put(EXTRAS, {"id": 1, "note": "n"})
-    event = running.rejected(old)
-    running.dead_letters("cache").publish([event], rejected_at_ms=1)
-    running.log.commit([], schemas=[SchemaRecord(WIDER, running.log.lsn, ShapeChange(defaults={"more": "5"}))])
-    opened = running.opened("cache")
-    try:
-        wait_until(
-            lambda: (load_prepared(opened.records, 1) or {}).get(EXTRAS.name) == WIDER.schema_id,
-            what="the job has prepared the table's new shape",
-        )
-    finally:
-        opened.sink.close()
-    code, _, message = command("retry", running.sink("cache"), "--key", event.key.decode(), "--table", "public.extras")
-    assert code == 0, message
-    assert running.row("cache", Put(WIDER, old.row)) == {"id": 1, "note": "n", "more": "5"}
-    assert_job_goes_on(running, "cache")
-
-
-def test_what_is_discarded_is_closed_and_not_applied(running: Running, command: Command) -> None:
-    bad, other = poison("warehouse"), poison("warehouse")
-    running.apply(bad.bad, other.bad)
-    code, _, message = command("discard", running.sink("warehouse"), "--key", str(bad.bad.row["name"]), "--yes")
-    assert (code, "discarded 1" in message) == (0, True)
-    assert (bad.key in running.open("warehouse"), other.key in running.open("warehouse")) == (False, True)
-    assert running.row("warehouse", bad.bad) is None
-    asked: list[str] = []
-
-    def refuse(question: str) -> bool:
-        asked.append(question)
-        return False
-
-    code = discard(running.config, running.sink("warehouse"), Selection(), agreed=refuse, say=lambda _: None)
-    assert (code, len(asked), other.key in running.open("warehouse")) == (1, 1, True)
-    assert "54000 ProgramLimitExceeded" in asked[0]
-    assert_job_goes_on(running, "warehouse")
-
-
-@pytest.mark.soak
-def test_a_rejection_of_a_newer_version_survives_whoever_closes_the_older(running: Running) -> None:
-    put = order("1")
-    key = key_bytes(ORDERS, put.row).decode()
-    job, book = running.dead_letters("search"), RejectionBook(running.config)
-    job.publish([running.rejected(put, lsn=8 * 10)], rejected_at_ms=1)
-    dead_letter = book.single(running.sink("search"), Selection(keys=(key,)))
-    job.publish([running.rejected(put, lsn=8 * 11)], rejected_at_ms=2)
-    book.close([dead_letter])
-    assert running.open("search")[key].rejected_at_ms == 2
-    book.close([book.single(running.sink("search"), Selection(keys=(key,)))])
-    assert key not in running.open("search")
 
 
 def test_a_table_is_set_aside_before_more_are_open_than_allowed(
@@ -520,25 +370,6 @@ def test_a_table_is_set_aside_before_more_are_open_than_allowed(
         running.log.close()
 
 
-@pytest.mark.soak
-def test_a_few_rows_that_are_too_large_for_a_sink_do_not_stop_it(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
-) -> None:
-    """Together they are more than a task could return to the driver: it reads them from the log."""
-    running = Running(endpoints, tmp_path, spark)
-    large = [order(letter * 3_000_000) for letter in "abcde"]
-    try:
-        for put in large:
-            running.log.commit([put])
-        with running.start(None, "cache", once=True) as job:
-            assert job.finish() == 0
-        topic = DeadLetterTopic(running.log.kafka.client(), running.name)
-        kept = [json.loads(value or b"null")["after"] for _, value in topic.values(topic.read()[0])]
-        assert sorted(kept, key=lambda row: row["id"]) == [put.row for put in large]
-    finally:
-        running.log.close()
-
-
 # What may be there, and mustn't harm.
 
 
@@ -550,53 +381,6 @@ def idle(endpoints: Endpoints, tmp_path: Path, spark: SparkSession) -> Iterator[
     running.log.close()
 
 
-def keep(
-    dead_letters: DeadLetters, *events: RejectedEvent, void: tuple[tuple[str, bytes], ...] = (), max_open: int
-) -> None:
-    dead_letters.keep(events, void, rejected_at_ms=1, max_open=max_open)
-
-
-@pytest.mark.soak
-def test_a_job_learns_what_commands_have_closed_before_it_stops(idle: Running) -> None:
-    events = [idle.rejected(order("1")) for _ in range(4)]
-    job = idle.dead_letters("cache")
-    job.read([idle.log.topic(ORDERS)])
-    keep(job, *events[:2], max_open=2)
-    with pytest.raises(LockstepError, match="max_open_rejections allows, 3 of 2"):
-        keep(job, events[2], max_open=2)
-    assert idle.open("cache").keys() == {event.key.decode() for event in events[:2]}
-    book = RejectionBook(idle.config)
-    book.close([book.single(idle.sink("cache"), Selection(keys=(events[0].key.decode(),)))])
-    keep(job, events[2], max_open=2)
-    assert idle.open("cache").keys() == {event.key.decode() for event in events[1:3]}
-    # What the batch itself makes void makes room.
-    keep(job, events[3], void=((events[1].position.topic, events[1].key),), max_open=2)
-    assert idle.open("cache").keys() == {event.key.decode() for event in events[2:]}
-
-
-@pytest.mark.soak
-def test_a_row_that_is_void_and_rejected_in_one_batch_is_open(idle: Running) -> None:
-    put = order("1")
-    older, newer = idle.rejected(put, lsn=80), idle.rejected(put, lsn=88)
-    job = idle.dead_letters("cache")
-    keep(job, older, max_open=1)
-    # After a version between the two, which got through.
-    keep(job, newer, void=((older.position.topic, older.key),), max_open=1)
-    assert [dead_letter.tag for dead_letter in idle.open("cache").values()] == [newer.tag]
-
-
-@pytest.mark.soak
-def test_the_same_batch_again_changes_nothing(idle: Running) -> None:
-    older, newer, other = idle.rejected(order("1")), idle.rejected(order("2")), idle.rejected(order("3"))
-    keep(idle.dead_letters("cache"), older, max_open=9)
-    for _ in range(2):
-        # As after a crash: a new job that reads what the one before has written.
-        job = idle.dead_letters("cache")
-        job.read([idle.log.topic(ORDERS)])
-        keep(job, newer, other, void=((older.position.topic, older.key),), max_open=9)
-    assert idle.open("cache").keys() == {newer.key.decode(), other.key.decode()}
-
-
 @pytest.mark.soak
 def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) -> None:
     gone = idle.rejected(order("1"), of=table(name=TableName("public", "former")))
@@ -605,128 +389,3 @@ def test_a_generation_that_is_dropped_takes_its_rejections_along(idle: Running) 
     idle.dead_letters("cache", generation=2).publish([other], rejected_at_ms=1)
     idle.dead_letters("cache").close_generation()
     assert [dead_letter.generation for dead_letter in idle.open("cache").values()] == [2]
-
-
-@pytest.mark.soak
-def test_other_records_of_the_topic_are_reported_and_disturb_nobody(
-    idle: Running, capsys: pytest.CaptureFixture[str]
-) -> None:
-    topic = DeadLetterTopic(idle.log.kafka.client(), idle.name)
-    sink = idle.sink("cache")
-    later = dead_letter_key(sink, 1, idle.log.topic(ORDERS), b'{"id":1}', "0" * 28)
-    topic.send([(later, b'{"version":9}'), (b"who knows", b"what")])
-    reports: list[Report] = []
-    job = DeadLetters(idle.log.kafka.client(), idle.name, sink=sink, generation=1, report=reports.append)
-    for _ in range(2):  # The job tells it once.
-        assert job.read([idle.log.topic(ORDERS)]) == {}
-    assert reports == [
-        UnreadableDeadLetters(
-            sink, 1, topic.name, 2, 0, "its format isn't 1, the one that this version of Lockstep reads"
-        )
-    ]
-    event = idle.rejected(order("1"))
-    idle.dead_letters("cache").publish([event], rejected_at_ms=1)
-    assert idle.open("cache").keys() == {event.key.decode()}
-    code = exit_code(["rejections", "list", "--config", str(idle.path)])
-    assert code == 0
-    message = capsys.readouterr().err
-    assert "2 records of the dead-letter topic can't be read" in message
-    # Those of the sink go with all of it; a stranger's stay.
-    discard(idle.config, sink, Selection(keys=(event.key.decode(),)), agreed=lambda _: True, say=lambda _: None)
-    assert len(topic.read()[1]) == 2
-    discard(idle.config, sink, Selection(), agreed=lambda _: True, say=lambda _: None)
-    assert [dead_letter.record_key for dead_letter in topic.read()[1]] == [b"who knows"]
-
-
-@pytest.mark.soak
-def test_a_pipeline_without_the_topic_has_no_rejections(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
-) -> None:
-    running = Running(endpoints, tmp_path, spark)
-    try:
-        plans = control_topic_plans(running.name, running.log.kafka.topics)
-        assert not TopicAdmin(running.log.kafka.client()).missing(plans)
-        nobodys = running.path.read_text().replace(f'name = "{running.name}"', 'name = "nobodys"')
-        path = tmp_path / "nobodys.toml"
-        path.write_text(nobodys)
-        assert RejectionBook(load(path)).read(None) == ([], [])
-    finally:
-        running.log.close()
-
-
-def retried(running: Running, kind: str, selection: Selection = EVERYTHING) -> tuple[list[str], list[str]]:
-    """Why rejections stay, and what was said besides."""
-    said: list[str] = []
-    result = retry(running.config, running.sink(kind), selection, say=said.append)
-    return [refused.reason for refused in result.refused], said
-
-
-@pytest.mark.soak
-def test_rejections_of_generations_that_arent_live_are_left_alone(running: Running) -> None:
-    event = running.rejected(order("1"))
-    key = event.key.decode()
-    running.dead_letters("cache", generation=7).publish([event], rejected_at_ms=1)
-    only = Selection(keys=(key,))
-    refused, said = retried(running, "cache", only)
-    assert (refused, len(said)) == ([], 1)
-    assert "generation 7, which was dropped" in said[0]
-    with pytest.raises(LockstepError, match="no generation 7") as caught:
-        retried(running, "cache", replace(only, generation=7))
-    assert "discard" in (caught.value.hint or "")
-    discard(running.config, running.sink("cache"), only, agreed=lambda _: True, say=lambda _: None)
-    assert key not in running.open("cache")
-
-
-@pytest.mark.soak
-def test_a_sink_that_is_gone_has_rejections_that_can_be_discarded(idle: Running) -> None:
-    dead_letters = DeadLetters(idle.log.kafka.client(), idle.name, sink="former", generation=1)
-    dead_letters.publish([idle.rejected(order("1"))], rejected_at_ms=1)
-    with pytest.raises(ConfigurationError, match="no such sink"):
-        retry(idle.config, "former", Selection(), say=lambda _: None)
-    assert discard(idle.config, "former", Selection(), agreed=lambda _: True, say=lambda _: None) == 0
-    assert RejectionBook(idle.config).read(None) == ([], [])
-
-
-@pytest.mark.soak
-def test_a_sink_that_nobody_has_applied_to_yet_is_reported_so(idle: Running) -> None:
-    idle.dead_letters("cache").publish([idle.rejected(order("1"))], rejected_at_ms=1)
-    with pytest.raises(LockstepError, match="no live generation"):
-        retried(idle, "cache")
-
-
-@pytest.mark.soak
-def test_events_of_tables_and_topics_that_are_gone_stay_and_say_so(running: Running) -> None:
-    elsewhere = table(name=TableName("public", "former"))
-    events = [
-        running.rejected(order("1"), of=elsewhere),
-        running.rejected(neighbour("warehouse")),  # captured, but no table of the cache's
-        running.rejected(good := order("1")),
-    ]
-    dead_letters = running.dead_letters("cache")
-    dead_letters.publish(events, rejected_at_ms=1)
-    refused, _ = retried(running, "cache", Selection(keys=tuple(event.key.decode() for event in events)))
-    assert len(refused) == 2
-    assert any("doesn't exist any more" in why for why in refused)
-    assert any("isn't one of this generation's" in why for why in refused)
-    assert running.row("cache", good) == good.row
-    dead_letters.close([(event.position.topic, event.key) for event in events])
-
-
-@pytest.mark.soak
-def test_rejections_of_a_topic_that_was_recreated_stay(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession
-) -> None:
-    running = Running(endpoints, tmp_path, spark)
-    bad = poison("cache")
-    try:
-        running.log.commit([bad.bad])
-        with running.start(None, "cache", once=True) as job:
-            assert job.finish() == 0
-        running.log.recreate_topic(ORDERS)
-        [why], _ = retried(running, "cache")
-        assert "was recreated" in why
-        assert running.open("cache").keys() == {bad.key}
-        # Nobody has written into it while it was refused.
-        assert running.row("cache", bad.bad) is None
-    finally:
-        running.log.close()

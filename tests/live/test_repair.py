@@ -12,14 +12,11 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.topic_admin import TopicAdmin
-from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.table import Table, TableName
-from cdc.postgres.repair_messages import KEYS_MAX, REPAIR_PREFIX, RepairRequest, request_repair
+from cdc.model.table import TableName
+from cdc.postgres.repair_messages import REPAIR_PREFIX, RepairRequest, request_repair
 from cdc.protocol.control_records import CaptureState
 from cdc.toast.store import ToastStore
 from snapshot import chunk_session
-from snapshot.chunk_reader import ChunkReader, KeyOrder
 from stack.stack import Endpoints
 from tests.captured import Captured, Published
 from tests.databases import Database, until
@@ -144,31 +141,6 @@ def test_a_whole_table_is_copied_when_somebody_asks_for_it(database: Database, r
     assert_in_order(events)
 
 
-@pytest.mark.soak
-def test_a_request_for_a_whole_table_isnt_answered_by_its_new_partitions(
-    database: Database, repairs: Repairing
-) -> None:
-    database.execute(
-        "create table t (id int primary key, a text) partition by range (id)",
-        "create table t_1 partition of t for values from (1) to (100)",
-        "create table t_2 (id int primary key, a text)",
-        "insert into t values (1, 'x')",
-        "insert into t_2 values (101, 'x')",
-    )
-    captured = repairs.capture("public.t")
-    captured.settle()
-    forge(captured, "public.t", {"id": 1}, {"id": 1, "a": "forged"})
-    with database.reading() as holder:
-        holder.execute("begin; insert into t_1 values (2, 'long')")  # until it ends, no copy begins
-        database.execute("alter table t attach partition t_2 for values from (100) to (200)")
-        captured.wait_for("partitions came")
-        repairs.ask(captured, None)
-        captured.wait_for("as was asked for")
-        holder.execute("commit")
-    captured.wait_for("copying public.t at")
-    captured.assert_equal()
-
-
 def tombstone_tags(captured: Captured, key: Key) -> list[str]:
     """The tags of a key's tombstones, from their headers."""
     read = read_committed(captured.client, [captured.topic("public.t")])
@@ -281,37 +253,11 @@ def test_a_key_of_any_type_is_found_again(database: Database, repairs: Repairing
 
 
 @pytest.mark.soak
-def test_a_key_of_several_columns(database: Database, repairs: Repairing) -> None:
-    database.execute(
-        "create table t (a text, b timestamptz, c int8, d text, primary key (c, a, b))",
-        "insert into t values ('x\ty', '2020-01-01', 1, 'v'), ('x', '2020-01-01', 1, 'w'), ('x', '2020-01-02', 1, 'w')",
-    )
-    captured = repairs.capture("public.t")
-    first = {"c": 1, "a": "x\ty", "b": "2020-01-01T00:00:00Z"}
-    other = {"b": "2020-01-02T00:00:00Z", "c": 2, "a": "x"}
-    repairs.repair(captured, [first, other])
-    events = captured.events("public.t")
-    assert [event.op for event in events_of_key(events, first)] == ["r", "r"]
-    assert [event.op for event in events_of_key(events, other)] == ["d", "tombstone"]
-    assert {event.key for event in events_of_key(events, other)} == {b'{"c":2,"a":"x","b":"2020-01-02T00:00:00Z"}'}
-    captured.assert_equal()
-
-
-@pytest.mark.soak
 def test_a_key_in_another_form_never_deletes_the_row_that_it_means(database: Database, repairs: Repairing) -> None:
     database.execute("create table t (id numeric(10,2) primary key)", "insert into t values (1)")
     captured = repairs.capture("public.t")
     repairs.repair(captured, [{"id": "1.0"}])
     assert [(event.key, event.op) for event in captured.events("public.t")] == [(b'{"id":"1.00"}', "r")] * 2
-
-
-@pytest.mark.soak
-def test_a_longer_key_is_not_cut_off(database: Database, repairs: Repairing) -> None:
-    database.execute("create table t (id varchar(3) primary key)", "insert into t values ('abc')")
-    captured = repairs.capture("public.t")
-    repairs.repair(captured, [{"id": "abcd"}])
-    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": "abcd"})] == ["d", "tombstone"]
-    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": "abc"})] == ["r"]
 
 
 def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, repairs: Repairing) -> None:
@@ -325,45 +271,6 @@ def test_a_row_that_the_publication_hides_counts_as_gone(database: Database, rep
     events = captured.events("public.t")
     assert [event.op for event in events_of_key(events, {"id": 3})] == ["d", "tombstone"]
     assert [event.after for event in events_of_key(events, {"id": 4})] == [{"id": 4}] * 2
-
-
-@pytest.mark.soak
-def test_rows_of_partitions_and_not_of_heirs(database: Database, repairs: Repairing) -> None:
-    database.execute(
-        "create table m (id int, day date, primary key (id, day)) partition by range (day)",
-        "create table m_1 partition of m for values from ('2026-01-01') to ('2026-02-01')",
-        "create table m_2 partition of m default",
-        "insert into m values (1, '2026-01-05'), (2, '2027-01-05')",
-        "create table t (id int primary key)",
-        "create table heir (primary key (id)) inherits (t)",
-        "insert into heir values (1)",
-    )
-    captured = repairs.capture("public.m", "public.t")
-    repairs.repair(captured, [{"id": 1, "day": "2026-01-05"}, {"id": 2, "day": "2027-01-05"}], "public.m")
-    assert sorted(event.op for event in captured.events("public.m")) == ["r"] * 4
-    repairs.repair(captured, [{"id": 1}])
-    assert [event.op for event in captured.events("public.t")] == ["d", "tombstone"]
-
-
-@pytest.mark.soak
-def test_a_request_is_only_for_its_slot(database: Database, repairs: Repairing) -> None:
-    database.execute(*_TABLE)
-    first, second = repairs.capture("public.t"), repairs.capture("public.t")
-    repairs.repair(first, [{"id": 1}])
-    second.wait_quiet()
-    assert [len(events_of_key(captured.events("public.t"), {"id": 1})) for captured in (first, second)] == [2, 1]
-    assert not any("repair" in line for line in second.said)
-
-
-@pytest.mark.soak
-def test_requests_are_not_published_whatever_is_configured(database: Database, repairs: Repairing) -> None:
-    database.execute(*_TABLE)
-    captured = repairs.capture("public.t", source=f"messages = ['audit', '{REPAIR_PREFIX}']")
-    repairs.repair(captured, [{"id": 1}])
-    database.execute("select pg_logical_emit_message(true, 'audit', 'x')")
-    captured.settle()
-    records = list(TopicReader(captured.client).records(f"{captured.name}.__messages"))
-    assert [orjson.loads(record.key) for record in records] == [{"prefix": "audit"}]
 
 
 def _send(database: Database, content: bytes) -> None:
@@ -429,12 +336,6 @@ def test_bad_requests_are_ignored_with_a_sentence(database: Database, repairs: R
 
 
 @pytest.mark.soak
-def test_too_many_keys_are_refused_before_anything_is_asked(database: Database) -> None:
-    with pytest.raises(LockstepError, match="too many"):
-        request_repair(database.connection, TableName("public", "t"), [{"id": 1}] * (KEYS_MAX + 1), slot="s")
-
-
-@pytest.mark.soak
 def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
@@ -445,62 +346,6 @@ def test_a_long_transaction_holds_up_no_repair(database: Database, repairs: Repa
     captured.assert_equal()
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1000})] == ["d", "tombstone", "c"]
-
-
-@pytest.mark.parametrize(
-    ("create", "source"),
-    [
-        ("create table t (id text primary key deferrable, a text)", ""),
-        (
-            "create table t (id text not null, a text); create unique index on t (id text_pattern_ops)",
-            "[source.options.'public.t']\nkey = ['id']",
-        ),
-    ],
-    ids=["rows may swap their keys", "no index gives the order of the key"],
-)
-@pytest.mark.soak
-def test_a_repair_of_a_table_for_whose_copy_the_stream_stops_doesnt_stop_it(
-    database: Database, repairs: Repairing, create: str, source: str
-) -> None:
-    database.execute(
-        *create.split("; "),
-        "alter table t replica identity full",
-        "insert into t select n::text, 'x' from generate_series(1, 50) n",
-    )
-    captured = repairs.capture("public.t", source=source)
-    captured.settle()
-    forge(captured, "public.t", {"id": "1"}, {"id": "1", "a": "forged"})
-    forge(captured, "public.t", {"id": "99"}, {"id": "99", "a": "never was"})
-    with database.reading() as holder:
-        holder.execute("begin; insert into t values ('1000', 'long')")  # until it ends, no slot is made
-        repairs.repair(captured, [{"id": "1"}, {"id": "99"}])
-        holder.execute("commit")
-    captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_requests_that_wait_for_a_locked_table_are_merged(database: Database, repairs: Repairing) -> None:
-    database.execute(*_TABLE, "create table u (id int primary key)")
-    captured = repairs.capture("public.t", "public.u")
-    database.execute("insert into t values (1000, 'x')", "update t set a = 'before' where id = 1")
-    with database.reading() as holder:
-        holder.execute("begin; lock table t in access exclusive mode")
-        repairs.ask(captured, [{"id": 1}, {"id": 1000}])
-        repairs.ask(captured, [{"id": 1}, {"id": 2}])
-        repairs.ask(captured, [{"id": number} for number in range(1, 1501)])
-        database.execute("insert into u values (1)")
-        captured.settle()  # the stream goes on
-        assert not any(_DONE in line for line in captured.said)
-        assert [event.op for event in captured.events("public.u")] == ["c"]
-        holder.execute("commit")
-    captured.wait_for("public.t: published")
-    captured.wait_quiet()
-    events = captured.events("public.t")
-    assert [event.op for event in events_of_key(events, {"id": 1})] == ["r", "u", "r"]
-    assert [event.op for event in events_of_key(events, {"id": 1000})] == ["c", "r"]
-    assert sum("public.t: published" in line for line in captured.said) == 1
-    assert_in_order(events)
-    captured.assert_equal()
 
 
 @pytest.mark.soak
@@ -525,42 +370,6 @@ def test_what_keeps_a_repair_from_beginning_keeps_nothing_else(database: Databas
 
 
 @pytest.mark.soak
-def test_a_partition_that_is_locked_puts_the_repair_of_its_keys_off_and_holds_up_nothing_else(
-    database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    database.execute(
-        "create table t (id int primary key, a text) partition by range (id)",
-        "create table t0 partition of t for values from (0) to (10)",
-        "create table t1 partition of t for values from (10) to (20)",
-        "insert into t values (1, 'x'), (11, 'x')",
-        "create table u (id int primary key)",
-    )
-    captured = repairs.capture("public.t", "public.u")
-    with database.reading() as holder:
-        key_order, locked = ChunkReader.key_order, threading.Event()
-
-        def then_locked(reader: ChunkReader, table: Table) -> KeyOrder | None:
-            """A lock from before would keep what the publication sends from being asked for."""
-            order = key_order(reader, table)
-            monkeypatch.undo()
-            holder.execute("begin; lock table t0 in access exclusive mode")
-            locked.set()
-            return order
-
-        monkeypatch.setattr(ChunkReader, "key_order", then_locked)
-        repairs.ask(captured, [{"id": 1}])
-        wait(captured, locked.is_set)
-        database.execute("insert into u values (1)")
-        wait(captured, lambda: [event.op for event in captured.events("public.u")] == ["c"])
-        assert not any(_DONE in line for line in captured.said)
-        holder.execute("commit")
-    captured.wait_for(_DONE)
-    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
-    assert not any("starting over" in line for line in captured.said)
-    captured.assert_equal()
-
-
-@pytest.mark.soak
 def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, repairs: Repairing) -> None:
     database.execute(*_TABLE)
     captured = repairs.capture("public.t")
@@ -575,19 +384,6 @@ def test_rows_that_a_policy_hides_are_not_taken_for_deleted(database: Database, 
     database.execute(f"alter role {role} bypassrls")
     captured.wait_for(_DONE)
     assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]
-
-
-@pytest.mark.soak
-def test_a_table_with_a_new_column_that_no_row_has_shown(database: Database, repairs: Repairing) -> None:
-    database.execute(*_TABLE)
-    captured = repairs.capture("public.t", source="")
-    database.execute("alter table t add b int default 7", "alter table t rename a to c")
-    repairs.repair(captured, [{"id": 1}])
-    captured.assert_equal()
-    assert events_of_key(captured.events("public.t"), {"id": 1})[-1].after == {"id": 1, "c": "x", "b": 7}
-    database.execute("update t set c = 'after' where id < 4")
-    captured.assert_equal()
-    assert sum(event.op == "r" for event in captured.events("public.t")) == 51
 
 
 @pytest.mark.soak
@@ -644,20 +440,6 @@ def test_large_values_are_right_after_a_repair(database: Database, repairs: Repa
     assert not any(
         "events for the values" in line for line in captured.said
     )  # of the other rows nothing was read again
-
-
-@pytest.mark.soak
-def test_a_spoiled_store_is_what_the_test_before_this_is_about(database: Database, repairs: Repairing) -> None:
-    database.execute(*_LARGE)
-    captured = repairs.capture("public.t")
-    database.execute("update t set n = n + 1")
-    captured.assert_equal()
-    captured.stop()
-    _spoil(captured, b'{"id":1}')
-    captured.start()
-    database.execute("update t set n = n + 1")
-    captured.settle()
-    assert captured.rows("public.t")[b'{"id":1}']["words"] == "spoiled"
 
 
 class _Killed(BaseException):
@@ -742,16 +524,3 @@ def test_a_process_that_dies_after_the_copy_of_a_table_leaves_no_older_values(
     events = [event for event in captured.events("public.t") if event.op in "cru"]
     assert sum(event.op == "r" for event in events) >= 12
     assert not any(event.after["words"] == "spoiled" for event in events)
-
-
-@pytest.mark.soak
-def test_a_lost_connection_does_not_lose_the_request(database: Database, repairs: Repairing) -> None:
-    database.execute(*_TABLE)
-    captured = repairs.capture("public.t")
-    captured.stop()
-    captured.start(wrap_publisher=_dying(1, before=True, error=Unavailable))
-    repairs.ask(captured, [{"id": 1}, {"id": 77}])
-    captured.wait_for("starting over")
-    captured.wait_for(_DONE)
-    captured.assert_equal()
-    assert [event.op for event in events_of_key(captured.events("public.t"), {"id": 1})] == ["r", "r"]

@@ -21,10 +21,7 @@ from cdc.postgres.slot import (
     emit_heartbeat,
     end_other_reader,
     find_slot,
-    sender_timeout_s,
-    wal_end,
 )
-from cdc.postgres.unended_transactions import unended_transactions
 from cdc.protocol.envelope import TAG_END, TAG_START
 from cdc.protocol.pgoutput import Begin, Commit, Insert, LogicalMessage, Message
 from cdc.protocol.walsender import status_update
@@ -50,13 +47,6 @@ def of_type(messages: list[tuple[int, Message]], kind: type) -> list[Any]:
     return [message for _, message in messages if isinstance(message, kind)]
 
 
-@pytest.mark.soak
-def test_identify_system_tells_the_servers_own_identifier(database: Database) -> None:
-    with ReplicationConnection(database.source()) as connection:
-        identity = connection.identify_system()
-    assert identity.system_id == str(database.value("select system_identifier from pg_control_system()"))
-
-
 def test_a_new_slot_starts_at_its_consistent_point(published_table: Database) -> None:
     name, point = published_table.create_slot()
     slot = find_slot(published_table.connection, name)
@@ -73,24 +63,6 @@ def test_a_slot_that_is_dropped_is_gone(published_table: Database) -> None:
     name, _ = published_table.create_slot()
     drop_slot(published_table.connection, name)
     assert find_slot(published_table.connection, name) is None
-
-
-@pytest.mark.soak
-def test_a_temporary_slot_goes_with_its_connection(published_table: Database) -> None:
-    name = published_table.slot_name()
-    with ReplicationConnection(published_table.source()) as connection:
-        connection.create_slot(name, temporary=True)
-    until(lambda: find_slot(published_table.connection, name) is None)
-
-
-@pytest.mark.soak
-def test_a_slot_that_exists_is_not_made_again(published_table: Database) -> None:
-    name, _ = published_table.create_slot()
-    with (
-        ReplicationConnection(published_table.source()) as connection,
-        pytest.raises(LockstepError, match="already exists"),
-    ):
-        connection.create_slot(name, temporary=False)
 
 
 def test_what_is_confirmed_moves_the_slot(published_table: Database) -> None:
@@ -165,22 +137,6 @@ def test_a_role_that_may_not_write_messages_is_told_what_to_grant(published_tabl
 
 
 @pytest.mark.soak
-def test_a_message_that_a_lost_connection_would_have_sent_is_an_error_of_ours(published_table: Database) -> None:
-    with connect(published_table.source(), application="test") as connection:
-        published_table.value("select pg_terminate_backend(%s)", connection.info.backend_pid)
-        with pytest.raises(Unavailable):
-            emit_heartbeat(connection)
-
-
-@pytest.mark.soak
-def test_the_end_of_the_wal_is_after_what_was_committed(published_table: Database) -> None:
-    name, point = published_table.create_slot()
-    published_table.execute("insert into t values (1, 'x')")
-    end = wal_end(published_table.connection)
-    assert of_type(published_table.stream(name, point), Commit)[0].end_lsn <= end
-
-
-@pytest.mark.soak
 def test_a_reader_of_the_slot_can_be_ended(published_table: Database) -> None:
     name, point = published_table.create_slot()
     with ReplicationConnection(published_table.source()) as other:
@@ -191,30 +147,6 @@ def test_a_reader_of_the_slot_can_be_ended(published_table: Database) -> None:
         end_other_reader(published_table.connection, slot)
         with pytest.raises(Unavailable):
             until(lambda: other.wait(0.05) or other.receive() == b"never")
-
-
-@pytest.mark.soak
-def test_a_reader_of_another_role_is_named_instead(published_table: Database) -> None:
-    name, point = published_table.create_slot()
-    role = published_table.role()
-    with ReplicationConnection(published_table.source()) as other, closing(published_table.pinned(user=role)) as ours:
-        other.start(name, publication=PUBLICATION, at=point)
-        slot = until(lambda: (slot_now := find_slot(ours, name)) and slot_now.active_pid and slot_now)
-        with pytest.raises(LockstepError, match="our role may not end") as caught:
-            end_other_reader(ours, slot)
-    assert f"pg_terminate_backend({slot.active_pid})" in (caught.value.hint or "")
-
-
-@pytest.mark.soak
-def test_the_sender_timeout_is_in_seconds(database: Database) -> None:
-    database.execute("set wal_sender_timeout = '4s'")
-    assert sender_timeout_s(database.connection) == 4.0
-
-
-@pytest.mark.soak
-def test_no_sender_timeout_is_for_ever(database: Database) -> None:
-    database.execute("set wal_sender_timeout = 0")
-    assert sender_timeout_s(database.connection) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -321,23 +253,6 @@ def test_a_transaction_in_flight_while_the_slot_is_created_is_in_the_stream_and_
     assert copied == [b"1", b"2", b"3"]
     assert [key for _, key, _, _ in events] == [b'{"id":4}']
     assert (events[0][2] or b"")[TAG_START:TAG_END].decode() >= str(Tag(1, point, 1))
-
-
-@pytest.mark.soak
-def test_creating_a_slot_reports_how_long_it_waits(in_flight: InFlight) -> None:
-    in_flight.writer.execute("insert into t values (1, 'x')")
-    in_flight.start()
-    until(lambda: in_flight.waited)
-    in_flight.writer.commit()
-    in_flight.created()
-    assert in_flight.waited == sorted(in_flight.waited)
-
-
-@pytest.mark.soak
-def test_who_a_new_slot_waits_for_is_named(published_table: Database, in_flight: InFlight) -> None:
-    pid = in_flight.writer.info.backend_pid
-    in_flight.writer.execute("insert into t values (1, 'x')")
-    assert pid in [transaction.pid for transaction in unended_transactions(published_table.connection)]
 
 
 def test_the_snapshot_shows_nothing_that_commits_after_the_slot(published_table: Database) -> None:

@@ -14,10 +14,9 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from cdc.kafka.control_topics import ProgressReader, read_copied_ranges, read_state
+from cdc.kafka.control_topics import read_copied_ranges, read_state
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.model.table import TableName
-from cdc.model.tag import SNAPSHOT_SEQ, Tag
 from cdc.postgres.replication import ReplicationConnection
 from cdc.protocol.control_records import CaptureState, SnapshotPhase
 from snapshot.ledger import FirstSnapshot
@@ -128,23 +127,6 @@ def test_only_the_missing_ranges_are_copied(database: Database, make: Any, secti
     assert _ranges(captured) == []
     assert _state(captured).copied == {T: ROWS}
     captured.assert_equal()
-
-
-@pytest.mark.soak
-def test_a_record_as_of_the_rows_comes_where_nobody_writes(database: Database, make: Any) -> None:
-    """The one that tells the copy's end is as of its beginning: with the rows copied later it is no whole moment."""
-    database.execute("create table t (id int primary key, a text)", FILL)
-    captured = make()
-    captured.configure(heartbeat_interval_s=3600.0)
-    _interrupt(captured)
-    captured.start()
-    newest = max(event.tag for event in _copied(captured))
-    with contextlib.closing(ProgressReader(captured.client, captured.name, [f"{captured.name}.public.t"])) as progress:
-
-        def reached() -> bool:
-            return any(str(Tag(record.epoch, record.lsn, SNAPSHOT_SEQ)) >= newest for record in progress.new_records())
-
-        until(reached)
 
 
 def make_again(captured: Captured, sections: str) -> Captured:

@@ -246,31 +246,6 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
         assert job.stop() == 0
 
 
-@pytest.mark.soak
-def test_another_column_comes_and_readers_are_switched_while_rows_get_a_default(
-    database: Database, follow: Follow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("jobs.query.column_backfill._ROWS", 1)  # so that it takes a while
-    database.execute(SETUP[0], SETUP[1], "insert into t select n, 'a' || n, n from generate_series(1, 3000) n")
-    followed = follow("cache")
-    with followed.job(trigger="continuous") as job:
-        followed.wait_applied(job)
-        since = len(job.reports)
-        database.execute("alter table t add d int not null default 5")
-        job.wait_for("ColumnBackfillProgress", since=since, columns=["d"])
-        database.execute("alter table t add e text default 'e'", "insert into t (id, d, e) values (9001, 7, 'f')")
-        both = job.wait_until(lambda seen: set(seen.get("columns", ())) == {"d", "e"}, 60, since)
-        assert not any(report.get("is_over") and report.get("rows") == 3000 for report in job.reports[since:])
-        followed.wait_shown("cache", 9001, d=7, e="f")
-        assert followed.rebuild("cache", switch_over=True).finish().is_live
-        since = job.reports.index(both)
-        job.wait_for("ColumnBackfillProgress", since=since, is_over=True)
-        followed.captured.wait_quiet()
-        followed.wait_applied(job)
-        followed.assert_equal()
-        assert job.stop() == 0
-
-
 def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newer_rows(
     database: Database, follow: Follow
 ) -> None:

@@ -4,12 +4,11 @@ was put back. The job's part is done by hand, so that each moment can be looked 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
 
 import orjson
 import pytest
-from confluent_kafka import Producer
 from opensearchpy import OpenSearch
 
 from cdc.kafka.topic_admin import TopicAdmin, match_topic_plan, partitions_of
@@ -20,17 +19,12 @@ from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.protocol.envelope import tag_prefix, tag_text
 from lockstep.config import Config, load
-from lockstep.doctor.searches import check_searches
-from lockstep.searches.commands import add, listed, parse_search, remove, watch
-from lockstep.searches.follower import Follower, Stopped
-from monitor.searches import SearchesWatch, StandingSearches
+from lockstep.searches.commands import add, listed, parse_search
+from lockstep.searches.follower import Follower
 from sinks.contract import Batch, Progress, TopicPartition
 from sinks.opensearch.bookkeeping import Bookkeeping
 from sinks.opensearch.client import OpenSearchClient
-from sinks.opensearch.indexes import OpenSearchIndexes
-from sinks.opensearch.percolator import Percolator, queries_index
-from sinks.opensearch.searches import Claim, Search, SearchStatus, StoredSearches
-from sinks.opensearch.settings import OpenSearchSettings
+from sinks.opensearch.searches import Search
 from sinks.progress_json import dump_progress
 from sinks.registry import open_sink
 from stack.stack import Endpoints
@@ -38,7 +32,6 @@ from tests.builders import column, table
 from tests.databases import until
 from tests.events import EPOCH, Change, Delete, Log, Put, kafka_settings
 from tests.searches import SINK, events, tell_all
-from tests.topics import configure
 
 pytestmark = pytest.mark.live
 
@@ -166,30 +159,6 @@ def test_nothing_is_told_of_an_event_before_it_is_applied(by_hand: AppliedByHand
 
 
 @pytest.mark.soak
-def test_a_rejected_event_tells_nothing_and_its_document_matches_as_before(by_hand: AppliedByHand) -> None:
-    by_hand.write(profile(1, "Bern"), profile(2, "Thun"))
-    by_hand.add("bern", IN_BERN)
-    follower = Follower(by_hand.config, SINK)
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
-    by_hand.publish(profile(1, "Thun"), profile(2, "Bern"))
-    by_hand.apply([])  # both were refused
-    assert by_hand.news(follower) == []
-    follower.close()
-
-
-@pytest.mark.soak
-def test_what_lies_behind_a_part_that_was_left_out_is_told_of(by_hand: AppliedByHand) -> None:
-    by_hand.write(profile(1, "Thun"))
-    by_hand.add("bern", IN_BERN)
-    follower = Follower(by_hand.config, SINK)
-    assert by_hand.news(follower) == []
-    before = by_hand.ends()
-    by_hand.apply(by_hand.publish(profile(1, "Bern")), next_offsets=before, skipped=by_hand.ends())
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
-    follower.close()
-
-
-@pytest.mark.soak
 def test_the_generation_that_readers_see_counts_and_a_query_that_it_cannot_take_waits(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern", 20), profile(2, "Bern", 20))
     by_hand.add("bern", IN_BERN)
@@ -215,59 +184,6 @@ def test_the_generation_that_readers_see_counts_and_a_query_that_it_cannot_take_
     follower.close()
 
 
-@pytest.mark.soak
-def test_a_document_with_a_column_that_is_new_is_asked_about(by_hand: AppliedByHand) -> None:
-    by_hand.write(profile(1, "Bern"))
-    by_hand.add("bern", IN_BERN)
-    follower = Follower(by_hand.config, SINK)
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
-    by_hand.prepare(1, table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",)))
-    (event,) = by_hand.publish(profile(2, "Bern"))
-    assert event.row is not None
-    by_hand.apply([replace(event, row={**event.row, "mood": "good"})])
-    assert events(by_hand.news(follower)) == [("begins", "bern", "2")]
-    by_hand.add("good", {"match": {"mood": "good"}})
-    assert events(by_hand.news(follower)) == [("begins", "good", "2")]
-    follower.close()
-
-
-@pytest.mark.soak
-def test_a_column_that_came_while_nobody_watched_can_be_searched(by_hand: AppliedByHand) -> None:
-    by_hand.write(profile(1, "Bern"))
-    by_hand.add("bern", IN_BERN)
-    with_mood = table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",))
-    by_hand.prepare(1, with_mood)
-    by_hand.add("good", {"match": {"mood": "good"}})
-    (event,) = by_hand.publish(profile(2, "Thun"))
-    assert event.row is not None
-    by_hand.apply([replace(event, row={**event.row, "mood": "good"})])
-    follower = Follower(by_hand.config, SINK)
-    assert sorted(events(by_hand.news(follower))) == [("begins", "bern", "1"), ("begins", "good", "2")]
-    follower.close()
-
-
-@pytest.mark.soak
-def test_a_document_with_a_column_that_came_a_moment_ago_is_asked_about_again(by_hand: AppliedByHand) -> None:
-    by_hand.write(profile(1, "Bern"))
-    settings = by_hand.config.sinks[SINK]
-    assert isinstance(settings, OpenSearchSettings)
-    indexes = OpenSearchIndexes(SINK, settings, 1)
-    percolator = Percolator(indexes, PROFILE.name, queries_index(indexes, PROFILE.name, Claim(1, "a")))
-    percolator.create()
-    percolator.store("good", IN_BERN)
-    by_hand.prepare(1, table(*PROFILE.columns, column("mood"), name=PROFILE.name, key=("id",)))
-    (event,) = by_hand.publish(profile(1, "Bern"))
-    assert event.row is not None
-    by_hand.apply([replace(event, row={**event.row, "mood": "good"})])
-    documents = [document for _, document in percolator.documents([percolator.identity({"id": 1})])]
-    with pytest.raises(Unavailable):
-        percolator.matches(documents)
-    percolator.create()
-    percolator.store("good", IN_BERN)
-    assert percolator.matches(documents) == [{"good"}]
-    indexes.client.close()
-
-
 def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_again(by_hand: AppliedByHand) -> None:
     by_hand.write(profile(1, "Bern"))
     before = Progress(by_hand.ends(), by_hand.log.lsn, 1, 1, {})
@@ -291,69 +207,6 @@ def test_of_a_sink_that_was_put_back_what_it_lacks_ceases_until_it_is_applied_ag
     begun = by_hand.news(follower)
     assert events(begun) == [("begins", "bern", "2")]
     assert told[1]["tag"] == ceased[0]["tag"] == begun[0]["tag"] == later[0].tag
-    follower.close()
-
-
-@pytest.mark.soak
-def test_documents_are_found_by_their_own_ids_and_told_of_by_their_own_names(
-    endpoints: Endpoints, tmp_path: Path
-) -> None:
-    by_hand = AppliedByHand(
-        endpoints,
-        tmp_path,
-        'rename = { "public.profile.id" = "number", "public.profile.city" = "town" }\n'
-        'ids = { "public.profile" = "profile-{number}" }\nrouting = { "public.profile" = ["number"] }\n'
-        "deletes = 'marker'\n",
-    )
-    try:
-        by_hand.prepare()
-        by_hand.write(profile(1, "Bern"), profile(2, "Thun"))
-        by_hand.add("bern", {"term": {"town.keyword": "Bern"}})
-        follower = Follower(by_hand.config, SINK)
-        (told,) = by_hand.news(follower)
-        assert (told["id"], told["routing"], told["key"]) == ("profile-1", "1", {"number": 1})
-        by_hand.write(profile(2, "Bern"))
-        assert events(by_hand.news(follower)) == [("begins", "bern", "profile-2")]
-        follower.close()
-        follower = Follower(by_hand.config, SINK)
-        by_hand.write(Delete(PROFILE, {"id": 1}))
-        (gone,) = by_hand.news(follower)
-        assert (gone["event"], gone["id"], gone["key"]) == ("ceases", "profile-1", {"number": 1})
-        follower.close()
-    finally:
-        by_hand.close()
-
-
-@pytest.mark.parametrize("is_routed_first", [True, False])
-@pytest.mark.soak
-def test_a_generation_with_another_routing_changes_nothing_of_what_matches(
-    by_hand: AppliedByHand, is_routed_first: bool
-) -> None:
-    settings = by_hand.config.sinks[SINK]
-    routed = settings.model_copy(update={"routing": {"public.profile": ("id",)}})
-    first, second = (routed, settings) if is_routed_first else (settings, routed)
-    by_hand.config.sinks[SINK] = first
-    written = by_hand.publish(profile(1, "Bern"), profile(2, "Bern"))
-    by_hand.apply(written)
-    by_hand.add("bern", IN_BERN)
-    follower = Follower(by_hand.config, SINK)
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1"), ("begins", "bern", "2")]
-    follower.close()
-
-    by_hand.config.sinks[SINK] = second
-    by_hand.prepare(2, go_live=False)
-    by_hand.apply(written, generation=2)
-    by_hand.switch(2)
-    follower = Follower(by_hand.config, SINK)
-    assert by_hand.news(follower) == []
-    by_hand.write(Delete(PROFILE, {"id": 1}), generation=2)
-    assert events(by_hand.news(follower)) == [("ceases", "bern", "1")]
-    follower.close()
-
-    # What went while nobody told of searches.
-    by_hand.write(Delete(PROFILE, {"id": 2}), generation=2)
-    follower = Follower(by_hand.config, SINK)
-    assert events(by_hand.news(follower)) == [("ceases", "bern", "2")]
     follower.close()
 
 
@@ -391,115 +244,6 @@ def test_one_who_hung_spoils_nothing_of_the_newer_one_and_what_he_leaves_goes(by
 
 
 @pytest.mark.soak
-def test_the_order_of_those_who_tell_is_that_in_which_they_began(by_hand: AppliedByHand) -> None:
-    client = OpenSearchClient(by_hand.config.sinks[SINK])
-    stored = StoredSearches(Bookkeeping(client, SINK, prefix=by_hand.pipeline, replicas=0))
-    assert stored.newest_claim() is None
-    first, second = stored.claim("ff"), stored.claim("aa")
-    assert (first, second, stored.newest_claim()) == (Claim(1, "ff"), Claim(2, "aa"), second)
-    stored.save_status(SearchStatus(9, {"a": 1}), second)
-    stored.save_status(SearchStatus(10), first)
-    assert stored.load_status() == SearchStatus(9, {"a": 1})
-    assert stored.claim("bb", above=7) == Claim(8, "bb")
-    client.close()
-
-
-@pytest.mark.parametrize("where", ["documents", "queries"])
-@pytest.mark.soak
-def test_a_search_that_is_refused_only_when_it_is_asked_is_set_aside_until_it_is_changed(
-    by_hand: AppliedByHand, where: str
-) -> None:
-    """The limit is lowered where documents are found, or where they are asked about."""
-    anywhere = {"terms": {"city.keyword": ["Bern", "Thun", "Chur"]}}
-    seconds = [0.0]
-    by_hand.write(profile(1, "Bern", 20))
-    for name, query in (("anywhere", anywhere), ("bern", IN_BERN), ("young", YOUNG)):
-        by_hand.add(name, query)
-    follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
-    assert len(by_hand.news(follower)) == 3
-    (queries,) = by_hand.query_indexes()
-    index = f"{by_hand.pipeline}.public.profile_g1" if where == "documents" else queries
-    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": 2})
-    seconds[0] += 601 if where == "documents" else 0
-    by_hand.write(profile(2, "Bern", 20))
-    assert events(by_hand.news(follower)) == [("begins", "bern", "2"), ("begins", "young", "2")]
-    problems = by_hand.problems()
-    assert "opensearch refuses to ask for it: The number of terms" in str(problems.pop("anywhere"))
-    assert problems == {"bern": None, "young": None}
-    by_hand.write(profile(1, "Basel", 20), profile(3, "Thun", 20))
-    # Their keys may be in two partitions.
-    assert sorted(events(by_hand.news(follower))) == [("begins", "young", "3"), ("ceases", "bern", "1")]
-
-    remove(by_hand.config, SINK, "anywhere")
-    by_hand.add("anywhere", {"terms": {"city.keyword": ["Bern", "Thun"]}})
-    told = [("ceases", "anywhere", "1"), ("begins", "anywhere", "2"), ("begins", "anywhere", "3")]
-    assert sorted(events(by_hand.news(follower)), key=lambda each: each[2]) == told
-    assert by_hand.problems() == {"anywhere": None, "bern": None, "young": None}
-    follower.close()
-
-
-@pytest.mark.soak
-def test_a_search_is_tried_again_when_all_are_compared(by_hand: AppliedByHand) -> None:
-    seconds = [0.0]
-    by_hand.write(profile(1, "Bern"))
-    by_hand.add("bern", {"terms": {"city.keyword": ["Bern", "Thun", "Chur"]}})
-    index = f"{by_hand.pipeline}.public.profile_g1"
-    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": 2})
-    follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
-    assert by_hand.news(follower) == []
-    by_hand.search.indices.put_settings(index=index, body={"index.max_terms_count": None})
-    seconds[0] += 11
-    assert by_hand.news(follower) == []
-    assert by_hand.problems()["bern"] is not None
-    seconds[0] += 601
-    by_hand.search.indices.put_settings(index=next(iter(by_hand.query_indexes())), body={"index.max_terms_count": None})
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
-    assert by_hand.problems() == {"bern": None}
-    follower.close()
-
-
-@pytest.mark.soak
-def test_a_long_comparison_shows_that_it_goes_on_and_ends_when_it_is_told_to(by_hand: AppliedByHand) -> None:
-    by_hand.write(*(profile(number, "Bern") for number in range(30)))
-    by_hand.add("bern", IN_BERN)
-    seconds, looks, signs = [0.0], [0], list[int]()
-
-    def stopping() -> bool:
-        looks[0] += 1
-        seconds[0] += 11
-        signs.append(follower._stored.load_status().at_ms if looks[0] in (10, 20) else 0)
-        return looks[0] == 21
-
-    follower = Follower(by_hand.config, SINK, stopping=stopping, monotonic=lambda: seconds[0])
-    with pytest.raises(Stopped):
-        follower.step()
-    assert 0 < signs[9] < signs[19]
-    follower.close()
-    again = Follower(by_hand.config, SINK)
-    assert len(by_hand.news(again)) == 30
-    again.close()
-
-
-@pytest.mark.soak
-def test_whoever_is_told_to_stop_in_a_comparison_ends_in_order_and_leaves_no_index(by_hand: AppliedByHand) -> None:
-    class OnceThereAreQueries:
-        def __call__(self) -> bool:
-            return bool(by_hand.query_indexes())
-
-        def wait(self, seconds: float) -> bool:
-            return self()
-
-    by_hand.write(profile(1, "Bern"))
-    by_hand.add("bern", IN_BERN)
-    stopping = OnceThereAreQueries()
-    watch(by_hand.config, [SINK], stopping=stopping)
-    assert by_hand.query_indexes() == set()
-    follower = Follower(by_hand.config, SINK)
-    assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
-    follower.close()
-
-
-@pytest.mark.soak
 def test_a_topic_that_was_made_anew_is_found_out_and_is_told_all_that_matches(by_hand: AppliedByHand) -> None:
     seconds = [0.0]
     by_hand.write(profile(1, "Bern"))
@@ -521,51 +265,3 @@ def test_a_topic_that_was_made_anew_is_found_out_and_is_told_all_that_matches(by
     assert events(by_hand.news(follower)) == [("begins", "bern", "1")]
     assert by_hand.problems() == {"bern": None}
     follower.close()
-
-
-@pytest.mark.soak
-def test_a_topic_that_forgets_what_was_told_is_refused_with_the_command(by_hand: AppliedByHand) -> None:
-    cluster = TopicAdmin(by_hand.log.kafka.client())
-    topic = control_topic(by_hand.pipeline, MATCHES)
-    foreign = replace(
-        match_topic_plan(by_hand.pipeline, by_hand.config.kafka.topics), config={"cleanup.policy": "delete"}
-    )
-    cluster.create([foreign])
-    client = OpenSearchClient(by_hand.config.sinks[SINK])
-    stored = StoredSearches(Bookkeeping(client, SINK, prefix=by_hand.pipeline, replicas=0))
-    claim = stored.claim("aa")
-    with pytest.raises(LockstepError, match=r"has cleanup\.policy=delete") as refused:
-        Follower(by_hand.config, SINK)
-    assert stored.newest_claim() == claim, "one that can't tell takes nobody's place"
-    client.close()
-    servers = by_hand.config.kafka.bootstrap_servers
-    assert refused.value.hint == (
-        f"run kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics --entity-name {topic}"
-        " --add-config cleanup.policy=compact"
-    )
-    by_hand.add("bern", IN_BERN)
-    (said,) = [finding for finding in check_searches(by_hand.config, sinks=[SINK]) if finding.severity == "error"]
-    assert (said.what, said.fix) == (refused.value.message, refused.value.hint)
-    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "compact"})
-    by_hand.write(profile(1, "Thun"))
-    seconds = [0.0]
-    follower = Follower(by_hand.config, SINK, monotonic=lambda: seconds[0])
-    assert by_hand.news(follower) == []
-    said_now = [(finding.severity.value, finding.what) for finding in check_searches(by_hand.config, sinks=[SINK])]
-    assert said_now[0] == ("ok", f"topic {topic} is there")
-    assert said_now[-1] == ("ok", "1 of 1 are told of")
-    watch = SearchesWatch.of_sink(SINK, cast("OpenSearchSettings", by_hand.config.sinks[SINK]))
-    assert watch.look() == StandingSearches(1, 0, {}, 0.0)
-    watch.close()
-    seconds[0] += 601
-    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "delete"})
-    with pytest.raises(LockstepError, match=r"has cleanup\.policy=delete"):
-        follower.step()
-    assert "has cleanup.policy=delete" in str(by_hand.problems()["bern"])
-    follower.close()
-    configure(by_hand.log.kafka.client(), [topic], {"cleanup.policy": "compact"})
-    producer = Producer(by_hand.log.kafka.client())
-    producer.produce(topic, b"mine", b"key")
-    producer.flush()
-    whats = [finding.what for finding in check_searches(by_hand.config, sinks=[SINK])]
-    assert any("holds a record that isn't one of Lockstep's" in what for what in whats)

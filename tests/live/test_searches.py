@@ -1,22 +1,18 @@
 """Standing searches behind a real sink: what begins and ceases to match is told once, whatever happens between."""
 
 import random
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import Fenced, LockstepError, Unavailable
+from cdc.model.errors import Unavailable
 from lockstep.erase.erase import erase
-from lockstep.searches import commands, signs
 from lockstep.searches.commands import listed, remove
 from lockstep.searches.topic import MatchTopic
 from stack.stack import Endpoints
-from tests.databases import until
 from tests.searches import SINK, SearchedSink, events, matching, settle, tell_all
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
@@ -56,20 +52,6 @@ def new(sink: SearchedSink) -> list[tuple[str, str, str]]:
     told = sink.told()[sink.seen :]
     sink.seen += len(told)
     return events(told)
-
-
-@pytest.mark.soak
-def test_documents_that_are_there_begin_to_match_a_search_that_is_added(sink: SearchedSink) -> None:
-    sink.execute("insert into profile values (1, 'Bern', 'Rust and SQL', 30), (2, 'Basel', 'Go', 20)")
-    sink.wait()
-    follower = sink.follower()
-    sink.add("bern", IN_BERN)
-    settle(sink, follower)
-    assert new(sink) == [("begins", "bern", "1")]
-    sink.add("rust", RUST)
-    settle(sink, follower)
-    assert new(sink) == [("begins", "rust", "1")]
-    follower.close()
 
 
 def test_every_kind_of_change_is_told_once(sink: SearchedSink) -> None:
@@ -116,41 +98,6 @@ def test_what_was_told_has_the_tag_of_the_change_and_the_key_and_no_other_value(
 
 
 @pytest.mark.soak
-def test_a_search_that_is_removed_matches_nothing_and_its_name_can_have_another_query(sink: SearchedSink) -> None:
-    follower = sink.follower()
-    sink.execute("insert into profile values (1, 'Bern', 'Rust', 30), (2, 'Thun', 'Rust', 30)")
-    sink.add("mine", IN_BERN)
-    settle(sink, follower)
-    with pytest.raises(LockstepError, match="already"):
-        sink.add("mine", RUST)
-    remove(sink.config, SINK, "mine")
-    sink.add("mine", {"term": {"city.keyword": "Thun"}})
-    settle(sink, follower)
-    assert sorted(new(sink)) == [("begins", "mine", "1"), ("begins", "mine", "2"), ("ceases", "mine", "1")]
-    remove(sink.config, SINK, "mine")
-    settle(sink, follower)
-    assert new(sink) == [("ceases", "mine", "2")]
-    follower.close()
-
-
-@pytest.mark.parametrize(
-    ("query", "reason"),
-    [
-        ({"term": {"town": "Bern"}}, r"No field mapping can be found for the field with name \[town\]"),
-        ({"range": {"age": {"gt": "old"}}}, "For input string"),
-        ({"match": {"skill": {"query": "x", "analyzer": "nobodys"}}}, "analyzer"),
-    ],
-)
-@pytest.mark.soak
-def test_a_query_that_the_index_cannot_take_is_refused_with_the_reason(
-    sink: SearchedSink, query: dict[str, object], reason: str
-) -> None:
-    with pytest.raises(LockstepError, match=reason):
-        sink.add("odd", query)
-    assert list(listed(sink.config, [SINK])) == []
-
-
-@pytest.mark.soak
 def test_what_happened_while_nobody_watched_is_told_afterwards(sink: SearchedSink) -> None:
     follower = sink.follower()
     sink.add("bern", IN_BERN)
@@ -187,81 +134,6 @@ def test_what_was_not_committed_is_told_by_whoever_goes_on(sink: SearchedSink, m
     settle(sink, other)
     assert new(sink) == [("begins", "bern", "2")]
     other.close()
-
-
-@pytest.mark.soak
-def test_an_older_follower_tells_nothing_once_another_one_has_begun(sink: SearchedSink) -> None:
-    older = sink.follower()
-    sink.add("bern", IN_BERN)
-    settle(sink, older)
-    newer = sink.follower()
-    settle(sink, newer)
-    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
-    sink.wait()
-    with pytest.raises(LockstepError):
-        tell_all(older)
-    assert new(sink) == []
-    with pytest.raises(Fenced):
-        older.check_claim()
-    older.close()
-    newer.check_claim()
-    settle(sink, newer)
-    assert new(sink) == [("begins", "bern", "1")]
-    newer.close()
-
-
-@pytest.mark.soak
-def test_what_changed_beside_the_log_is_told_when_all_is_compared(sink: SearchedSink) -> None:
-    seconds = [0.0]
-    follower = sink.follower(monotonic=lambda: seconds[0])
-    sink.add("bern", IN_BERN)
-    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
-    settle(sink, follower)
-    new(sink)
-    # As a rejection that is retried: the document changes, and the log has nothing new.
-    sink.search.delete(index=f"{sink.prefix}.public.profile", id="1")
-    settle(sink, follower)
-    assert new(sink) == []
-    seconds[0] += 601
-    settle(sink, follower)
-    assert new(sink) == [("ceases", "bern", "1")]
-    follower.close()
-
-
-class Stop:
-    """Says when to stop, as signals do."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    def __call__(self) -> bool:
-        return self.asked.is_set()
-
-    def wait(self, seconds: float) -> bool:
-        return self.asked.wait(seconds)
-
-
-@pytest.mark.soak
-def test_whose_place_was_taken_takes_it_again_once_the_other_one_is_silent(
-    sink: SearchedSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(signs, "SEARCHES_SILENT_S", 1.0)
-    monkeypatch.setattr(commands, "_LOOK_EVERY_S", 0.1)
-    sink.add("bern", IN_BERN)
-    stop = Stop()
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(commands.watch, sink.config, [SINK], stopping=stop)
-        try:
-            sink.execute("insert into profile values (1, 'Bern', 'SQL', 30)")
-            until(lambda: ("begins", "bern", "1") in new(sink))
-            useless = sink.follower()  # it has fenced the other one, and ends before it has told anything
-            useless.close()
-            sink.execute("insert into profile values (2, 'Bern', 'SQL', 30)")
-            until(lambda: watching.done() or ("begins", "bern", "2") in new(sink))
-            assert not watching.done()
-        finally:
-            stop.asked.set()
-        watching.result()
 
 
 @pytest.mark.soak

@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import psycopg
 import pytest
 import urllib3
 
-from jobs.generations.status import JobState
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
 from monitor.lag import LagReport, Stage, StageState
-from stack.stack import Endpoints
 from tests.databases import until
 from tests.pipeline import Pipeline, Process
 from tests.services import Services
@@ -147,15 +144,6 @@ def test_on_an_idle_pipeline_nothing_hangs_and_nobody_is_behind(running: Running
     running.until_well()
 
 
-def test_a_capture_that_hangs_is_named_also_on_an_idle_source(running: Running) -> None:
-    with held(running.capture):
-        stage = running.until_worst(lambda stage: stage.state is StageState.STALLED)
-        assert stage.name == "received"
-        assert "given no sign of life" in (stage.reason or "")
-        assert stage.seconds_behind
-    running.until_well()
-
-
 @pytest.mark.soak
 def test_a_capture_that_hangs_and_lost_its_reader_is_named_by_one_lag(
     running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -194,43 +182,6 @@ def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> N
     running.until_well()
 
 
-@pytest.mark.soak
-def test_a_table_that_is_locked_in_the_warehouse_is_named_with_who_locks_it(
-    running: Running, endpoints: Endpoints
-) -> None:
-    name = running.pipeline.name
-    with psycopg.connect(endpoints.warehouse_dsn, application_name="dbt") as other:
-        held_tables = other.execute(
-            "select quote_ident(schemaname) || '.' || quote_ident(tablename) from pg_tables"
-            " where schemaname like %s and tablename like '%%account%%'",
-            (f"%{name}%",),
-        ).fetchall()
-        assert held_tables
-        for (table,) in held_tables:
-            other.execute(f"lock table {table} in access exclusive mode")  # type: ignore[arg-type]  # a test's own
-        running.write()
-        blocker = f"held by pid {other.info.backend_pid} (dbt)"
-        # The batch may come to its lock late, and hangs then for no other reason.
-        stage = running.until_worst(lambda stage: blocker in (stage.reason or ""))
-        assert (stage.name, stage.state) == (f"applied: {name}_warehouse", StageState.STALLED)
-        # The rows lie with the job, which tells so with its sign of life.
-        until(lambda: running.in_hand(f"{name}_warehouse"))
-    running.until_well()
-
-
-@pytest.mark.soak
-def test_rows_that_opensearch_has_and_no_search_finds_are_named(running: Running) -> None:
-    name = f"{running.pipeline.name}_search"
-    with running.refresh_off():
-        running.write()
-        stage = running.until_worst(lambda stage: stage.name == f"visible: {name}")
-        assert stage.state is StageState.STALLED
-        assert "refresh_interval" in (stage.hint or "")
-        assert running.events_behind(f"applied: {name}") == 0
-        assert running.events_behind(f"visible: {name}")
-    running.until_well()
-
-
 @pytest.mark.parametrize(
     ("server", "sink"), [("valkey", "cache"), pytest.param("opensearch", "search", marks=pytest.mark.soak)]
 )
@@ -241,53 +192,3 @@ def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: 
         assert stage.state in (StageState.UNKNOWN, StageState.STALLED)
         assert "127.0.0.1" in (stage.reason or "")
     running.until_well()
-
-
-@pytest.mark.soak
-def test_a_kafka_that_hangs_is_named_with_its_address(running: Running, endpoints: Endpoints) -> None:
-    with frozen(running.stack, "kafka"):
-        stage = running.until_worst(lambda stage: stage.name == "in Kafka")
-        assert stage.state is StageState.UNKNOWN
-        assert endpoints.kafka_bootstrap in (stage.reason or "")
-        with LagCollector(running.pipeline.config.as_pipeline(), running.pipeline.config.sinks) as first:
-            lag = first.collect()
-        assert list(lag.silent_servers) == ["kafka"]
-        assert lag.retained_bytes is not None
-        known = {
-            name: (one.lsn is not None, one.generation and one.generation.job)
-            for one in lag.stages
-            for name in [one.name]
-        }
-        assert known.pop("WAL end")[0]
-        assert known.pop("received")[0]
-        del known["in Kafka"]  # by what capture has told the source, if it was asked in time
-        assert all(has_lsn and job and job.state is JobState.RUNNING for has_lsn, job in known.values()), lag.stages
-    running.until_well()
-
-
-@pytest.mark.soak
-def test_a_source_that_hangs_is_named_with_its_address(running: Running) -> None:
-    with frozen(running.stack, "postgres"):
-        stage = running.until_worst(lambda stage: stage.name == "WAL end")
-        assert stage.state is StageState.UNKNOWN
-        assert "the source at 127.0.0.1" in (stage.reason or "")
-    running.until_well()
-
-
-@pytest.mark.soak
-def test_a_large_transaction_is_no_stall(running: Running) -> None:
-    with running.pipeline.sql() as connection, connection.transaction():
-        connection.execute(
-            f"insert into {running.pipeline.name}.entry (account_id, line) select 0, * from generate_series(1, 100000)"
-        )
-        for _ in range(_QUIET_LOOKS // 2):
-            assert running.look().worst is None
-    seen: list[Stage | None] = []
-
-    def is_applied() -> bool:
-        lag = running.look()
-        seen.append(lag.worst)
-        return all(stage.state is StageState.CURRENT for stage in lag.stages)
-
-    until(is_applied, seconds=_PATIENCE_S)
-    assert [stage for stage in seen if stage is not None] == []

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,12 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc.kafka.topic_admin import TopicAdmin
-from jobs.query import identity_watch
 from jobs.streams.rebuild import begin_again
-from jobs.streams.resume import Figures
 from jobs.streams.settings import StreamQuerySettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
-from tests.databases import Database, until, url_of
-from tests.job_process import JobProcess
+from tests.databases import Database, url_of
 from tests.streams import Streams, at
-from tests.topics import configure
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -183,87 +176,6 @@ def test_sessions_end_after_their_gap_and_come_once(
 
 
 @pytest.mark.soak
-def test_the_clock_of_a_device_is_corrected_and_all_three_times_are_kept(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    columns = {"id": "text", "at": "timestamptz", "sent_at": "timestamptz"}
-    query = StreamQuerySettings(key=("id",), sql="select id, at, sent_at, received_at, clock_offset_ms from taps")
-    taps = {**EVENT, "columns": columns, "sent": "sent_at"}
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"taps": taps}, query, warehouse.settings)
-    # Its clock is a day ahead. It was offline for five minutes after the tap.
-    streams.send("taps", {"id": "t1", "at": at(1440), "sent_at": at(1445)}, received=6)
-    assert streams.run(spark) == 0, streams.told
-    ((name, happened, sent, received, offset_ms),) = warehouse.rows("id, at, sent_at, received_at, clock_offset_ms")
-    times = [time.isoformat().replace("+00:00", "Z") for time in (happened, sent, received)]
-    assert (name, *times) == ("t1", at(1), at(1445), at(6))
-    assert offset_ms == -1439 * 60_000
-
-
-@pytest.mark.soak
-def test_a_second_row_of_a_key_is_set_aside_and_the_first_stays(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("user_id",), sql="select user_id, query from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", {**search(2, 0), "user_id": 1}, search(1, 0))
-    assert streams.run(spark) == 0, streams.told
-    streams.send("searches", {**search(3, 1), "user_id": 1}, {**search(4, 1), "query": "\0"})
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("user_id, query") == [(1, "shoes 1")]
-    refused = {record["row"]["query"]: record["reason"] for record in streams.aside("refused")}
-    repeated = "an earlier row has this key, and rows of a stream query are final"
-    assert refused == {
-        "shoes 2": repeated,
-        "shoes 3": repeated,
-        "\0": "its query has the character U+0000, which PostgreSQL's texts can't have",
-    }
-    assert (streams.figures().results, streams.figures().refused) == (1, 3)
-
-
-@pytest.mark.soak
-def test_of_events_with_one_id_the_earliest_of_the_batch_is_taken(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id, query from searches")
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings, partitions=2
-    )
-    # Of the first two the earlier one is read later, and of the other ones the time is the same.
-    streams.send("searches", {**search(1, 2), "user_id": 10}, {**search(2, 3), "user_id": 20}, partition=0)
-    streams.send("searches", {**search(1, 1), "user_id": 11}, {**search(2, 3), "user_id": 21}, partition=1)
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id, user_id") == [("s1", 11), ("s2", 20)]
-    streams.send("searches", {**search(1, 0), "user_id": 12})
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id, user_id") == [("s1", 11), ("s2", 20)]
-
-
-@pytest.mark.soak
-def test_a_partition_that_joins_before_or_after_a_batch_is_read(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    assert streams.run(spark) == 0, streams.told
-    checkpoint = tmp_path / "checkpoints" / streams.pipeline / streams.name / "g1"
-    # As if it was killed after it had noted where it begins, and before its first batch.
-    shutil.rmtree(checkpoint)
-    streams.restore(Figures())
-    streams.add_partition()
-    streams.send("searches", search(1, 0), b"{", partition=1)
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id") == [("s1",)]
-    assert [record["partition"] for record in streams.aside("malformed")] == [1]
-
-    # The last batch is done again, and a partition is there by now that it doesn't have.
-    max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name)).unlink()
-    streams.add_partition()
-    streams.send("searches", search(2, 1), partition=2)
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id") == [("s1",), ("s2",)]
-
-
-@pytest.mark.soak
 def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
 ) -> None:
@@ -280,34 +192,6 @@ def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
 
     begin_again(streams.plan())
     assert streams.run(spark, spark=other) == 0, streams.told
-    assert warehouse.rows("id") == [("s1",), ("s2",)]
-
-
-@pytest.mark.soak
-def test_a_result_that_somebody_has_emptied_stops_the_query_until_it_is_built_again(
-    endpoints: Endpoints,
-    spark: SparkSession,
-    warehouse: Warehouse,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nobody writes those rows again: their batches are done."""
-    monkeypatch.setattr(identity_watch, "_LOOK_S", 0.0)
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", search(1, 0))
-    with streams.job(spark) as job:
-        until(lambda: streams.figures().results)
-        warehouse.empty(1)
-        assert job.finish() == 1
-        assert "somebody has removed its data" in job.told()
-    streams.send("searches", search(2, 1))
-    assert streams.run(spark) == 1
-    assert f"lockstep streams rebuild {streams.name}" in streams.told
-    assert warehouse.rows("id") == []
-
-    begin_again(streams.plan())
-    assert streams.run(spark) == 0, streams.told
     assert warehouse.rows("id") == [("s1",), ("s2",)]
 
 
@@ -344,132 +228,3 @@ def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     assert streams.aside("late") == late
     assert streams.figures().results == figures.results
     assert (streams.figures().late, streams.figures().malformed) == (2, 1)
-
-
-@pytest.mark.soak
-def test_a_topic_that_is_not_there_ends_a_single_run_and_is_waited_for_else(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings, is_created=False
-    )
-    topic = streams.streams["searches"].topic
-    assert streams.run(spark) == 1
-    assert f"topic {topic}, which stream query {streams.name!r} reads as searches, doesn't exist" in streams.told
-    assert streams.status().state == "stopped"
-    assert "streams.searches.topic" in streams.status().hint
-    with streams.job(spark) as job:
-        until(lambda: streams.status().state == "waiting")
-        assert topic in streams.status().reason
-        streams.create()
-        streams.send("searches", search(1, 0))
-        until(lambda: streams.status().figures.results == 1)
-        assert (streams.status().state, streams.status().reason) == ("running", "")
-        assert job.stop() == 0, job.told()
-
-
-@pytest.mark.crash
-@pytest.mark.soak
-def test_a_job_that_apply_once_has_ended_goes_on_after_it(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", search(1, 0))
-    with JobProcess(**streams.arguments(once=False)) as job:
-        job.wait_until(lambda seen: seen.get("results") == 1)
-        streams.send("searches", search(2, 1))
-        assert streams.run(spark) == 0, streams.told
-        since = job.reports.index(job.wait_for("SinkFailed"))
-        assert "another job has begun to apply" in job.reports[since]["error"]
-        job.wait_for("SinkStarted", since=since)
-        streams.send("searches", search(3, 2))
-        job.wait_until(lambda seen: seen.get("results") == 1, since=since)
-        assert (streams.status().state, streams.status().reason) == ("running", "")
-        assert job.stop() == 0, job.told()
-    assert (streams.status().state, streams.status().needs_somebody) == ("absent", False)
-    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
-
-
-@pytest.mark.parametrize("which", ["side topic", pytest.param("topic of the result", marks=pytest.mark.soak)])
-@pytest.mark.soak
-def test_a_topic_that_somebody_else_has_made_is_refused_with_the_command(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, which: str
-) -> None:
-    """As brokers make one that is asked for."""
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", search(1, 0))
-    plan = streams.plan().side_topic if which == "side topic" else streams.plan().result_topic(1)
-    assert plan is not None
-    TopicAdmin(streams.client).create([replace(plan, partitions=3, config={"cleanup.policy": "delete"})])
-    assert streams.run(spark) == 1
-    assert f"topic {plan.name} has cleanup.policy=delete" in streams.told
-    assert "--add-config cleanup.policy=compact" in streams.told
-    configure(streams.client, [plan.name], {"cleanup.policy": "compact"})
-    assert streams.run(spark) == 1
-    assert f"topic {plan.name} has 3 partitions" in streams.told
-    TopicAdmin(streams.client).remove([plan.name])
-    assert streams.run(spark) == 0, streams.told
-    assert len(streams.on_topic()) == 1
-
-
-@pytest.mark.soak
-def test_a_topic_that_is_recreated_while_its_query_runs_stops_it(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    """With as many records as it had, nothing but its id tells it from the one before."""
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.spark = streams.spark.model_copy(update={"trigger_ms": 3_000})  # it is done between two looks of Spark's
-    streams.send("searches", search(1, 0))
-    with streams.job(spark) as job:
-        until(lambda: streams.status().figures.results == 1)
-        streams.recreate()
-        streams.send("searches", search(2, 0), search(3, 0))
-        assert job.finish() == 1
-        assert "lockstep streams rebuild" in job.told()
-    assert warehouse.rows("id") == [("s1",)]
-
-
-@pytest.mark.soak
-def test_another_query_needs_another_build(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches")
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", search(1, 0))
-    assert streams.run(spark) == 0, streams.told
-    changed = query.model_copy(update={"sql": "select id, user_id + 1 as user_id from searches"})
-    assert streams.run(spark, query=changed) == 1
-    assert "was begun with other settings: sql" in streams.told
-    begin_again(streams.plan())
-    assert streams.run(spark, query=changed) == 0, streams.told
-    assert warehouse.rows("id, user_id") == [("s1", 2)]
-
-
-@pytest.mark.soak
-def test_of_a_build_that_is_replaced_nothing_is_left_but_what_the_side_topic_says_of_it(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    """An event that was late for it is in time where all is read at once."""
-    query = StreamQuerySettings(key=("id",), sql="select id, user_id from searches", topic=True)
-    streams = Streams(endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES}, query, warehouse.settings)
-    streams.send("searches", search(1, 0), search(2, 60))
-    assert streams.run(spark) == 0, streams.told
-    streams.send("searches", search(3, 20), b"{")
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id") == [("s1",), ("s2",)]
-    assert [record["generation"] for record in streams.aside("late")] == [1]
-
-    begin_again(streams.plan())
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("id") == [("s1",), ("s2",), ("s3",)]
-    assert [record["generation"] for record in streams.aside("late")] == [1]
-    assert [record["generation"] for record in streams.aside("malformed")] == [2]
-    builds = tmp_path / "checkpoints" / streams.pipeline / streams.name
-    assert [path.name for path in builds.iterdir()] == ["g2"]
-    topic = streams.plan().result_topic(1)
-    assert topic is not None
-    until(lambda: not TopicAdmin(streams.client).exists(topic.name))

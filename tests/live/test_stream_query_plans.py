@@ -126,20 +126,6 @@ def pattern_problems(spark: SparkSession, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"select": {"amount": "paid.amount * 2", "took": "unix_millis(paid.paid_at) - unix_millis(began_at)"}},
-        {"select": {"who": "search_id", "text": "to_json(paid)", "at": "search.at"}},
-        {"steps": [{**SEARCH, "times": 3}], "select": {"ids": "array_join(search.id, ',')", "first": "search[0].id"}},
-        {"steps": [{**SEARCH, "where": "n > 1 and id like 'a%'"}, {**PAYMENT, "without": True}]},
-    ],
-)
-@pytest.mark.soak
-def test_a_pattern_is_taken_with_expressions_over_its_events(spark: SparkSession, changes: dict[str, Any]) -> None:
-    assert pattern_problems(spark, **changes) == []
-
-
-@pytest.mark.parametrize(
     ("changes", "problem"),
     [
         (
@@ -174,11 +160,3 @@ def test_a_pattern_that_can_not_be_kept_is_refused_with_the_reason(
 ) -> None:
     problems = pattern_problems(spark, **changes)
     assert [each for each in problems if each.startswith(problem)], problems
-
-
-@pytest.mark.soak
-def test_all_that_is_wrong_with_a_pattern_is_told_at_once(spark: SparkSession) -> None:
-    problems = pattern_problems(spark, steps=[{**SEARCH, "where": "m"}, PAYMENT], select={"a": "x", "b": "rand()"})
-    assert [problem.partition(":")[0] for problem in problems] == [
-        "pattern.steps.search.where", "pattern.select.a", "pattern.select.b"
-    ]  # fmt: skip

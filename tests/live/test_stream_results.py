@@ -2,32 +2,23 @@
 
 import contextlib
 import json
-import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from cdc.kafka.topic_admin import TopicAdmin, TopicPlan
-from cdc.model.table import ReplicaIdentity, Table
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.webhook import WebhookSettings
-from jobs.executor.open_sinks import close_sink
-from jobs.executor.result import from_arrow
-from jobs.executor.stream_results import apply_results
-from jobs.executor.stream_topics import RECORD_OVERHEAD_BYTES, StreamTopics, close_topics
-from jobs.executor.task_input import StreamInput, Task
 from jobs.generations.lease import GenerationLease
-from jobs.streams.job import record_bytes_max
 from jobs.streams.posted import Posted
 from jobs.streams.posting import RowPoster
 from jobs.streams.rebuild import begin_again
 from jobs.streams.records import posted_name
-from jobs.streams.settings import StreamQuerySettings, column_of, result_name
-from sinks.memory import MemoryStore, open_memory
+from jobs.streams.settings import StreamQuerySettings
+from sinks.memory import open_memory
 from sinks.redis.settings import RedisSettings
 from sinks.warehouse.settings import WarehouseSettings
 from stack.stack import Endpoints
@@ -139,74 +130,3 @@ def test_rows_that_a_topic_has_lost_are_told_of_and_those_that_it_has_are_posted
         assert (poster.has_posted(1), poster.has_posted(2)) == (True, True)
     told = [record.getMessage() for record in caplog.records if "rows may be lost" in record.getMessage()]
     assert ["topic is gone" in text or "ends before" in text for text in told] == [True, True], told
-
-
-@pytest.mark.soak
-def test_rows_of_a_topic_that_was_recreated_while_they_were_read_are_written_nowhere(
-    endpoints: Endpoints, tmp_path: Path
-) -> None:
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, StreamQuerySettings(key=("id",), sql="x"),
-        RedisSettings(),
-    )  # fmt: skip
-    topic, store = streams.streams["logins"].topic, MemoryStore()
-    known = TopicAdmin(streams.client).topic_ids([topic])
-    columns = [column_of("id", "bigint")]
-    table = Table(result_name("q"), tuple(filter(None, columns)), ("id",), ReplicaIdentity.DEFAULT)
-    open_memory(store).sink.prepare([table])
-    where = StreamInput(streams.name, 1, known, streams.plan().side_topic.name, 4000)
-    task = Task(
-        streams.name, RedisSettings(), 1, 0, {}, {table.name: table}, 0, 1.0, "run",
-        client=streams.client, stream=where, open=lambda _name, _settings, number: open_memory(store, number),
-    )  # fmt: skip
-    batch = pa.RecordBatch.from_pydict({"row": ['{"id":"7"}', '{"id":null}']})
-
-    def applied(batch_id: int) -> list[str]:
-        (result,) = apply_results(task, table, batch_id, [batch])
-        return [failure.kind for failure in from_arrow(pa.Table.from_batches([result])).failures]
-
-    try:
-        TopicAdmin(streams.client).create([streams.plan().side_topic])
-        assert applied(0) == []
-        streams.recreate()
-        assert applied(1) == ["PositionMismatch"]
-    finally:
-        close_sink(task)
-        close_topics(where)
-    assert [row.row for row in open_memory(store).sink.scan(table)] == [{"id": 7}]
-    assert [record["batch"] for record in streams.aside("refused")] == [0]
-
-
-@pytest.mark.soak
-def test_many_rows_that_fit_are_no_batch_that_does_not(endpoints: Endpoints, tmp_path: Path) -> None:
-    """A broker holds a batch against the limit of a record, and compression doesn't help with noise."""
-    query = StreamQuerySettings(key=("id",), sql="x", topic=True)
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, query, RedisSettings(), max_message_bytes=20_000
-    )
-    side, result = streams.plan().side_topic, streams.plan().result_topic(1)
-    assert result is not None
-    TopicAdmin(streams.client).create([side, result])
-    limits = [int(plan.config["max.message.bytes"]) for plan in (side, result)]
-    topics = StreamTopics(
-        streams.client, StreamInput(streams.name, 1, {}, side.name, limits[0], result.name, limits[1])
-    )
-    with contextlib.closing(topics):
-        for number in range(500):
-            topics.write_row(b"%d" % number, random.Random(number).randbytes(3_000).hex().encode(), "tag")
-        topics.write_row(b"500", b"x" * (limits[1] - RECORD_OVERHEAD_BYTES - 3), "t" * 28)
-        topics.flush()
-    assert len(streams.on_topic()) == 501
-
-
-@pytest.mark.soak
-def test_a_topic_that_takes_smaller_records_is_altered(endpoints: Endpoints, tmp_path: Path) -> None:
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"logins": LOGINS}, StreamQuerySettings(key=("id",), sql="x"),
-        RedisSettings(), max_message_bytes=100_000,
-    )  # fmt: skip
-    wanted, cluster = streams.plan().side_topic, TopicAdmin(streams.client)
-    assert wanted.config["max.message.bytes"] == "400000"
-    cluster.create([TopicPlan(wanted.name, 1, 1, {"max.message.bytes": "1000"})])
-    assert record_bytes_max(cluster, wanted) == 400_000
-    assert cluster.configs([wanted.name])[wanted.name]["max.message.bytes"] == "400000"

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from cdc.model.errors import LockstepError, Unavailable
-from cdc.model.table import Table, TableName
+from cdc.model.table import TableName
 from cdc.postgres.memberships import memberships
 from cdc.postgres.replication import ReplicationConnection
-from snapshot import table_reader
 from snapshot.table_reader import SnapshotReader, UnreadableKey
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.copy_lines import snapshot_rows
-from tests.databases import PUBLICATION, Database, until
+from tests.databases import PUBLICATION, Database
 
 pytestmark = pytest.mark.live
 
@@ -26,37 +25,6 @@ def reader(database: Database) -> Iterator[SnapshotReader]:
         slot = holder.create_slot(database.slot_name(), temporary=True)
         with SnapshotReader(database.source(), slot.snapshot_name) as opened:
             yield opened
-
-
-@pytest.fixture
-def slow(database: Database, reader: SnapshotReader, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Rows between which nothing comes for a while, as under a condition that leaves out millions."""
-    monkeypatch.setattr(table_reader, "_WAIT_S", 0.02)
-    database.execute("create view slow as select id from t where pg_sleep(0.3)::text is not null")
-    shape = database.shape(TableName("public", "t"))
-    return Table(TableName("public", "slow"), shape.columns, shape.key, shape.replica_identity)
-
-
-class _Told(Exception):
-    pass
-
-
-@pytest.mark.soak
-def test_while_no_row_comes_others_have_their_turn(reader: SnapshotReader, slow: Table) -> None:
-    turns: list[int] = []
-    assert list(snapshot_rows(reader, slow, while_waiting=lambda: turns.append(1))) == [(b"1",), (b"2",)]
-    assert len(turns) > 2
-
-
-@pytest.mark.soak
-def test_what_others_raise_ends_the_reading_at_once(database: Database, reader: SnapshotReader, slow: Table) -> None:
-    def stop() -> None:
-        raise _Told
-
-    with pytest.raises(_Told):
-        list(snapshot_rows(reader, slow, while_waiting=stop))
-    running = "select count(*) from pg_stat_activity where datname = current_database() and query like 'copy (select%%'"
-    until(lambda: database.value(running) == 0)
 
 
 @pytest.mark.parametrize(

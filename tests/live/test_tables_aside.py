@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
 import psycopg
 import pytest
 from opensearchpy import OpenSearch
@@ -238,32 +237,6 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
     assert pipeline.progress().left_at_ms == {}
 
 
-@pytest.mark.soak
-def test_a_table_more_or_less_is_taken_up_by_a_sink_that_names_none(pipeline: Pipeline, spark: SparkSession) -> None:
-    with pipeline.job(spark, ORDERS) as job:
-        first = pipeline.both(1, "first")
-        pipeline.wait_rows(ORDERS, {1: "first"})
-        pipeline.wait_watermark(first)
-        assert job.stop() == 0
-    pipeline.write(Put(ITEMS, {"id": 2, "note": "before it joined"}))
-    with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first", 2: "before it joined"})
-        second = pipeline.both(3, "second")
-        pipeline.wait_watermark(second)
-        assert pipeline.rows(ORDERS) == {1: "first", 3: "second"}
-        assert job.stop() == 0
-    with pipeline.job(spark, ITEMS) as job:  # what leaves keeps its rows
-        third = pipeline.both(4, "third")
-        pipeline.wait_watermark(third)
-        assert pipeline.rows(ORDERS) == {1: "first", 3: "second"}
-        assert job.stop() == 0
-    pipeline.write(Delete(ORDERS, {"id": 1}))
-    with pipeline.job(spark) as job:  # and goes on from where it was
-        pipeline.wait_rows(ORDERS, {3: "second", 4: "third"})
-        assert pipeline.rows(ITEMS) == {1: "first", 2: "before it joined", 3: "second", 4: "third"}
-        assert job.stop() == 0
-
-
 def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.both(1, "first")
     with pipeline.process() as process:
@@ -282,23 +255,6 @@ def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline
         pipeline.wait_rows(ITEMS, expected)
         pipeline.wait_rows(ORDERS, expected)
         pipeline.wait_aside(ITEMS, None)
-        assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_a_column_that_comes_while_its_table_is_paused(pipeline: Pipeline, spark: SparkSession) -> None:
-    wider = table(*ITEMS.columns, column("extra"), name=TableName("public", "items"))
-    pipeline.both(1, "first")
-    with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.order(Wish.PAUSE, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
-        row = {"id": 2, "note": "second", "extra": "new"}
-        pipeline.log.commit([Put(wider, row)], schemas=[SchemaRecord(wider, pipeline.log.lsn)])
-        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
-        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
-        pipeline.order(Wish.APPLY, ITEMS)
-        pipeline.wait_rows(wider, {1: "first", 2: "second"})
         assert job.stop() == 0
 
 
@@ -441,39 +397,6 @@ def test_a_table_that_was_refused_in_its_first_batch_may_have_rows_without_their
         assert job.stop() == 0
 
 
-@pytest.mark.soak
-def test_a_table_that_a_trigger_refuses_in_a_batch_is_set_aside_and_comes_back_whole(
-    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
-) -> None:
-    lsn = pipeline.both(1, "first")
-    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.wait_watermark(lsn)
-        schema = _refuse_items(warehouse, pipeline)
-        pipeline.both(2, "recognisable")
-        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
-        assert failed is not None
-        assert "P0001" in (failed.reason or "")
-        assert "recognisable" not in f"{failed.reason} {failed.hint}"
-        assert f"`lockstep resume {pipeline.sink} {ITEMS.name}`" in (
-            failed.next_step(pipeline.sink, str(ITEMS.name)) or ""
-        )
-        pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 3, "note": "third"}))
-        pipeline.wait_rows(ORDERS, {1: "first", 2: "recognisable", 3: "third"})
-        assert (pipeline.rows(ITEMS), pipeline.progress().watermark_lsn) == ({1: "first"}, lsn)
-        assert job.stop() == 0
-        for _ in range(2):
-            assert pipeline.apply_once(spark) == 1, "not all of the log was applied"
-        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
-        pipeline.order(Wish.APPLY, ITEMS)
-        assert pipeline.apply_once(spark) == 0
-        pipeline.wait_rows(ITEMS, {2: "recognisable"})
-    newest = pipeline.both(4, "newest")
-    with pipeline.job(spark) as job:
-        pipeline.wait_watermark(newest)
-        assert job.stop() == 0
-
-
 def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.generations.asides._PAUSE_FIRST_S", 1)
 
@@ -590,83 +513,6 @@ def test_a_table_that_may_have_lost_its_deletes_is_not_tried_again(
 
 
 @pytest.mark.soak
-def test_a_table_that_is_tried_again_alone_and_in_vain_ends_no_job(
-    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its neighbour is paused meanwhile, and goes on when it is resumed."""
-    _try_again_soon(monkeypatch)
-    lsn = pipeline.both(1, "first")
-    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.wait_watermark(lsn)
-        schema = _refuse_items(warehouse, pipeline)
-        pipeline.both(2, "second")
-        pipeline.wait_aside(ITEMS, AsideState.FAILED)
-        pipeline.order(Wish.PAUSE, ORDERS)
-        pipeline.wait_aside(ORDERS, AsideState.PAUSED)
-        before = pipeline.tries(ITEMS)
-        until(lambda: pipeline.tries(ITEMS) >= before + 2 or job.poll() is not None)
-        assert job.poll() is None
-        pipeline.both(3, "third")
-        pipeline.order(Wish.APPLY, ORDERS)
-        pipeline.wait_rows(ORDERS, {1: "first", 2: "second", 3: "third"})
-        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
-        pipeline.wait_rows(ITEMS, {1: "first", 2: "second", 3: "third"})
-        assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_a_job_that_applies_all_there_is_tries_a_table_again_and_has_got_all(
-    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession
-) -> None:
-    lsn = pipeline.both(1, "first")
-    with pipeline.job(spark) as job, psycopg.connect(endpoints.warehouse_dsn, autocommit=True) as warehouse:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.wait_watermark(lsn)
-        schema = _refuse_items(warehouse, pipeline)
-        pipeline.both(2, "second")
-        pipeline.wait_aside(ITEMS, AsideState.FAILED)
-        assert job.stop() == 0
-        pipeline.make_due(ITEMS)
-        assert pipeline.apply_once(spark) == 1, "it was tried again, and in vain"
-        assert pipeline.tries(ITEMS) == 1
-        warehouse.execute(f"drop function {schema}.refuses cascade".encode())
-    pipeline.make_due(ITEMS)
-    assert pipeline.apply_once(spark) == 0
-    pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
-    assert not pipeline.status().has_failed_tables
-
-
-@pytest.mark.soak
-def test_an_index_that_was_read_only_comes_back_by_itself(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As OpenSearch makes it of itself when a disk is full, and takes it back when there is room."""
-    _try_again_soon(monkeypatch)
-    pipeline = Pipeline(endpoints, tmp_path)
-    pipeline.settings = OpenSearchSettings(urls=[endpoints.opensearch_url])
-    client = OpenSearch(endpoints.opensearch_url)
-    try:
-        held = pipeline.both(1, "first")
-        with pipeline.job(spark) as job:
-            pipeline.wait_rows(ITEMS, {1: "first"})
-            pipeline.wait_watermark(held)  # before any progress is stored, it is no matter of single tables
-            (index,) = client.indices.get(index=f"{pipeline.sink}.*items*")
-            block = "index.blocks.read_only_allow_delete"
-            client.indices.put_settings(index=index, body={block: True})
-            pipeline.both(2, "second")
-            pipeline.wait_aside(ITEMS, AsideState.FAILED)
-            pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
-            client.indices.put_settings(index=index, body={block: None})
-            pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
-            pipeline.wait_aside(ITEMS, None)
-            assert job.stop() == 0
-    finally:
-        client.close()
-        pipeline.log.close()
-
-
-@pytest.mark.soak
 def test_an_index_that_somebody_has_removed_does_not_come_back_without_its_rows(
     endpoints: Endpoints, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -766,116 +612,6 @@ def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: 
         pipeline.order(Wish.APPLY, ITEMS)
         pipeline.wait_rows(ITEMS, {1: "first", 2: "second"})
         assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_a_job_all_of_whose_tables_are_paused_waits_for_one_to_be_resumed(
-    pipeline: Pipeline, spark: SparkSession
-) -> None:
-    pipeline.both(1, "first")
-    with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        pipeline.order(Wish.PAUSE, ORDERS)
-        pipeline.order(Wish.PAUSE, ITEMS)
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
-        pipeline.wait_aside(ORDERS, AsideState.PAUSED)
-        pipeline.both(2, "second")
-        pipeline.order(Wish.APPLY, ORDERS)
-        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
-        assert job.stop() == 0
-    assert pipeline.rows(ITEMS) == {1: "first"}
-
-
-@pytest.mark.soak
-def test_the_commands_wait_for_the_job_and_say_what_became_of_the_table(
-    pipeline: Pipeline, endpoints: Endpoints, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = pipeline.directory / "lockstep.toml"
-    path.write_text(
-        f'[pipeline]\nname = "{pipeline.name}"\n[source]\ndsn = "{endpoints.source_dsn}"\n'
-        'tables = ["public.orders", "public.items"]\n'
-        f'[kafka]\nbootstrap_servers = "{endpoints.kafka_bootstrap}"\n'
-        f'[sinks.{pipeline.sink}]\ntype = "warehouse"\nurl = "{endpoints.warehouse_url}"\n'
-    )
-
-    def run(command: str, of: str) -> tuple[int, str]:
-        code = exit_code([command, pipeline.sink, of, "--config", str(path)])
-        return code, capsys.readouterr().err
-
-    pipeline.both(1, "first")
-    with pipeline.job(spark) as job:
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        assert job.stop() == 0
-    code, said = run("pause", "public.nothing")
-    assert (code, "has no table public.nothing" in said) == (2, True)
-    code, said = run("pause", "public.items")
-    assert (code, "no job applies to it now" in said) == (0, True)
-    with pipeline.job(spark) as job:
-        pipeline.wait_aside(ITEMS, AsideState.PAUSED)
-        until(pipeline.is_running)  # its heartbeat comes after that
-        code, said = run("resume", "public.items")
-        assert (code, f"{pipeline.sink}: public.items " in said) == (0, True)
-        pipeline.wait_rows(ITEMS, {1: "first"})
-        assert run("take-out", "public.items")[0] == 0
-        assert pipeline.wait_aside(ITEMS, AsideState.OUT)
-        code, said = run("pause", "public.items")
-        assert (code, "was taken out" in said) == (1, True)
-        pipeline.write(Delete(ITEMS, {"id": 1}), Put(ORDERS, {"id": 1, "note": "later"}))
-        pipeline.wait_rows(ORDERS, {1: "later"})
-        configure(pipeline.log.kafka.client(), [pipeline.log.topic(ITEMS)], {"delete.retention.ms": "1"})
-        code, said = run("resume", "public.items")
-        assert (code, "deletes may be missing" in said) == (1, True), "the job refuses it after a moment"
-        assert job.stop() == 0
-
-
-@pytest.mark.soak
-def test_a_comparison_says_which_tables_are_aside_and_compares_the_others(
-    endpoints: Endpoints, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    name = f"aside{uuid.uuid4().hex[:8]}"
-    pipeline = Captures(endpoints, tmp_path, name, sinks=True)
-    sink, account = f"{name}_cache", f"{name}.account"
-    options = ["--config", str(pipeline.path)]
-
-    def compared(*more: str) -> tuple[int, dict[str, Any]]:
-        capsys.readouterr()
-        code = exit_code(["verify", sink, "--json", *more, *options])
-        return code, orjson.loads(capsys.readouterr().out)
-
-    def reasons(document: dict[str, Any]) -> dict[str, str | None]:
-        return {table["table"]: table["not_compared"] for table in document["tables"]}
-
-    try:
-        with pipeline.sql() as sql:
-            sql.execute(f"insert into {account} (id, owner) select i, 'o' from generate_series(1, 20) i")
-            sql.execute(f"insert into {name}.entry select i, 1, 'n', '{{}}' from generate_series(1, 20) i")
-        capture = pipeline.start_capture()
-        pipeline.wait_streaming(capture)
-        assert pipeline.apply(spark, sink, once=True).finish() == 0
-        job = pipeline.apply(spark, sink)
-        code, document = compared()
-        assert (code, document["outcome"]) == (0, "equal")
-        for command, state in (("pause", "is paused"), ("take-out", "was taken out")):
-            assert exit_code([command, sink, account, *options]) == 0
-            with pipeline.sql() as sql:
-                sql.execute(f"update {account} set owner = '{command}'")
-                sql.execute(f"update {name}.entry set note = '{command}'")
-            for against in ("source", "topic"):
-                code, document = compared("--against", against)
-                assert (code, document["outcome"], document["equal"]) == (1, "incomplete", False)
-                told = reasons(document)
-                assert told.pop(f"{name}.entry") is None
-                reason = told.pop(account) or ""
-                assert state in reason
-                assert f"lockstep resume {sink} {account}" in reason
-        code, document = compared("--table", f"{name}.entry")
-        assert (code, document["outcome"]) == (0, "equal")
-        assert exit_code(["resume", sink, account, *options]) == 0
-        code, document = compared()
-        assert (code, document["outcome"]) == (0, "equal"), "it waits until the table has caught up"
-        assert job.stop() == 0
-    finally:
-        pipeline.close()
 
 
 @pytest.mark.soak

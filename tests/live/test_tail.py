@@ -12,10 +12,9 @@ from confluent_kafka import Producer, TopicPartition
 
 from cdc.capture.settings import CaptureSettings
 from cdc.kafka.consumer import close_consumer, open_consumer
-from cdc.model.errors import ConfigurationError
 from cdc.pipeline import Pipeline
 from cdc.postgres.settings import SourceSettings
-from monitor.tail import FromLsn, FromNext, FromStart, FromTime, Start, follow
+from monitor.tail import FromLsn, FromStart, FromTime, Start, follow
 from stack.stack import Endpoints
 from tests.builders import table
 from tests.events import Delete, Log, Put, kafka_settings
@@ -188,28 +187,3 @@ def test_only_the_events_of_a_key_are_shown_and_options_combine(log: Log) -> Non
         (7, None),
     ]
     assert _notes(_shown(log, FromLsn(between), key='{"id":7}', count=2)) == [(7, None), (7, None)]
-
-
-@pytest.mark.soak
-def test_a_key_of_other_columns_is_said_once(log: Log) -> None:
-    log.commit([Put(T, {"id": number, "note": "x"}) for number in range(1, 20)])
-    said: list[str] = []
-    follow(
-        _pipeline(log),
-        str(T.name),
-        start=FromStart(),
-        key='{"no":7}',
-        count=None,
-        as_json=True,
-        stopping=lambda: bool(said),
-        write=lambda _: pytest.fail("no key is like that"),
-        say=said.append,
-    )
-    assert said == [f"keys of {T.name} have the columns id; --key has no"]
-
-
-@pytest.mark.parametrize("text", ["7", "{", "{}", "[1]", ""])
-@pytest.mark.soak
-def test_what_is_no_key_is_refused(text: str, log: Log) -> None:
-    with pytest.raises(ConfigurationError, match="--key"):
-        _shown(log, FromNext(), key=text, count=1)

@@ -8,7 +8,6 @@ import pytest
 
 from cdc.model.table import TableName
 from cdc.postgres.catalogue import keys_can_swap
-from cdc.postgres.repair_messages import request_repair
 from monitor.tail import FromStart, follow
 from snapshot.request import request_copies
 from stack.stack import Endpoints
@@ -240,48 +239,6 @@ def test_only_how_its_own_key_is_checked_lets_rows_change_places(
     assert keys_can_swap(database.connection, shape) is can_swap
     assert keys_can_swap(database.connection, replace(shape, key=())) is False  # append-only
     assert keys_can_swap(database.connection, replace(shape, oid=0)) is False  # gone by now
-
-
-@pytest.mark.soak
-def test_a_partial_index_or_one_of_an_expression_checks_no_key(database: Database) -> None:
-    database.execute(
-        "create table t (id int not null, a int)",
-        "create unique index on t (id) where a > 0",
-        "create unique index on t (abs(id))",
-    )
-    shape = replace(database.shape(TableName("public", "t")), key=("id",))
-    assert keys_can_swap(database.connection, shape)
-    database.execute("create unique index on t (id) include (a)")
-    assert not keys_can_swap(database.connection, shape)
-
-
-@pytest.fixture
-def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.spilling.MEMORY_BYTES", 2000)
-
-
-@pytest.mark.usefixtures("_no_memory")
-@pytest.mark.soak
-def test_keys_and_rows_that_do_not_fit_into_memory(database: Database, endpoints: Endpoints, directory: Path) -> None:
-    database.execute(
-        "create table t (id int, a text, b int, primary key (id) deferrable initially immediate)",
-        "alter table t replica identity full",
-        "insert into t select n, 'r' || n, 0 from generate_series(1, 500) n",
-    )
-    with _captured(database, endpoints, directory, "public.t") as captured:
-        captured.start()
-        database.execute(
-            "begin; update t set id = 101 - id where id <= 100; insert into t select n, 'new', 1"
-            " from generate_series(501, 600) n; update t set id = 3 - id where id in (1, 2);"
-            " delete from t where id in (3, 501); commit"
-        )
-        captured.assert_equal()
-        request_repair(database.connection, TableName("public", "t"), None, slot=captured.config.slot)
-        captured.wait_for("copying public.t at")
-        captured.assert_equal()
-        database.execute("begin; truncate t; insert into t values (1, 'x', 1), (7, 'y', 1); commit")
-        captured.assert_equal()
-        assert [path.name for path in directory.rglob("spilled-*")] == []
 
 
 @pytest.mark.parametrize("identity", ["full", "using index t_code_region_idx"])

@@ -17,7 +17,7 @@ from redis import Redis
 
 from cdc.kafka.control_topics import read_tables
 from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
-from cdc.model.event import Position, RowEvent
+from cdc.model.event import Position
 from cdc.model.table import Table, TableName
 from cdc.model.tag import TEXT_LENGTH
 from jobs.dead_letters.store import DeadLetters
@@ -26,14 +26,9 @@ from lockstep.config import Config
 from lockstep.verify.options import VerifyOptions
 from lockstep.verify.progress import Step
 from lockstep.verify.report import Difference, Kind, TableReport, VerifyReport
-from lockstep.verify.sides.sink_view import SinkView
-from lockstep.verify.sides.topic import TopicSide
 from lockstep.verify.verify import verify
-from lockstep.verify.waiting import Waiting
-from sinks.contract import Batch, StoredRow
+from sinks.contract import StoredRow
 from sinks.redis.sink import RedisSink
-from sinks.registry import SinkSettings, open_sink
-from sinks.wrappers.projection import Projection
 from stack.stack import Endpoints
 from tests.pipeline import Pipeline, traffic
 
@@ -534,59 +529,6 @@ def test_keys_that_no_row_can_have_are_refused(running: Running, text: str) -> N
         verified(running.config, running.options("cache", tables=(f"{running.schema}.account",), keys=(text,)))
 
 
-@pytest.fixture
-def second_generation(running: Running) -> Iterator[SinkSettings]:
-    """Generation 2 of the cache, built without the owners, and as far as the first. Its settings."""
-    name = running.sink("cache")
-    settings = running.config.sinks[name]
-    without = settings.model_copy(update={"exclude": (f"{running.schema}.account.owner",)})
-    old, new = open_sink(name, settings, 1), open_sink(name, without, 2)
-    tables = [running.shape(table) for table in running.config.source.table_names]
-    new.sink.prepare(tables, go_live=False)
-    for table in tables:
-        new.sink.apply(
-            Batch([RowEvent(table.name, row.key, row.tag, row.row, Position("", 0, 0)) for row in old.sink.scan(table)])
-        )
-    progress = old.generations.load_progress()
-    assert progress is not None
-    new.generations.save_progress(progress)
-    yield without
-    new.generations.drop()
-    old.sink.close()
-    new.sink.close()
-
-
-@pytest.mark.soak
-def test_a_generation_is_compared_with_another(running: Running, second_generation: SinkSettings) -> None:
-    options = running.options("cache", generation=2, settings=second_generation, against="1")
-    equal = verified(running.config, options)
-    tool = Cache(running)
-    tool.prefix = tool.prefix.replace(":g1:", ":g2:")
-    tool.change(30, {"balance": "0"})
-    differs = verified(running.config, options)
-
-    assert equal.is_equal, equal.to_json()
-    assert (equal.against, equal.lsn) == ("generation 1", None)
-    assert dict(running.table(equal).left_out).keys() == {"owner"}
-    (difference,) = running.table(differs).differences
-    assert (difference.key, difference.columns) == (b'{"id":30}', ("balance",))
-
-
-@pytest.mark.parametrize("keys", [(), ('{"id": 30}',)])
-@pytest.mark.soak
-def test_columns_that_the_sink_leaves_out_are_not_missed(
-    running: Running, second_generation: SinkSettings, keys: tuple[str, ...]
-) -> None:
-    tables = (f"{running.schema}.account",)
-    report = verified(
-        running.config,
-        running.options("cache", generation=2, settings=second_generation, against="topic", tables=tables, keys=keys),
-    )
-
-    assert report.is_equal, report.to_json()
-    assert running.table(report).left_out == (("owner", "the sink was built without it (setting exclude)"),)
-
-
 def test_a_wrong_row_is_found_while_others_are_written(running: Running) -> None:
     key = b'{"id":31}'
     Cache(running).change(31, {"owner": "somebody"})
@@ -628,38 +570,6 @@ def test_rows_that_are_written_without_a_pause_are_compared_with_the_log(running
 
 
 @pytest.mark.soak
-def test_what_comes_after_the_mark_is_not_read_with_it(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sink that is just at the mark has the version before, which must be among the expected ones."""
-    key, table = b'{"id":38}', running.shape(TableName(running.schema, "account"))
-    side = TopicSide(
-        running.pipeline.client,
-        running.config.topics(),
-        {},
-        keys_max=1_000,
-        waiting=Waiting(lambda: False),
-        view=SinkView(Projection(), lambda: pytest.fail("there is no expression")),
-    )
-    fix_ends = side._fix_ends
-
-    def fix_and_write(table: Table) -> dict[int, int]:
-        ends = fix_ends(table)
-        with running.pipeline.sql() as connection:
-            connection.execute(
-                f"update {running.schema}.account set owner = clock_timestamp()::text where id = 38".encode()
-            )
-        running.pipeline.wait_applied(running.job)
-        return ends
-
-    first = side.versions(table, [key])[key]
-    monkeypatch.setattr(side, "_fix_ends", fix_and_write)
-    assert side.versions(table, [key])[key] == first
-    monkeypatch.setattr(side, "_fix_ends", fix_ends)
-    last = side.versions(table, [key])[key]
-    assert last != first
-    assert side.versions_between() == {key: {last.fingerprint}}
-
-
-@pytest.mark.soak
 def test_a_server_that_goes_away_while_it_is_read_is_read_again(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -678,27 +588,3 @@ def test_a_server_that_goes_away_while_it_is_read_is_read_again(
 
     assert [sentence for sentence in said if "from its beginning again" in sentence]
     assert running.table(report, "entry").differences == ()
-
-
-@pytest.mark.soak
-def test_without_capture_it_says_what_must_run_and_the_topic_still_helps(running: Running) -> None:
-    assert running.pipeline.stop(running.capture) == 0
-    Cache(running).change(32, {"owner": "somebody"})
-    tables, keys = (f"{running.schema}.account",), ('{"id": 32}', '{"id": 33}')
-    said: list[str] = []
-    with pytest.raises(LockstepError, match="hasn't moved for 1 s") as caught:
-        verified(running.config, running.options("cache", stall_s=1.0))
-    options = running.options("cache", against="topic", tables=tables, keys=keys, repair=True, repair_timeout_s=3.0)
-    report = verified(running.config, options, said=said.append)
-
-    assert "`lockstep capture` must be running" in (caught.value.hint or "")
-    assert [difference.key for difference in running.table(report).differences] == [b'{"id":32}']
-    assert running.table(report).repaired == ()
-    assert any("must be running" in sentence for sentence in said)
-
-    # For tests that come after this one.
-    running.capture = running.pipeline.start_capture()
-    # Capture finds the first request in the WAL, so the row may be repaired before this one looks at it.
-    mended = verified(running.config, running.options("cache", tables=tables, keys=keys, repair=True))
-    assert mended.is_equal or running.table(mended).repaired == (b'{"id":32}',)
-    assert verified(running.config, running.options("cache", tables=tables, keys=keys)).is_equal

@@ -18,7 +18,6 @@ from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from jobs.generations.record import Record, save_record
 from jobs.query.view_plan import planned_view
-from lockstep.cli.main import exit_code
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import open_source
 from lockstep.verify.options import VerifyOptions
@@ -198,17 +197,6 @@ def test_a_view_that_has_the_rows_of_its_query_is_equal(kept: Kept) -> None:
     assert (report.against, report.lsn is not None) == ("source", True)
 
 
-@pytest.mark.soak
-def test_a_row_that_was_changed_is_found_with_its_columns(kept: Kept) -> None:
-    key, row = next(iter(kept.stored().items()))
-    (changed,) = [name for name in ("total", "doc") if name in row]
-    kept.break_row(orjson.loads(key), {**row, changed: "0" if changed == "total" else {"n": "other"}})
-    (difference,) = differences(kept.verified())
-    assert (difference.kind, difference.key, difference.columns) == (Kind.DIFFERENT, key, (changed,))
-    kept.break_row(orjson.loads(key), row)
-    assert kept.verified().is_equal
-
-
 def test_a_row_that_is_missing_and_one_too_many_are_found(kept: Kept) -> None:
     key, row = next(iter(kept.stored().items()))
     other: dict[str, JsonValue] = {"owner": "nobody"} if "owner" in row else {"account_id": 999, "line": 1}
@@ -244,26 +232,6 @@ def test_what_a_view_has_no_answer_to_is_refused(kept: Kept) -> None:
         assert words in str(refused.value)
     with pytest.raises(ConfigurationError, match=f"views.{kept.name}"):
         kept.verified(tables=("public.orders",))
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        ("select nothing as id from pg_catalog.pg_class", "refuses the query of view 'seen': column \"nothing\""),
-        ("select 1 / (oid::int8 - oid::int8) as id from pg_catalog.pg_class", "of view 'seen' fails on the source"),
-        ("select id from public.not_there", "refuses the query of view 'seen': relation"),
-    ],
-)
-@pytest.mark.soak
-def test_a_query_that_fails_on_the_source_names_the_view(pipeline: Pipeline, query: str, words: str) -> None:
-    connection = SourceConnection(pipeline.config.source, epoch=0, waiting=Waiting(lambda: False))
-    side = ViewSide(connection, query=lambda: query, view="seen")
-    try:
-        with pytest.raises(LockstepError) as failed:
-            list(side.scan(table(column("id", "int8"))))
-    finally:
-        side.close()
-    assert words in failed.value.message
 
 
 def test_a_key_that_the_result_cannot_have_is_no_row(pipeline: Pipeline) -> None:
@@ -302,13 +270,3 @@ def test_a_view_with_retention_is_compared_as_of_its_own_time(pipeline: Pipeline
         with pipeline.sql() as connection:
             connection.execute(f"delete from {account} where id > 1000")
         kept.opened.sink.close()
-
-
-@pytest.mark.soak
-def test_the_command_shows_a_view_as_it_shows_a_sink(
-    kept: Kept, pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(["verify", kept.name, "--config", str(pipeline.path)]) == 0
-    shown = capsys.readouterr().out
-    assert f"views.{kept.name}" in shown
-    assert "equals the source" in shown

@@ -1,7 +1,6 @@
 """Readers of a view's changes over a real topic: rows as of an LSN, then changes in whole steps."""
 
 import asyncio
-import contextlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from cdc.kafka.topic_names import view_topic
 from cdc.model.tag import Tag
 from jobs.executor.task_input import ViewTopicInput
 from jobs.executor.view_topic import ViewTopic
-from lockstep.dashboard import view_changes
 from lockstep.dashboard.view_changes import Recent, ViewChanges
 from stack.stack import Endpoints
 from tests.events import kafka_settings
@@ -147,24 +145,6 @@ def test_rows_come_first_and_then_whole_steps(writer: Writer) -> None:
     follow(writer, work)
 
 
-@pytest.mark.soak
-def test_a_reader_gets_what_it_filters_by(writer: Writer) -> None:
-    first = writer.step((1, 1, "a"), (2, 1, "a"))
-
-    async def work(changes: ViewChanges) -> None:
-        one = Reader(changes.follow("timeline", KEY, {"follower_id": "1"}, None))
-        nobody = Reader(changes.follow("timeline", KEY, {"follower_id": "7"}, None))
-        for reader in (one, nobody):
-            await reader.until_lsn(first)
-        second = writer.step((1, 2, "b"), (2, 2, "b"))
-        for reader in (one, nobody):
-            await reader.until_lsn(second)
-        assert one.rows == writer.of(1)
-        assert nobody.events == ["reset", "synced", "commit"]
-
-    follow(writer, work)
-
-
 def test_a_reader_that_comes_back_gets_what_it_lacks(writer: Writer) -> None:
     first = writer.step((1, 1, "a"), (1, 2, "b"), (1, 3, "c"))
 
@@ -225,22 +205,6 @@ def test_a_reader_that_is_slow_gets_several_steps_as_one(writer: Writer) -> None
     follow(writer, work)
 
 
-@pytest.mark.soak
-def test_a_reader_that_does_not_keep_up_is_told_to_resume(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer.step(*((1, tweet, "a") for tweet in range(2_000)))
-    monkeypatch.setattr(view_changes, "STEP_READ_S", 0.0)
-
-    async def work(changes: ViewChanges) -> None:
-        reader = Reader(changes.follow("timeline", KEY, {}, None))
-        with contextlib.suppress(StopAsyncIteration):
-            await reader.until(lambda: reader.trouble is not None)
-        assert reader.trouble is not None
-        assert "filter by columns of the key" in reader.trouble
-        assert not reader.last_id
-
-    follow(writer, work)
-
-
 def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> None:
     first = writer.step((1, 1, "a"))
     live: list[int | None] = [1]
@@ -260,49 +224,3 @@ def test_another_generation_ends_the_stream_and_is_read_anew(writer: Writer) -> 
 
     follow(writer, work, live=live)
     other.topic.close()
-
-
-@pytest.mark.soak
-def test_a_reader_that_comes_before_a_generation_is_live_waits_for_it(writer: Writer) -> None:
-    first = writer.step((1, 1, "a"))
-    live: list[int | None] = [None]
-
-    async def work(changes: ViewChanges) -> None:
-        reader = Reader(changes.follow("timeline", KEY, {}, None))
-        await reader.until(lambda: reader.events == ["waiting"])
-        live[0] = 1
-        await reader.until_lsn(first)
-        assert reader.events == ["waiting", "reset", "row", "synced"]
-        assert reader.rows == writer.rows
-
-    follow(writer, work, live=live)
-
-
-@pytest.mark.soak
-def test_a_view_beyond_those_that_may_be_followed_is_refused(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = writer.step((1, 1, "a"))
-    monkeypatch.setattr(view_changes, "VIEWS_MAX", 1)
-
-    async def work(changes: ViewChanges) -> None:
-        reader = Reader(changes.follow("timeline", KEY, {}, None))
-        await reader.until_lsn(first)
-        other = Reader(changes.follow("other", KEY, {}, None))
-        with pytest.raises(StopAsyncIteration):
-            await other.until(lambda: False)
-        assert other.trouble == "1 views are followed already"
-
-    follow(writer, work)
-
-
-@pytest.mark.soak
-def test_a_view_without_a_topic_yet_says_so(endpoints: Endpoints) -> None:
-    async def main() -> None:
-        kafka = kafka_settings(endpoints.kafka_bootstrap)
-        changes = ViewChanges(kafka, "nosuch", live=lambda _: 1, is_closed=lambda: False)
-        reader = Reader(changes.follow("timeline", KEY, {}, None))
-        with contextlib.suppress(StopAsyncIteration):
-            await reader.until(lambda: False)
-        assert reader.trouble is not None
-        assert "doesn't exist yet" in reader.trouble
-
-    asyncio.run(main())

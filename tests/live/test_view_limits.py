@@ -3,11 +3,10 @@
 import shutil
 from collections.abc import Callable
 
-import lmdb
 import pytest
 
 from tests.events import Put
-from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
+from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline
 from tests.view_task_process import ENDED, ViewTasks
 from views.state.file import FILE_NAME
 
@@ -79,19 +78,4 @@ def test_a_full_disk_stops_a_step_and_a_building_and_the_rows_stay(
         assert "full disk" in told
         assert pipeline.rows(settings) == pipeline.states[before]
     assert view_tasks.run(pipeline.task(settings, reached=stored)) == ENDED
-    assert pipeline.rows(settings) == pipeline.states[lsn]
-
-
-@pytest.mark.soak
-def test_a_state_of_another_version_is_built_again(pipeline: ViewPipeline, view_tasks: ViewTasks) -> None:
-    settings = pipeline.settings("redis")
-    traffic(pipeline, 20)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
-    with (
-        lmdb.open(str(pipeline.directory / "state" / FILE_NAME), subdir=False) as file,
-        file.begin(write=True) as change,
-    ):
-        change.put(b"sformat", b"0")
-    lsn = traffic(pipeline, 5, seed=2)
-    assert view_tasks.run(pipeline.task(settings)) == ENDED
     assert pipeline.rows(settings) == pipeline.states[lsn]

@@ -57,16 +57,6 @@ def test_a_query_that_can_be_kept_has_a_plan_and_costs(shop: Database, capsys: p
     assert document["estimate"]["assumed"] == []
 
 
-@pytest.mark.soak
-def test_the_costs_are_those_of_the_most_frequent_value_too(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    sql = "select p.id, u.name from posts p join users u on u.id = p.user_id"
-    _, document = check(shop, capsys, "--sql", sql, "--key", "id")
-    changes = {change["table"]: change for change in document["estimate"]["changes"]}
-    assert changes["public.users"]["average"] == pytest.approx(10, rel=0.1)
-    assert changes["public.users"]["largest"] >= 10
-    assert changes["public.posts"]["average"] == pytest.approx(1, rel=0.1)
-
-
 def test_every_reason_comes_with_clause_and_remedy(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
     sql = "select id, lower(body) as b, now() as n from posts order by id"
     code, document = check(shop, capsys, "--sql", sql)
@@ -79,38 +69,6 @@ def test_every_reason_comes_with_clause_and_remedy(shop: Database, capsys: pytes
     assert all(refusal["reason"] and refusal["remedy"] for refusal in document["refusals"])
 
 
-@pytest.mark.parametrize(
-    ("sql", "reason"),
-    [
-        ("select line from notes", "isn't captured"),
-        ("select id from missing", "isn't captured"),
-        ("select id from posts; select id from users", "2 statements"),
-        ("explain select id from posts", "isn't a query"),
-    ],
-)
-@pytest.mark.soak
-def test_what_no_view_can_be_of(shop: Database, capsys: pytest.CaptureFixture[str], sql: str, reason: str) -> None:
-    code, document = check(shop, capsys, "--sql", sql)
-    assert code == 1
-    assert reason in " ".join(refusal["reason"] for refusal in document["refusals"]), document
-
-
-@pytest.mark.soak
-def test_a_table_without_statistics_is_named(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    shop.execute("create table fresh (id int primary key, n int)")
-    code, document = check(shop, capsys, "--sql", "select n, count(*) as c from fresh where n > 0 group by n")
-    assert (code, document["estimate"], document["not_analysed"]) == (0, None, ["public.fresh"])
-    exit_code(["views", "check", "--dsn", shop.dsn, "--sql", "select id, n from fresh"])
-    assert 'run: analyze "public"."fresh"' in capsys.readouterr().out
-
-
-@pytest.mark.soak
-def test_a_partitioned_table_has_the_rows_of_its_partitions(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
-    _, document = check(shop, capsys, "--sql", "select day, count(*) as n from parted group by day")
-    assert document["estimate"]["changes"][0]["rows"] == 50
-    assert document["estimate"]["rows"] == 10
-
-
 def test_a_column_that_the_role_may_not_read_is_named(shop: Database, capsys: pytest.CaptureFixture[str]) -> None:
     role = shop.role()
     shop.execute(f"grant select (id) on posts to {role}")
@@ -120,19 +78,6 @@ def test_a_column_that_the_role_may_not_read_is_named(shop: Database, capsys: py
     document = json.loads(capsys.readouterr().out)
     assert code == 1
     assert "permission denied" in document["refusals"][0]["reason"]
-
-
-@pytest.mark.soak
-def test_the_query_may_come_from_a_file_and_top_from_options(
-    shop: Database, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "newest.sql"
-    file.write_text("select user_id, id, body from posts where user_id is not null\n")
-    top = ("--top-per", "user_id", "--top-order", "id desc", "--top-n", "3")
-    code, document = check(shop, capsys, "--file", str(file), "--key", "user_id,id", *top)
-    assert (code, document["refusals"]) == (0, [])
-    assert document["plan"]["operator"] == "top"
-    assert document["estimate"]["rows"] == 300
 
 
 def test_people_see_the_plan_as_a_tree_of_80_columns(
@@ -221,43 +166,3 @@ def test_a_query_may_read_a_view_of_the_configuration_and_an_append_only_table(
     assert (code, document["refusals"], document["key"]) == (0, [], ["line"])
     code, document = checked("select n._event as event, n.* from notes n")
     assert (code, document["refusals"], document["key"]) == (0, [], ["event"])
-
-
-@pytest.mark.soak
-def test_rows_that_age_out_are_in_the_plan_and_not_in_the_costs(
-    shop: Database, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shop.execute(
-        "create table hits (id bigint primary key, page text not null, at timestamptz)",
-        "insert into hits select n, 'p' || n % 10, now() - make_interval(hours => n) from generate_series(1, 1000) n",
-        "analyze hits",
-    )
-    sql = "select page, count(*) as n from hits where page is not null group by page"
-    code, document = check(shop, capsys, "--sql", sql, "--retain", "hits.at=2d12h")
-    assert (code, document["refusals"]) == (0, [])
-    ((change,),) = [document["estimate"]["changes"]]
-    assert 40 <= change["rows"] <= 80, "60 of 1,000 rows count"
-    assert "60 hours" in json.dumps(document["plan"]) or "2 days and 12 hours" in json.dumps(document["plan"])
-    code, document = check(shop, capsys, "--sql", sql, "--retain", "hits.page=2d")
-    assert code == 1
-    assert "retain of public.hits by 'page'" in json.dumps(document["refusals"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "one of --sql and --file"),
-        (("--sql", "select 1", "--file", "x"), "one of --sql and --file"),
-        (("--sql", "select 1", "--top-n", "3"), "belong together"),
-        (("--sql", "select 1", "--dsn", "host=x password=y"), "holds a password"),
-        (("--sql", "select 1", "--retain", "hits.at=90"), "as hits.at=90d"),
-        (("--sql", "select 1", "--retain", "hits.at=0d"), "for how long"),
-        (("--file", "/nowhere/q.sql", "--dsn", "host=x"), "can't be read"),
-    ],
-)
-@pytest.mark.soak
-def test_a_call_that_means_nothing(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code(["views", "check", *arguments]) == 2
-    assert message in capsys.readouterr().err

@@ -128,21 +128,6 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
     assert "no job keeps it" in capsys.readouterr().out
 
 
-@pytest.mark.soak
-def test_a_view_without_a_state_here_has_its_plan_all_the_same(
-    pipeline: Pipeline, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, explained = asked(pipeline, capsys, "explain", f"{pipeline.name}_idle")
-    assert (code, explained["plan"]["operator"], explained["plan"]["kept_rows"]) == (0, "scan", None)
-    assert explained["plan_without_figures"] == "nothing of it is there yet"
-
-
-@pytest.mark.soak
-def test_a_view_that_isnt_there_is_said_to_be_none(pipeline: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code(["views", "explain", "other", "--config", str(pipeline.path)]) == 2
-    assert f"views of this configuration: {pipeline.name}_sums" in capsys.readouterr().err
-
-
 def test_a_row_that_the_store_refuses_is_a_rejection_and_the_view_goes_on(
     pipeline: Pipeline, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

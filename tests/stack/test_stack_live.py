@@ -1,24 +1,18 @@
 """The servers themselves: up, up again, killed, frozen, down. One stack of its own, which these tests may hurt."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGKILL
 
 import psutil
 import psycopg
 import pytest
 import redis
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-from opensearchpy import OpenSearch
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stack.errors import StackError
 from stack.postgres import home_of
@@ -84,86 +78,6 @@ def rows(endpoints: Endpoints) -> int:
     return int(row[0])
 
 
-def write_message(endpoints: Endpoints, topic: str) -> None:
-    settings: dict[str, str | int | float | bool] = {"bootstrap.servers": endpoints.kafka_bootstrap, "log_level": 0}
-    admin = AdminClient(settings)
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(300)
-    producer = Producer(settings)
-    producer.produce(topic, value=b"kept", key=b"1")
-    assert producer.flush(30) == 0
-
-
-def messages(endpoints: Endpoints, topic: str) -> list[bytes | None]:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": endpoints.kafka_bootstrap,
-            "group.id": topic,
-            "auto.offset.reset": "earliest",
-            "log_level": 0,
-        }
-    )
-    try:
-        consumer.subscribe([topic])
-        polled = consumer.consume(1, timeout=30)
-        return [message.value() for message in polled]
-    finally:
-        consumer.close()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_every_server_runs_and_says_where(mine: Stack, up: Endpoints) -> None:
-    assert [server.state for server in mine.status()] == ["running"] * len(NAMES)
-    for server in mine.status():
-        assert "127.0.0.1" in server.address
-        assert server.rss_bytes > 0
-        assert server.started_at is not None
-    assert mine.endpoints() == up
-
-
-def test_the_source_can_be_decoded_and_the_warehouse_is_another_server(up: Endpoints) -> None:
-    with psycopg.connect(up.source_dsn) as source, psycopg.connect(up.warehouse_dsn) as warehouse:
-        assert source.execute("show wal_level").fetchone() == ("logical",)
-        assert source.execute("select current_database()").fetchone() == ("app",)
-        assert warehouse.execute("select current_database()").fetchone() == ("warehouse",)
-        identity = "select system_identifier from pg_control_system()"
-        assert source.execute(identity).fetchone() != warehouse.execute(identity).fetchone()
-
-
-def test_others_on_this_machine_need_the_password(up: Endpoints) -> None:
-    for dsn in (up.source_dsn, up.warehouse_dsn):
-        passfile = Path(str(conninfo_to_dict(dsn)["passfile"]))
-        assert passfile.stat().st_mode & 0o777 == 0o600
-        for who in ({"dbname": "postgres"}, {"replication": "database"}):
-            with pytest.raises(psycopg.OperationalError, match="no password supplied"):
-                psycopg.connect(make_conninfo(dsn, passfile=os.devnull, **who))
-
-
-def test_a_lost_passfile_is_replaced_at_the_next_start(mine: Stack, up: Endpoints) -> None:
-    write_row(up)
-    counted = rows(up)
-    mine.kill("postgres")
-    Path(str(conninfo_to_dict(up.source_dsn)["passfile"])).unlink()
-    assert mine.up() == up
-    assert rows(up) == counted
-
-
-def test_topics_and_indices_never_appear_by_themselves(up: Endpoints) -> None:
-    admin = AdminClient({"bootstrap.servers": up.kafka_bootstrap, "log_level": 0})
-    producer = Producer({"bootstrap.servers": up.kafka_bootstrap, "log_level": 0, "message.timeout.ms": 2000})
-    producer.produce("mistyped", value=b"")
-    producer.flush(5)
-    assert "mistyped" not in admin.list_topics(timeout=10).topics
-    with OpenSearch(up.opensearch_url) as client:
-        refused = client.index(index="mistyped", body={}, params={"ignore": 404})
-        assert refused["status"] == 404
-
-
 def test_nothing_listens_beyond_this_machine(mine: Stack, up: Endpoints) -> None:
     for server in mine.status():
         assert server.pid is not None
@@ -174,12 +88,6 @@ def test_nothing_listens_beyond_this_machine(mine: Stack, up: Endpoints) -> None
         ]
         assert listening
         assert {address.removeprefix("::ffff:") for address in listening} <= {"127.0.0.1", "::1"}, server.name
-
-
-def test_up_twice_is_harmless(mine: Stack, up: Endpoints) -> None:
-    before = pids(mine)
-    assert mine.up() == up
-    assert pids(mine) == before
 
 
 def test_a_killed_server_comes_back_with_its_data_and_the_others_stay(mine: Stack, up: Endpoints) -> None:
@@ -195,67 +103,6 @@ def test_a_killed_server_comes_back_with_its_data_and_the_others_stay(mine: Stac
     assert {name for name, pid in pids(mine).items() if pid != before[name]} == {"postgres"}
 
 
-def test_a_killed_kafka_keeps_what_it_acknowledged(mine: Stack, up: Endpoints) -> None:
-    write_message(up, "kept-by-kill")
-    mine.kill("kafka")
-    mine.start("kafka")
-    assert messages(up, "kept-by-kill") == [b"kept"]
-
-
-def test_a_stopped_server_keeps_its_port_and_data(mine: Stack, up: Endpoints) -> None:
-    with redis.Redis.from_url(up.redis_url) as client:
-        client.set("kept", "yes")
-    with OpenSearch(up.opensearch_url) as search:
-        search.indices.create(index="kept", params={"ignore": 400})
-        search.index(index="kept", id="1", body={"a": 1}, params={"refresh": "true"})
-    for name in ("valkey", "opensearch"):
-        mine.stop(name)
-        assert status(mine)[name].state == "stopped"
-    assert mine.up() == up
-    with redis.Redis.from_url(up.redis_url) as client:
-        assert client.get("kept") == b"yes"
-    with OpenSearch(up.opensearch_url) as search:
-        assert search.count(index="kept")["count"] == 1
-
-
-def test_a_frozen_server_answers_nobody_until_it_thaws(mine: Stack, up: Endpoints) -> None:
-    with psycopg.connect(up.source_dsn, autocommit=True) as connection:
-        mine.freeze("postgres")
-        wait_for(lambda: status(mine)["postgres"].state == "frozen")
-        connection.pgconn.send_query(b"select 1")
-        time.sleep(0.3)
-        connection.pgconn.consume_input()
-        assert connection.pgconn.is_busy()
-        mine.thaw("postgres")
-        assert connection.pgconn.get_result() is not None
-        assert connection.pgconn.get_result() is None
-    assert status(mine)["postgres"].state == "running"
-
-
-def test_up_thaws(mine: Stack, up: Endpoints) -> None:
-    before = pids(mine)
-    mine.freeze("valkey")
-    assert mine.up() == up
-    assert pids(mine) == before
-    assert status(mine)["valkey"].state == "running"
-
-
-def test_a_server_that_runs_nowhere_can_not_be_killed(directory: Path) -> None:
-    with pytest.raises(StackError, match="doesn't run"):
-        Stack(directory).kill("kafka")
-
-
-def test_servers_that_nobody_asked_for_stay_down(directory: Path) -> None:
-    stack = Stack(directory)
-    try:
-        endpoints = stack.up(["valkey"])
-        assert {server.name for server in stack.status() if server.state == "running"} == {"valkey"}
-        # Their addresses are settled all the same, and are those that they will have.
-        assert endpoints.source_dsn.startswith("host=127.0.0.1 port=")
-    finally:
-        stack.down()
-
-
 def test_a_failed_start_shows_the_end_of_its_log(directory: Path) -> None:
     stack = Stack(directory, kafka_overrides={"num.io.threads": "many"}, light=True)
     with pytest.raises(StackError) as caught:
@@ -263,23 +110,6 @@ def test_a_failed_start_shows_the_end_of_its_log(directory: Path) -> None:
     message = str(caught.value)
     assert "num.io.threads" in message
     assert stack.status()[2].state == "stopped"
-
-
-def test_a_failed_server_does_not_take_the_others_with_it(directory: Path) -> None:
-    stack = Stack(directory)
-    try:
-        stack.up(["valkey"])
-        stack.stop("valkey")
-        (appendonly,) = directory.glob("valkey-*/appendonlydir")
-        for file in appendonly.iterdir():
-            file.write_bytes(b"not valkey's")
-        with pytest.raises(StackError) as caught:
-            stack.up(["valkey", "warehouse"])
-        assert "valkey 9" in str(caught.value)
-        assert "logs/valkey.log" in str(caught.value)
-        assert {server.name for server in stack.status() if server.state == "running"} == {"warehouse"}
-    finally:
-        stack.down()
 
 
 def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,14 +124,6 @@ def test_a_port_that_is_taken_at_the_last_moment_is_given_up(directory: Path, mo
             assert str(busy) not in endpoints.redis_url
         finally:
             stack.down()
-
-
-def test_a_start_that_does_nothing_is_given_up(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _begin_with(monkeypatch, "import time; time.sleep(3600)")
-    stack = Stack(directory, quiet_seconds=0.5)
-    with pytest.raises(StackError, match=r"valkey .* has done nothing for 0 s"):
-        stack.up(["valkey"])
-    assert not [server for server in stack.status() if server.pid is not None]
 
 
 def test_a_start_that_gets_on_is_waited_for(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,11 +160,6 @@ def _begin_with(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(Valkey, "prepare", prepared)
 
 
-def test_an_unknown_server_is_an_error(directory: Path) -> None:
-    with pytest.raises(StackError, match="there is no server 'redis'"):
-        Stack(directory).up(["redis"])
-
-
 def test_two_stacks_do_not_meet(mine: Stack, up: Endpoints, directory: Path) -> None:
     other = Stack(directory)
     try:
@@ -370,28 +187,6 @@ def test_servers_outlive_the_command_and_the_next_one_stops_them(directory: Path
     finally:
         run("down")
     assert not any(is_alive(member) for member in family)
-
-
-def test_somebody_with_a_database_starts_only_what_they_lack(directory: Path) -> None:
-    def lockstep(*arguments: str) -> str:
-        command = [sys.executable, "-m", "lockstep", *arguments, "--directory", str(directory)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-    printed = lockstep("up", "valkey")
-    try:
-        assert [line.split(" = ")[0] for line in printed.splitlines()] == ["redis_url"]
-        running = [server["name"] for server in json.loads(lockstep("status", "--json")) if server["pid"]]
-        assert running == ["valkey"]
-    finally:
-        lockstep("down")
-
-
-def test_a_server_that_died_unseen_is_started_again(mine: Stack, up: Endpoints) -> None:
-    pid = pids(mine)["valkey"]
-    assert pid is not None
-    psutil.Process(pid).send_signal(SIGKILL)
-    wait_for(lambda: status(mine)["valkey"].state == "dead")
-    assert mine.up() == up
 
 
 def test_down_leaves_no_process(mine: Stack, up: Endpoints) -> None:
