@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
