@@ -16,7 +16,6 @@ While a chunk waits for commits to become visible, none is published that it wou
 comes with the stream: where capture falls behind the source for good, it waits for ever longer.
 """
 
-import contextlib
 import math
 import sys
 import time
@@ -35,7 +34,7 @@ from cdc.model.tag import SNAPSHOT_SEQ
 from cdc.pipeline import Pipeline
 from cdc.protocol.control_records import CaptureState, SchemaRecord, ShapeChange, TableCopy
 from cdc.protocol.copy_text import split_row
-from cdc.protocol.envelope import tag_prefix, tag_text
+from cdc.protocol.envelope import is_key, tag_prefix, tag_text
 from cdc.protocol.walsender import Frame
 from cdc.row_rate import RowRate
 from cdc.stream.live_stream import LiveStream
@@ -362,10 +361,9 @@ class ChunkedCopies:
         """Publish what the source has of these keys of events: a row, or that it is gone."""
         name, loop = active.name, self._loop
         published = self._assembler.tables[name]
-        texts = []
-        for key in keys:
-            with contextlib.suppress(ValueError):  # of another key than the table has now: there is no such row
-                texts.append(key_texts(published.table, orjson.loads(key)))
+        # Keys that the table had before it got another one, or another type of it, have no row.
+        own = [key for key in map(orjson.loads, keys) if is_key(published.table, key)]
+        texts = [key_texts(published.table, key) for key in own]
         reader = self._session.reading()
         with reader.at_point(name) as point:
             if not self._is_as_before(active, point):

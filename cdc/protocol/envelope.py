@@ -22,7 +22,7 @@ from cdc.model.table import Column, Table, TableName
 from cdc.model.tag import TEXT_LENGTH, transaction_prefix
 from cdc.model.visible import toml_key, visible
 from cdc.protocol.pgoutput import Field
-from cdc.protocol.pgvalues import VERBATIM, json_encoder
+from cdc.protocol.pgvalues import VERBATIM, has_form, json_encoder
 
 TAG_HEADER: Final = "tag"
 """Header of a tombstone: its tag, 28 hex digits."""
@@ -74,6 +74,13 @@ def _object_encoder(
 def _no_key(_fields: Sequence[Field]) -> bytes:
     """Of a table without a key: all of its events share one, so that they stay in order."""
     return b"{}"
+
+
+def is_key(table: Table, key: Mapping[str, JsonValue]) -> bool:
+    """Whether an event of this shape can have the key, as far as JSON tells: some other types are text as well."""
+    return tuple(key) == table.key and all(
+        has_form(key[column.name], column.value_type, column.is_array) for column in table.key_columns
+    )
 
 
 class TableEncoder:

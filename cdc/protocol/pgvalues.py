@@ -112,6 +112,25 @@ VERBATIM: Final = frozenset({"int2", "int4", "int8", "oid"})
 """Value types whose text is their JSON already."""
 
 
+_FLOATS: Final = frozenset({"float4", "float8"})
+_NOT_FINITE: Final = frozenset({"NaN", "Infinity", "-Infinity"})
+
+
+def has_form(value: object, value_type: str, is_array: bool) -> bool:
+    """Whether an event can have this JSON, which is parsed, as a value of the type. Null is none."""
+    if is_array:
+        if isinstance(value, list):
+            return all(each is None or has_form(each, value_type, isinstance(each, list)) for each in value)
+        return isinstance(value, str) and value.startswith("[")  # with explicit bounds
+    if isinstance(value, bool) or value_type == "bool":
+        return isinstance(value, bool) and value_type == "bool"
+    if value_type in VERBATIM:
+        return isinstance(value, int)
+    if value_type in _FLOATS:
+        return isinstance(value, int | float) or value in _NOT_FINITE
+    return isinstance(value, str)
+
+
 def json_encoder(value_type: str, is_array: bool) -> JsonEncoder:
     """The function that turns a value's text into its JSON. Types without an entry are text, which is always exact.
 

@@ -68,7 +68,7 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     keys = [LOG_KEY] * len(own_keys) if is_append_only else own_keys
     values: list[bytes | None] = records.column("value").to_pylist()
     at = partial(_position, records, topic)
-    rows, others = _read_rows(values, at, newest_shape=task.shapes[table].schema_id)
+    rows, others = _read_rows(values, at, newest_shape=task.shapes[table].schema_id, is_keyed=not is_append_only)
     if is_append_only and table not in task.computed:  # whose condition says nothing of a row that is gone
         rows = [row_before(value) if row is None and value else row for row, value in zip(rows, values, strict=True)]
     events = _table_events(records, at, table, keys, rows)
@@ -107,9 +107,12 @@ def _position(records: pa.Table, topic: str, index: int) -> Position:
 
 
 def _read_rows(
-    values: list[bytes | None], at: PositionAt, *, newest_shape: str
+    values: list[bytes | None], at: PositionAt, *, newest_shape: str, is_keyed: bool
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
-    """The rows' JSON, and index and schema id of records of other shapes than the newest; a tombstone's id is empty.
+    """The rows' JSON, and index and schema id of records of other shapes than the newest.
+
+    Deletes of keys may be of others: a copy deletes keys of earlier shapes too. The id of those of the newest shape is
+    empty, and so is a tombstone's.
 
     Raises LockstepError for what is no event.
     """
@@ -137,6 +140,8 @@ def _read_rows(
             rows.append(row)
             if schema_id != newest_shape:
                 others.append((index, schema_id))
+            elif row is None and is_keyed:
+                others.append((index, ""))
         index += 1
     return rows, others
 
@@ -161,7 +166,7 @@ def _check_shapes_are_known(
         event = events[index]
         at = event.position
         is_known = at.offset < known_ends.get((at.topic, at.partition), at.offset + 1)
-        is_an_earlier_one = schema_id in history.shapes if schema_id else tuple(event.key) != history.key
+        is_an_earlier_one = schema_id in history.shapes if schema_id else not history.is_key(event.key)
         if is_an_earlier_one and not is_known:
             raise ShapesOutdated.of(history.table)
 

@@ -8,9 +8,11 @@ Numbers say so within one relation. From a table that was dropped to the one tha
 columns are followed by their names: a source that was put back gives out its numbers again.
 
 Where capture has copied the whole table since, events with another key or with values of another type are left out.
-Where it hasn't, the values are the same in both types.
+Where it hasn't, the values are the same in both types. The copy deletes the keys of before, and these deletes are left
+out too: to a store, a key may be the same in both types, 1 and "1".
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -19,6 +21,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
 from cdc.model.table import Column, Table, TableName
 from cdc.protocol.control_records import SchemaRecord
+from cdc.protocol.pgvalues import has_form
 
 ColumnOrigin = tuple[str, str | None, JsonValue]
 """A column's name, its name in the event (None: the event doesn't have it), and the value that it has without one."""
@@ -39,12 +42,20 @@ class ShapesOutdated(LockstepError):
 class TableHistory:
     """One table's shapes by schema id; ``key`` is that of the newest shape.
 
-    None are the shapes whose rows a later copy has replaced.
+    None are the shapes whose rows a later copy has replaced. ``retyped`` are columns of the key whose values had
+    another type in an earlier shape.
     """
 
     table: TableName
     key: tuple[str, ...]
     shapes: Mapping[str, Translation | None]
+    retyped: tuple[Column, ...] = ()
+
+    def is_key(self, key: Mapping[str, JsonValue]) -> bool:
+        """Whether an event of the newest shape can have this key."""
+        return tuple(key) == self.key and all(
+            has_form(key[column.name], column.value_type, column.is_array) for column in self.retyped
+        )
 
     def translate(self, event: RowEvent, schema_id: str) -> RowEvent | None:
         """The event in the newest shape; None when a later copy of the table made it void. Tombstones have no schema.
@@ -53,7 +64,7 @@ class TableHistory:
         """
         if schema_id not in self.shapes and (schema_id or event.row is not None):
             raise unknown_shape(self.table)  # before its key is looked at: it may be the newer one
-        if tuple(event.key) != self.key:
+        if not self.is_key(event.key):
             return None
         if event.row is None:
             return event
@@ -109,7 +120,15 @@ def _history(name: TableName, records: Sequence[SchemaRecord]) -> TableHistory:
                 _translation(record.table, newest, columns, added, relation=index, is_copied=is_copied),
             )
             is_copied = is_copied or bool(record.change.rewritten)
-    return TableHistory(name, newest.key, shapes)
+    return TableHistory(name, newest.key, shapes, _retyped(newest, records))
+
+
+def _retyped(newest: Table, records: Sequence[SchemaRecord]) -> tuple[Column, ...]:
+    types = {
+        (column.name, column.value_type, column.is_array) for record in records for column in record.table.key_columns
+    }
+    names = Counter(name for name, _, _ in types)
+    return tuple(column for column in newest.key_columns if names[column.name] > 1)
 
 
 def added_values(newest: Table, records: Iterable[SchemaRecord]) -> dict[str, JsonValue]:

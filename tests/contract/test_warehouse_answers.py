@@ -60,6 +60,17 @@ def test_the_view_shows_live_rows_of_the_live_generation(
     assert warehouse.execute(f"select * from {name}.orders").fetchall() == []
 
 
+def test_two_texts_of_one_key_are_one_row(settings: WarehouseSettings, name: str) -> None:
+    """A key was text before it was a uuid: the copy deletes the old text beside the row that has the new one."""
+    text = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"
+    keyed = table(column("id", "uuid"), column("note"))
+    with closing(WarehouseSink(WarehouseTables(name, settings, 1))) as sink:
+        sink.prepare([keyed])
+        row = upsert({"id": text.lower(), "note": "a"}, 1, of=keyed)
+        sink.apply(batch(delete({"id": text}, 1, of=keyed), row))
+        assert [(stored.key["id"], stored.row["note"]) for stored in sink.scan(keyed)] == [(text.lower(), "a")]
+
+
 OTHER = table(name=TableName("public", "other"))
 
 

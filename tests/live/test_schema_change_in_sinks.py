@@ -340,6 +340,29 @@ def test_every_sink_stops_when_a_column_is_another_one(
 
 
 @pytest.mark.soak
+def test_a_key_that_got_another_type_is_rebuilt_with_every_row(database: Database, follow: Follow) -> None:
+    """The copy deletes the keys of before, and to a store 1 and "1" are one key."""
+    database.execute(
+        "create table t (id int primary key, a text)", "insert into t select n, n from generate_series(1, 200) n"
+    )
+    followed = follow()
+    followed.apply_once()
+    database.execute(
+        "delete from t where id = 1",
+        "alter table t alter id type text",
+        "delete from t where id = '2'",
+        "update t set a = 'new' where id = '3'",
+    )
+    followed.captured.wait_quiet()
+    for kind in KINDS:
+        assert followed.rebuild(kind, switch_over=True).finish().report.is_equal
+    database.execute("alter table t alter id type bigint using id::bigint", "delete from t where id = 4")
+    followed.captured.wait_quiet()
+    for kind in KINDS:
+        assert followed.rebuild(kind, switch_over=True).finish().report.is_equal
+
+
+@pytest.mark.soak
 def test_a_column_that_took_the_name_of_one_that_was_dropped_comes_with_a_copy(
     database: Database, follow: Follow
 ) -> None:

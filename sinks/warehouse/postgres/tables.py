@@ -59,12 +59,6 @@ _SHORT_TYPES: Final = frozenset(
 )
 
 
-_ONE_TEXT: Final = frozenset(
-    ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date", "time", "timestamp", "timestamptz")
-)
-"""Types of which equal values have equal texts."""
-
-
 _BLOCK_LINES: Final = 1000  # per write to the server: few calls, little memory
 
 _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
@@ -216,21 +210,19 @@ class Statements(Rows):
         self.drop_probe = f"drop table pg_temp.{quote_identifier(probe)}"
         self.copy = f"copy {stage} ({listed(stored)}) from stdin"
         # In key order, so that two writers take their row locks in the same order and can't wait for each other.
-        # Different texts of one value are different keys of the log: 1.0 and 1.00.
+        # Different texts of one value are different keys of the log: 1.0 and 1.00, or those of a type it had before.
         key, tag, deleted = listed(shape.table.key), quote_identifier(TAG_COLUMN), quote_identifier(DELETED_COLUMN)
-        has_texts = any(column.is_array or column_type(column) not in _ONE_TEXT for column in shape.table.key_columns)
-        distinct, newest = (f"distinct on ({key}) ", f", {tag} desc, {deleted}") if has_texts else ("", "")
         synced = (SYNCED_COLUMN,) if held.has_synced_at else ()  # by its default: no row brings it
-        self._into = f"insert into {target} as known ({listed(stored)})\nselect {distinct}{listed(stored)} from {stage}"
-        self._merge = (
-            f"order by {key}{newest}\n"
-            f"on conflict ({key}) do update\n"
-            f"set {assignments((*stored, *synced), () if has_texts else shape.table.key)}\n"
-            f"where excluded.{tag} > known.{tag}"
-        )
+        selection = f"select distinct on ({key}) {listed(stored)} from {stage}"
+        self._into = f"insert into {target} as known ({listed(stored)})\n{selection}"
         # What a copy reads has one tag: a text that no row has any more is deleted beside the row that has another.
-        if has_texts:
-            self._merge += f" or excluded.{tag} = known.{tag} and known.{deleted} and not excluded.{deleted}"
+        self._merge = (
+            f"order by {key}, {tag} desc, {deleted}\n"
+            f"on conflict ({key}) do update\n"
+            f"set {assignments((*stored, *synced), ())}\n"
+            f"where excluded.{tag} > known.{tag}"
+            f" or excluded.{tag} = known.{tag} and known.{deleted} and not excluded.{deleted}"
+        )
         self._or_equal = f" or excluded.{tag} = known.{tag}"
         same_row = " and ".join(f"held.{name} = given.{name}" for name in map(quote_identifier, shape.table.key))
         self._is_there = f"exists (select from {target} as held where {same_row})"

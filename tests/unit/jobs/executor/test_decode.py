@@ -6,15 +6,16 @@ import pyarrow as pa
 import pytest
 
 from cdc.model.event import Position, RowEvent
+from cdc.protocol.control_records import SchemaRecord, ShapeChange
 from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
-from jobs.executor.shape_history import ShapesOutdated, TableHistory
+from jobs.executor.shape_history import ShapesOutdated, TableHistory, histories
 from sinks.contract import Batch
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import column, table
 from tests.events import key_bytes, value_bytes
-from tests.task_records import ORDERS, TOPIC, Record, batch_of, offsets, put, rows, run, task, tombstone
+from tests.task_records import ORDERS, TOPIC, Record, Recording, batch_of, offsets, put, rows, run, task, tombstone
 
 
 def test_events_of_an_earlier_shape_become_rows_of_the_newest(store: MemoryStore) -> None:
@@ -54,6 +55,26 @@ def test_a_tombstone_with_another_key_is_of_another_shape(store: MemoryStore) ->
     [failure] = run(task(MemorySink(store, 1)), [record]).failures
     assert "was not prepared for" in failure.message
     assert rows(store) == {1: "a"}
+
+
+def test_a_copy_s_deletes_of_keys_of_another_type_reach_no_sink(store: MemoryStore) -> None:
+    """A batch may end between the delete and its tombstone."""
+    before = table(column("id", "text"), *ORDERS.columns[1:])
+    changed = ShapeChange(rewritten="the type of column 'id' was text, is bigint")
+    history = histories([SchemaRecord(before, 1), SchemaRecord(ORDERS, 8, changed)])
+    gone = value_bytes(ORDERS, "d", {}, lsn=16, seq=1)
+    records: list[Record] = [
+        (key_bytes(before, {"id": "1"}), value_bytes(before, "c", {"id": "1"}, lsn=4, seq=1), TOPIC, 0, 0, None),
+        (*put(1, "a", lsn=16)[:4], 1, None),
+        (b'{"id":"1"}', gone, TOPIC, 0, 2, None),
+        (b'{"id":"1"}', None, TOPIC, 0, 3, f"0001{16:016x}00000001".encode()),
+        (*tombstone(2, lsn=16)[:4], 4, tombstone(2, lsn=16)[5]),
+    ]
+    sink = Recording(store)
+    read = replace(task(sink), histories=history, known_ends={(TOPIC, 0): 5})
+    for portion in (records[:3], records[3:]):
+        assert run(read, portion).failures == []
+    assert [event.key for each in sink.batches for event in each.events] == [{"id": 1}, {"id": 2}]
 
 
 def test_an_event_of_a_shape_that_nobody_prepared_stops_the_task(store: MemoryStore) -> None:
