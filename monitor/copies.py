@@ -180,14 +180,14 @@ class CopyStatusCollector:
         names = pipeline.source.table_names
         try:
             sql = self._source()
-            rows = sql.execute(_ROWS_ESTIMATED, ([name.sql for name in names],)).fetchall()
+            rows = sql.execute(_ROWS_ESTIMATED, ([name.regclass for name in names],)).fetchall()
             look = look_at_slot(sql, pipeline.slot, at_s=time.monotonic())
             slot = find_slot(sql, pipeline.slot)
         except psycopg.Error as error:
             self.close()  # the next report opens another one
             raise connection_error(error) from error
-        by_sql = dict(rows)
-        estimated = {name: by_sql[name.sql] for name in names if by_sql.get(name.sql)}
+        by_name = dict(rows)
+        estimated = {name: by_name[name.regclass] for name in names if by_name.get(name.regclass)}
         held: HeldWal | None = None
         if look is not None:
             held = held_wal(look, self._first_look, state, now_ms=time.time_ns() // 1_000_000)

@@ -179,7 +179,7 @@ class ChunkReader(RowReader):
                 psycopg.errors.WrongObjectType,
             ) as error:
                 raise Gone from error
-            row = execute(_POINT, (name.sql,)).fetchone()
+            row = execute(_POINT, (name.regclass,)).fetchone()
             if row is None:
                 raise Gone
             yield Point(SourceSnapshot.parse(row[0]), parse_lsn(row[1]), row[2], row[3])

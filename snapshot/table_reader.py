@@ -170,7 +170,7 @@ class RowReader:
 
         It is the table as a whole where there is no partition, or one that our role may read only through it.
         """
-        asked = {"name": table.name.sql, "leaves": list(leaves) or None}
+        asked = {"name": table.name.regclass, "leaves": list(leaves) or None}
         with refusals(table):
             found = self._connection.execute(_RELATIONS, asked).fetchall()
         is_readable = all(is_leaf_readable for *_, is_leaf_readable in found)

@@ -70,6 +70,11 @@ class TableName:
         """Quoted for SQL of PostgreSQL's, to be run or to be shown: ``"public"."orders"``."""
         return f"{sql_identifier(self.schema)}.{sql_identifier(self.name)}"
 
+    @property
+    def regclass(self) -> str:
+        """For ``to_regclass()``, which takes no ``U&``."""
+        return f"{quote_identifier(self.schema)}.{quote_identifier(self.name)}"
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """``schema.table`` with optional double quotes around each part. Raises ValueError for anything else."""

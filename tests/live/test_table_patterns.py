@@ -11,6 +11,7 @@ from cdc.postgres.preflight.finding import Finding, Severity
 from cdc.protocol.control_records import selection_of
 from lockstep.config import load, read
 from lockstep.doctor.examine import examine
+from snapshot.request import request_copies
 from tests.captured import Captured, StartCapture
 from tests.databases import Database, until
 
@@ -68,6 +69,20 @@ def test_a_first_start_takes_what_matches_and_nothing_that_can_not_be_captured(
     captured.assert_equal(*expected)
     database.execute('insert into sales."order_B.c" values (1)', "update parts set id = 4")
     captured.assert_equal(*expected)
+
+
+def test_a_table_whose_name_has_a_hidden_character_is_copied_beside_the_others(
+    database: Database, capture: StartCapture
+) -> None:
+    odd = TableName("public", "a\x01\nb")
+    for name in (odd.sql, "t"):
+        database.execute(f"create table {name} (id int primary key, v text)", f"insert into {name} values (1, 'a')")
+    captured = capture("public.*")
+    captured.assert_equal(str(odd), "public.t")
+    request_copies(captured.config.as_pipeline(), [str(odd)])
+    captured.wait_for(f"{odd} is copied: 1 rows")
+    database.execute(f"update {odd.sql} set v = 'b'")
+    captured.assert_equal(str(odd), "public.t")
 
 
 def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_published(
