@@ -73,13 +73,14 @@ _KEYS = """
  where k.conrelid = c.oid and (k.contype = 'p' or k.contype = 'u' and k.condeferrable))
 """
 
-# Types of columns that aren't built in, and the types inside of those.
+# Types of columns that aren't built in, and the types inside of those. A label or attribute that is as its type was
+# created with it was written by the same command.
 _TYPES = """
-with recursive used(relation, type) as (
-    select a.attrelid, a.atttypid from pg_attribute a
+with recursive used(relation, type, age) as (
+    select a.attrelid, a.atttypid, age(a.xmin) from pg_attribute a
     where a.attrelid = any(%(relations)s::oid[]) and a.attnum > 0 and not a.attisdropped and a.atttypid >= %(first)s
     union
-    select used.relation, part.type
+    select used.relation, part.type, used.age
     from used join pg_type t on t.oid = used.type
     cross join lateral (
         select t.typbasetype
@@ -94,8 +95,14 @@ select used.relation::bigint, t.oid::text,
     (select md5(string_agg(concat_ws(' ', a.attnum, a.atttypid, a.atttypmod, a.attisdropped), ', ' order by a.attnum))
      from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0),
     (select array_agg(e.oid::bigint order by e.oid) from pg_enum e where e.enumtypid = t.oid),
-    (select array_agg(e.xmin::text order by e.oid) from pg_enum e where e.enumtypid = t.oid)
-from used join pg_type t on t.oid = used.type
+    (select array_agg(e.xmin::text order by e.oid) from pg_enum e where e.enumtypid = t.oid),
+    exists (select from pg_enum e
+        where e.enumtypid = t.oid and age(e.xmin) <= used.age and not (e.xmin = t.xmin and e.cmin = t.cmin))
+    or exists (select from pg_attribute a
+        where a.attrelid = t.typrelid and a.attnum > 0 and age(a.xmin) <= used.age
+        and not (a.xmin = t.xmin and a.cmin = t.cmin))
+from (select relation, type, max(age) as age from used group by relation, type) used
+join pg_type t on t.oid = used.type
 where t.typtype in ('c', 'e')
 """
 
@@ -114,7 +121,7 @@ def memberships(
         " join pg_publication_tables m on m.pubname = p.pubname and m.schemaname = t.schema and m.tablename = t.name",
         ([name.schema for name in names], [name.name for name in names], publication),
     ).fetchall()
-    composites, enums = _types(connection, [row[2] for row in rows])
+    composites, enums, altered = _types(connection, [row[2] for row in rows])
     return {
         TableName(row[0], row[1]): Membership(
             row[2],
@@ -123,6 +130,7 @@ def memberships(
             composites.get(row[2], {}),
             enums.get(row[2], {}),
             row[7],
+            altered.get(row[2], ()),
         )
         for row in rows
     }
@@ -150,14 +158,17 @@ def _storage(
 
 def _types(
     connection: psycopg.Connection[Any], oids: Sequence[int]
-) -> tuple[Mapping[int, dict[str, str]], Mapping[int, dict[str, tuple[tuple[int, str], ...]]]]:
-    """(composite types, enums) of each relation's columns, as ``Membership`` has them."""
+) -> tuple[Mapping[int, dict[str, str]], Mapping[int, dict[str, tuple[tuple[int, str], ...]]], Mapping[int, list[str]]]:
+    """(composite types, enums, altered types) of each relation's columns, as ``Membership`` has them."""
     composites: dict[int, dict[str, str]] = {}
     enums: dict[int, dict[str, tuple[tuple[int, str], ...]]] = {}
+    altered: dict[int, list[str]] = {}
     rows = connection.execute(_TYPES, {"relations": list(oids), "first": FIRST_USER_OID}).fetchall()
-    for relation, type_oid, attributes, labels, written in rows:
+    for relation, type_oid, attributes, labels, written, is_altered in rows:
+        if is_altered:
+            altered.setdefault(relation, []).append(type_oid)
         if attributes is not None:
             composites.setdefault(relation, {})[type_oid] = attributes
         if labels is not None:
             enums.setdefault(relation, {})[type_oid] = tuple(zip(labels, written, strict=True))
-    return composites, enums
+    return composites, enums, altered

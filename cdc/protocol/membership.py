@@ -108,6 +108,8 @@ class Membership:
     enums: Mapping[str, Sequence[tuple[int, str]]]
     uniques: Mapping[str, Sequence[int]]
     """Column names, as ``key_text`` has them -> the constraints and indexes that keep them unique together."""
+    altered: Collection[str] = ()
+    """Types that were altered after the column came that has them."""
 
     def to_text(self) -> str:
         """For comparison with another one, later."""
@@ -160,7 +162,9 @@ class Membership:
         for fact, text in self.facts.items():
             if recorded.facts.get(fact.name) != text:
                 return fact.value
-        # Types that came with a column, or went with one, change no row.
+        # Types that went with a column change no row, and those that came with one don't if they are as they came.
+        if not {*recorded.composites, *(oid for oid, _, _ in recorded.enums)}.issuperset(self.altered):
+            return "a type that came with a column was altered since"
         if any(self.composites.get(oid, digest) != digest for oid, digest in recorded.composites.items()):
             return "a composite type of its columns has other attributes"
         for oid, newest, digest in recorded.enums:

@@ -81,6 +81,38 @@ def test_rows_that_change_with_their_type_or_partition_are_copied(
         assert any(line.startswith(f"{table}: ") and cause in line for line in captured.said), table
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "in one transaction"])
+def test_a_type_that_comes_and_is_altered_between_two_looks_has_its_tables_copied(
+    database: Database, capture: StartCapture, at_once: bool
+) -> None:
+    database.execute(
+        "create type old as enum ('calm')",
+        "alter type old add value 'glad'",
+        *(f"create table {name} (id int primary key)" for name in ("renamed", "filled", "pairs", "others")),
+        *(f"insert into {name} values (1)" for name in ("renamed", "filled", "pairs", "others")),
+    )
+    captured = capture("public.renamed", "public.filled", "public.pairs", "public.others")
+    statements = [
+        "create type mood as enum ('calm', 'angry')",
+        "create type pair as (a int, b int)",
+        "alter table renamed add v mood[]",
+        "alter table filled add v mood default 'calm'",
+        "alter table pairs add v pair",
+        "alter table others add v old default 'glad'",
+        "insert into renamed values (2, '{calm}')",
+        "insert into filled values (2, 'angry')",
+        "insert into pairs values (2, '(5,6)')",
+        "insert into others values (2, 'calm')",
+        "alter type mood rename value 'calm' to 'quiet'",
+        "alter type pair add attribute c int",
+    ]
+    _while_stopped(captured, *(["; ".join(["begin", *statements, "commit"])] if at_once else statements))
+    captured.assert_equal()
+    for table in ("renamed", "filled", "pairs"):
+        captured.wait_for(f"public.{table}: rows may have changed without an event: a type that came with a column")
+    assert _copies(captured, "public.others") == 1
+
+
 def test_a_publication_that_left_changes_out_for_a_while_has_its_tables_copied(
     database: Database, capture: StartCapture
 ) -> None:
