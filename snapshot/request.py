@@ -10,7 +10,7 @@ import orjson
 import psycopg
 
 from cdc.kafka.control_topics import read_state
-from cdc.model.errors import ConfigurationError, LockstepError, Unavailable
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import TableName
 from cdc.model.timeouts import OBEYED_S
 from cdc.pipeline import Pipeline
@@ -22,6 +22,7 @@ from cdc.postgres.slot import find_slot, is_captured, require_own_slot
 from cdc.processor import patient
 from cdc.protocol.envelope import TableEncoder
 from cdc.stream.slot_guard import HeldWal, look_at_slot
+from cdc.stream.topics import order_secret
 from snapshot.table_reader import RowReader
 
 _GIVE_AGAIN_S: Final = 1.0
@@ -92,28 +93,18 @@ def order_copies(pipeline: Pipeline, action: CopyAction, texts: Sequence[str]) -
     The first copy has no stream to read such an order from. So it is given until the state says that it is obeyed.
 
     Raises as ``request_copies``, and LockstepError for what can't be done to a first copy, and where no capture is at
-    work that would do it. Raises Unavailable where Kafka doesn't answer, and the slot isn't read either.
+    work that would do it. Raises Unavailable where Kafka doesn't answer.
     """
     names = _parsed(pipeline, texts, pipeline.source.table_names, "captured")
     with _asking(pipeline) as connection:
-        if _is_first_copy(pipeline, connection):
+        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
+        if state is not None and state.is_first_copy:
             return _order_first_copy(pipeline, connection, action, names)
         tables: list[TableName | None] = [*names] or [None]
+        secret = order_secret(pipeline)
         for table in tables:
-            send_order(connection, CopyOrder(pipeline.slot, action, table))
+            send_order(connection, CopyOrder(pipeline.slot, action, table), secret)
         return Requested(tuple(names), _capture_runs(connection, pipeline))
-
-
-def _is_first_copy(pipeline: Pipeline, connection: psycopg.Connection[Any]) -> bool:
-    """Whether the stream hasn't begun, so that nobody reads orders in the WAL. Raises as ``read_state``."""
-    try:
-        state = read_state(pipeline.kafka.client(), pipeline.name, pipeline.slot)
-    except Unavailable:
-        slot = find_slot(connection, pipeline.slot)
-        if slot is None or slot.active_pid is None or slot.confirmed is None:
-            raise
-        return False  # the slot is read, and nobody does that before the stream
-    return state is not None and state.is_first_copy
 
 
 def _order_first_copy(
@@ -135,8 +126,9 @@ def _order_first_copy(
     is_to_pause = action is CopyAction.PAUSE
     began_s = seen_s = time.monotonic()
     obeyed_s = patient(OBEYED_S)
+    secret = order_secret(pipeline)
     while True:
-        notify_order(connection, CopyOrder(slot, action, None))
+        notify_order(connection, CopyOrder(slot, action, None), secret)
         state = read_state(pipeline.kafka.client(), pipeline.name, slot)
         if state is None or not state.is_first_copy:
             if not is_to_pause:

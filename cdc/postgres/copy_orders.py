@@ -1,15 +1,19 @@
 """Orders to capture about copies that wait or run: messages in the WAL, as requests for copies are. One is::
 
-    {"format":4,"slot":"lockstep_shop","action":"pause","table":["public","orders"]}
+    {"format":4,"slot":"lockstep_shop","action":"pause","table":["public","orders"],
+     "role":"ann","pid":4711,"signature":"<64 hex digits>"}
 
-``"table":null`` is about all copies. An order is for the slot that it names.
+``"table":null`` is about all copies. An order is for the slot that it names. Any role may write such a message, so it
+is signed with a secret that only those know who reach the pipeline's topics. ``role`` is who gave it, for the log.
 
 Nobody reads the WAL before the first copy is complete. Orders about that one are notifications, which nobody keeps: who
-gives one gives it again until the state says what became of it.
+gives one gives it again until the state says what became of it. Any role may hear and repeat them, but not with the
+``pid`` of the server process that sends them.
 """
 
+import hmac
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, Self
 
@@ -18,6 +22,7 @@ import psycopg
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import TableName
+from cdc.model.visible import visible
 from cdc.postgres.connection import connection_error
 from cdc.postgres.repair_messages import UnreadableRequest
 from cdc.postgres.slot import emit_messages
@@ -42,10 +47,22 @@ class CopyOrder:
     slot: str
     action: CopyAction
     table: TableName | None
+    role: str = ""
+    pid: int = 0
+    signature: str = ""
+
+    def signed(self, secret: bytes) -> Self:
+        return replace(self, signature=self._signature(secret))
+
+    def is_signed(self, secret: bytes) -> bool:
+        return hmac.compare_digest(self.signature.encode(), self._signature(secret).encode())
+
+    def _signature(self, secret: bytes) -> str:
+        return hmac.digest(secret, replace(self, signature="").to_bytes(), "sha256").hex()
 
     def to_bytes(self) -> bytes:
         name = None if self.table is None else [self.table.schema, self.table.name]
-        return orjson.dumps({"format": FORMAT, "slot": self.slot, "action": self.action.value, "table": name})
+        return orjson.dumps({"format": FORMAT, **asdict(self), "table": name})
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
@@ -54,28 +71,48 @@ class CopyOrder:
             fields = parse_record(content, "it")
             name = fields.row("table", str, str)
             table = None if name is None else TableName(*name)
-            return cls(fields.text("slot"), fields.one_of("action", CopyAction), table)
+            return cls(
+                fields.text("slot"),
+                fields.one_of("action", CopyAction),
+                table,
+                fields.text("role", ""),
+                fields.number("pid", 0),
+                fields.text("signature", ""),
+            )
         except LockstepError as error:
             raise UnreadableRequest(error.message) from None
 
 
-def send_order(connection: psycopg.Connection[Any], order: CopyOrder) -> int:
+def send_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: bytes) -> int:
     """Give the order; returns an LSN after its commit. Raises as ``emit_messages``."""
-    return emit_messages(connection, COPIES_PREFIX, [order.to_bytes()])
+    try:
+        signed = _from_here(connection, order).signed(secret)
+    except psycopg.Error as error:
+        raise connection_error(error) from error
+    return emit_messages(connection, COPIES_PREFIX, [signed.to_bytes()])
 
 
-def notify_order(connection: psycopg.Connection[Any], order: CopyOrder) -> None:
+def notify_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: bytes) -> None:
     """Give the order to those that listen now. Raises LockstepError, Unavailable when PostgreSQL can't be reached."""
     try:
-        connection.execute("select pg_notify(%s, %s)", (COPIES_PREFIX, order.to_bytes().decode()))
+        with connection.transaction():  # behind a pooler, each may have another server process
+            content = _from_here(connection, order).signed(secret).to_bytes()
+            connection.execute("select pg_notify(%s, %s)", (COPIES_PREFIX, content.decode()))
     except psycopg.Error as error:
         raise connection_error(error) from error
 
 
-def listen_to_orders(connection: psycopg.Connection[Any], heard: Callable[[bytes], None]) -> None:
-    """Have ``heard`` called with the content of each notification, whenever the connection is used.
+def _from_here(connection: psycopg.Connection[Any], order: CopyOrder) -> CopyOrder:
+    row = connection.execute("select session_user::text, pg_backend_pid()").fetchone()
+    assert row is not None
+    return replace(order, role=visible(row[0]), pid=row[1])
+
+
+def listen_to_orders(connection: psycopg.Connection[Any], heard: Callable[[bytes, int], None]) -> None:
+    """Have ``heard`` called with each notification, whenever the connection is used: its content, and the pid of the
+    server process that has sent it.
 
     Anybody may send them. Raises psycopg's errors.
     """
-    connection.add_notify_handler(lambda notification: heard(notification.payload.encode()))
+    connection.add_notify_handler(lambda notification: heard(notification.payload.encode(), notification.pid))
     connection.execute(f'listen "{COPIES_PREFIX}"')

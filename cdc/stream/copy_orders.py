@@ -8,6 +8,14 @@ from cdc.postgres.copy_orders import CopyAction, CopyOrder
 from cdc.protocol.control_records import CaptureState, TableCopy
 
 
+def unsigned(order: CopyOrder) -> str:
+    """What to say of an order that isn't signed as it should be."""
+    return (
+        f"warning: {order.action} of copies is ignored: it isn't signed by somebody who sees the pipeline's topics, and"
+        " any role may write such orders. Use `lockstep snapshot`"
+    )
+
+
 def obeyed(
     state: CaptureState, order: CopyOrder, captured: Collection[TableName]
 ) -> tuple[CaptureState, Sequence[str]]:

@@ -15,6 +15,7 @@ from cdc.postgres.connection import connection_error
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, listen_to_orders
 from cdc.postgres.repair_messages import UnreadableRequest
 from cdc.protocol.control_records import CaptureState
+from cdc.stream.copy_orders import unsigned
 
 _LOOK_EVERY_S: Final = 0.5
 
@@ -25,9 +26,14 @@ class FirstCopyPause:
     def __init__(self, slot: str, say: Callable[[str], None]) -> None:
         self._slot = slot
         self._say = say
+        self._secret: bytes | None = None
         self._ordered: bool | None = None
         self._is_over = False
         self._due_s = 0.0
+
+    def trust(self, secret: bytes) -> None:
+        """What orders are signed with. Until this is known none is taken in; it is given again."""
+        self._secret = secret
 
     def listen(self, sql: psycopg.Connection[Any]) -> None:
         """Take in what comes over this connection from now on. Raises psycopg's errors."""
@@ -44,15 +50,22 @@ class FirstCopyPause:
         except psycopg.Error as error:
             raise connection_error(error) from error
 
-    def heard(self, content: bytes) -> None:
-        """Take in a notification, whoever has sent it."""
+    def heard(self, content: bytes, pid: int) -> None:
+        """Take in a notification, whoever has sent it, from the server process ``pid``."""
         try:
             order = CopyOrder.from_bytes(content)
         except UnreadableRequest as error:
             self._say(f"warning: an order about copies is ignored: {error}")
             return
-        if order.slot == self._slot and not self._is_over and order.action is not CopyAction.CANCEL:
-            self._ordered = order.action is CopyAction.PAUSE
+        if order.slot != self._slot or self._is_over or order.action is CopyAction.CANCEL or self._secret is None:
+            return
+        if order.pid != pid or not order.is_signed(self._secret):
+            self._say(unsigned(order))
+            return
+        is_to_pause = order.action is CopyAction.PAUSE
+        if self._ordered is not is_to_pause:
+            self._say(f"{order.action} of the first copy was ordered by role {order.role}")
+        self._ordered = is_to_pause
 
     @property
     def is_ordered(self) -> bool:

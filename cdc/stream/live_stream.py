@@ -34,7 +34,7 @@ from cdc.protocol.control_records import CaptureState, SchemaRecord
 from cdc.protocol.visibility import UnfinishedTransactions
 from cdc.spilling import SpillingMap
 from cdc.stream.catalogue_shapes import CatalogueShapes
-from cdc.stream.copy_orders import obeyed
+from cdc.stream.copy_orders import obeyed, unsigned
 from cdc.stream.repair_requests import RepairRequests
 from cdc.stream.slot_stream import start_stream
 from cdc.stream.source_checks import RECOVER, require_slot
@@ -118,6 +118,8 @@ class StreamOpener:
     wrap_stream: StreamWrapper
     in_parts: bool
     """Whether large transactions are sent while they run."""
+    order_secret: bytes
+    """What orders about copies are signed with."""
     was_published: set[TableName]
     """Tables that some stream of this process has seen published; those of this one join them."""
 
@@ -268,12 +270,15 @@ class StreamOpener:
                 return
             if order.slot != self.pipeline.slot or assembler.comes_again:
                 return
+            if not order.is_signed(self.order_secret):
+                self.say(unsigned(order))
+                return
             before = batch.state.with_unread(assembler.unread)
             batch.state, said = obeyed(before, order, self.pipeline.source.table_names)
             for name in batch.state.copied.keys() - before.copied.keys():
                 assembler.copied(name)
             for sentence in said:
-                self.say(sentence)
+                self.say(f"{sentence} (ordered by role {order.role})")
 
         def of_partition(name: TableName, partition: int) -> None:
             """Committed together with its rows: whoever reads on from there knows that there are some."""

@@ -13,7 +13,7 @@ from cdc.kafka.topic_admin import (
     table_topic_plan,
     without_rights,
 )
-from cdc.kafka.topic_names import SCHEMA, control_topic, like_metrics, table_topic
+from cdc.kafka.topic_names import SCHEMA, STATE, control_topic, like_metrics, table_topic
 from cdc.kafka.topic_reader import TopicReader
 from cdc.model.errors import ConfigurationError, LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import TableName
@@ -175,6 +175,15 @@ def why_no_topic(pipeline: Pipeline, state: CaptureState, names: Sequence[TableN
                     "delete the topic, if nobody else needs it: rows that are gone by now would stay on it"
                 )
     return reasons
+
+
+def order_secret(pipeline: Pipeline) -> bytes:
+    """What orders to capture are signed with: a random id that Kafka tells those who may look at the pipeline's topics.
+
+    Raises Unavailable, and LockstepError where the topic isn't there.
+    """
+    topic = control_topic(pipeline.name, STATE)
+    return TopicAdmin(pipeline.kafka.client()).topic_ids([topic])[topic].encode()
 
 
 def topic_identities(pipeline: Pipeline) -> dict[str, TopicIdentity]:

@@ -43,6 +43,7 @@ from cdc.stream.topics import (
     adopt_topics,
     create_missing_topics,
     holding_events,
+    order_secret,
     require_empty_topics,
     require_shapes,
     topic_identities,
@@ -178,6 +179,7 @@ class _Session:
         self._closing = contextlib.ExitStack()
         self._keep_alive = KeepAlive()
         self._limits: Mapping[str, RecordLimit] = {}
+        self._order_secret = b""
         self._said_idle: set[str] = set()
         self._said_left: set[TableName] = set()
 
@@ -201,6 +203,8 @@ class _Session:
             self._select_tables(sql, recorded_state(pipeline))
         # What is wrong is told before anybody is fenced.
         self._limits = create_missing_topics(self._pipeline, self._observer.say)
+        self._order_secret = order_secret(pipeline)
+        self._pause.trust(self._order_secret)
         publisher = self._publisher()
         state = self._take_over(sql, publisher)
         pipeline = self._pipeline
@@ -415,6 +419,7 @@ class _Session:
             closing=self._closing,
             wrap_stream=self._wrap_stream,
             in_parts=self._in_parts,
+            order_secret=self._order_secret,
             was_published=self._was_published,
         ).open(state)
         self._guard.slot_is_ours()

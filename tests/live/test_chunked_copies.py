@@ -16,6 +16,7 @@ from cdc.model.table import TableName
 from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
 from cdc.postgres.repair_messages import request_repair
 from cdc.protocol.control_records import CaptureState, TableCopy
+from cdc.stream.topics import order_secret
 from lockstep.cli.main import exit_code
 from monitor.collector import LagCollector
 from stack.stack import Endpoints
@@ -247,7 +248,26 @@ def _held_in_the_middle(copying: Copying, *, name: TableName = _BIG) -> Iterator
 
 
 def order(copying: Copying, action: CopyAction, name: TableName | None = None) -> None:
-    send_order(copying.database.connection, CopyOrder(copying.captured.config.slot, action, name))
+    captured = copying.captured
+    secret = order_secret(captured.config.as_pipeline())
+    send_order(copying.database.connection, CopyOrder(captured.config.slot, action, name), secret)
+
+
+@pytest.mark.parametrize("secret", [b"", b"another's"])
+def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Copying, secret: bytes) -> None:
+    """Any role may write messages, and a copy that is paused holds up the watermark of each sink."""
+    captured = copying.captured.start()
+    captured.settle()
+    copying.ask()
+    copying.wait(lambda: (copy := copying.copy()) is not None and copy.rows > 0)
+    for action in (CopyAction.PAUSE, CopyAction.CANCEL):
+        send_order(copying.database.connection, CopyOrder(captured.config.slot, action, None), secret)
+    captured.wait_for("cancel of copies is ignored: it isn't signed by somebody who sees the pipeline's topics")
+    copying.wait_whole()
+    assert any("public.big is copied" in line for line in captured.said)
+    user = copying.database.connection.info.user
+    order(copying, CopyAction.PAUSE)
+    captured.wait_for(f"no copy waits or runs (ordered by role {user})")
 
 
 def _paused(captured: Captured) -> tuple[str, ...]:

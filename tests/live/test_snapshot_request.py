@@ -1,16 +1,13 @@
 """`lockstep snapshot`: requests where no capture reads, or none ever did, and how far the first copy is."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc.postgres.copy_orders import CopyAction
 from cdc.postgres.slot import is_captured
 from lockstep.cli.main import exit_code
-from snapshot.request import order_copies
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
@@ -37,18 +34,6 @@ def test_a_request_says_who_will_read_it(
     until(lambda: not is_captured(database.connection, captured.config.slot))  # its connection ends a moment later
     assert exit_code(ask) == 0
     assert "capture doesn't run now; it copies when it is started" in capsys.readouterr().err
-
-
-def test_an_order_about_the_stream_needs_no_kafka(database: Database, endpoints: Endpoints, tmp_path: Path) -> None:
-    """A slot that is read tells as well that the first copy is complete."""
-    database.execute("create table t (id int primary key)", "insert into t values (1)")
-    captured = Captured(database, endpoints.kafka_bootstrap, tmp_path, ("public.t",))
-    captured.start()
-    elsewhere = captured.config.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
-    without_kafka = replace(captured.config.as_pipeline(), kafka=elsewhere)
-    order_copies(without_kafka, CopyAction.PAUSE, [])
-    captured.wait_for("pause is ignored: no copy waits or runs")
-    captured.stop()
 
 
 @pytest.mark.soak

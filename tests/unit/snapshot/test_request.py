@@ -36,7 +36,7 @@ def test_a_table_that_is_named_twice_is_copied_once(monkeypatch: pytest.MonkeyPa
     assert asked == list(tables)
 
 
-def test_without_kafka_and_a_slot_that_is_read_nobody_knows_who_reads_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kafka_nobody_knows_who_reads_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(*_: object) -> None:
         raise Unavailable("Kafka doesn't answer")
 
