@@ -6,8 +6,6 @@ import time
 from contextlib import suppress
 from typing import Self
 
-Address = tuple[str, int]
-
 
 class FaultyProxy:
     """Passes bytes on. Connections that are open when its behaviour changes are cut."""

@@ -72,12 +72,6 @@ def state(**changes: Any) -> Document:
     return {**document, **changes}
 
 
-def twice() -> Document:
-    """A sink with two problems."""
-    both = [("cache", "absent", "no job applies to it"), ("cache", "rejected", "3 events were refused")]
-    return state(problems=[_problem(*one, "Look at it: `lockstep lag`") for one in both])
-
-
 def _problem(where: str, kind: str, reason: str, next_step: str, *, minutes: int = 4) -> Document:
     return {
         "where": where,

@@ -1,12 +1,10 @@
 """The generations and coordination records beside a sink that a test has made: of the same writer and connection."""
 
-from sinks.contract import CoordinationRecords, Generations
-from sinks.opensearch.coordination import OpenSearchCoordination
+from sinks.contract import Generations
 from sinks.opensearch.generations import OpenSearchGenerations
 from sinks.opensearch.sink import OpenSearchSink
 from sinks.redis.generations import RedisGenerations
 from sinks.redis.sink import RedisSink
-from sinks.warehouse.coordination import WarehouseCoordination
 from sinks.warehouse.generations import WarehouseGenerations
 from sinks.warehouse.sink import WarehouseSink
 
@@ -20,12 +18,3 @@ def generations_of(sink: OpenSearchSink | RedisSink | WarehouseSink) -> Generati
             return RedisGenerations(sink._tables)
         case WarehouseSink():
             return WarehouseGenerations(sink._tables)
-
-
-def records_of(sink: OpenSearchSink | WarehouseSink) -> CoordinationRecords:
-    """The coordination records of a sink."""
-    match sink:
-        case OpenSearchSink():
-            return OpenSearchCoordination(sink._indexes)
-        case WarehouseSink():
-            return WarehouseCoordination(sink._connection, sink._bookkeeping)

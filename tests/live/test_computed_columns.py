@@ -79,6 +79,7 @@ def test_columns_have_natural_types_and_results_the_form_of_events(spark: SparkS
     assert nulls == dict.fromkeys(computed)
 
 
+@pytest.mark.soak
 def test_what_fails_for_one_row_fails_for_that_row_alone(spark: SparkSession) -> None:
     computed = {"inverse": Computed(sql="1 / id", type="float8"), "name_": Computed(sql="name")}
     assert computed_rows(spark, computed, {"id": 0}, {"id": 4, "name": "n"}) == [
@@ -116,6 +117,7 @@ _OF_ONE_COLUMN = {
 }
 
 
+@pytest.mark.soak
 def test_a_condition_takes_rows_away(spark: SparkSession) -> None:
     results = computed_rows(spark, {}, {"name": "a"}, {"name": "b"}, {"name": None}, where="name <> 'b'")
     assert results == [{}, None, None]

@@ -490,6 +490,7 @@ def test_a_destination_that_lost_its_data_is_refused(pipeline: Pipeline, spark: 
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
+@pytest.mark.soak
 def test_a_new_column_is_prepared_before_its_first_row(pipeline: Pipeline, spark: SparkSession, trigger: str) -> None:
     pipeline.write(put(1, "before"))
     wider = table(*ORDERS.columns, column("extra"))

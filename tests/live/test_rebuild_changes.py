@@ -200,6 +200,7 @@ def _trim(pipeline: Pipeline) -> None:
     configure(pipeline.client, topics, {"cleanup.policy": "compact"})
 
 
+@pytest.mark.soak
 def test_from_topics_that_were_trimmed_a_sink_is_built_once_the_tables_were_copied_again(pipeline: Captured) -> None:
     sink, account, entry = f"{pipeline.name}_cache", f"{pipeline.name}.account", f"{pipeline.name}.entry"
     pipeline.wait_published(pipeline.capture)

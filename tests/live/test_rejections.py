@@ -239,6 +239,7 @@ def test_a_row_that_a_store_cant_hold_is_kept_and_its_neighbours_are_applied(run
     assert_job_goes_on(running, kind)
 
 
+@pytest.mark.soak
 def test_they_are_listed_without_their_values(running: Running, command: Command) -> None:
     bad = [poison("search"), poison("search"), poison("cache")]
     running.apply(*(example.bad for example in bad))
@@ -321,6 +322,7 @@ def test_a_retry_takes_them_once_the_setting_is_mended(running: Running, command
 
 
 @pytest.mark.parametrize("kind", _ONE_AT_EACH_CHANGE)
+@pytest.mark.soak
 def test_an_older_event_doesnt_win_when_it_is_retried(running: Running, command: Command, kind: str) -> None:
     older_lsn = running.log.lsn
     running.apply(neighbour(kind))

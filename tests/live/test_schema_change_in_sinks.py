@@ -322,6 +322,7 @@ def test_a_build_that_was_killed_goes_on_with_a_default_that_came_meanwhile(
     ],
     ids=["rename", "type"],
 )
+@pytest.mark.soak
 def test_every_sink_stops_when_a_column_is_another_one(
     database: Database, follow: Follow, statement: str, why: str
 ) -> None:

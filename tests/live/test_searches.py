@@ -8,12 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc.kafka.topic_reader import TopicReader
-from cdc.model.errors import Unavailable
 from lockstep.erase.erase import erase
 from lockstep.searches.commands import listed, remove
-from lockstep.searches.topic import MatchTopic
 from stack.stack import Endpoints
-from tests.searches import SINK, SearchedSink, events, matching, settle, tell_all
+from tests.searches import SINK, SearchedSink, events, matching, settle
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -110,29 +108,6 @@ def test_what_happened_while_nobody_watched_is_told_afterwards(sink: SearchedSin
     other = sink.follower()
     settle(sink, other)
     assert sorted(new(sink)) == [("begins", "bern", "3"), ("ceases", "bern", "1")]
-    other.close()
-
-
-def test_what_was_not_committed_is_told_by_whoever_goes_on(sink: SearchedSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    follower = sink.follower()
-    sink.add("bern", IN_BERN)
-    sink.execute("insert into profile values (1, 'Bern', 'a', 1)")
-    sink.wait()
-
-    def lost(_: MatchTopic) -> None:
-        raise Unavailable("the brokers are gone")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(MatchTopic, "commit", lost)
-        with pytest.raises(Unavailable):
-            tell_all(follower)
-    follower.close()
-    # It ceased to match meanwhile: of what nobody was told there is nothing to take back.
-    sink.execute("update profile set city = 'Thun' where id = 1", "insert into profile values (2, 'Bern', 'b', 1)")
-    sink.wait()
-    other = sink.follower()
-    settle(sink, other)
-    assert new(sink) == [("begins", "bern", "2")]
     other.close()
 
 

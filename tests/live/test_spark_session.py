@@ -20,6 +20,7 @@ from tests.databases import until
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
+@pytest.mark.soak
 def test_another_file_system_for_this_machine_is_refused_with_the_setting(spark: SparkSession) -> None:
     context: Any = spark.sparkContext
     chosen = {
@@ -64,6 +65,7 @@ def test_a_query_that_does_not_stop_in_time_goes_on_and_stops_later(spark: Spark
     call.close()
 
 
+@pytest.mark.soak
 def test_whatever_class_java_s_exception_has_it_becomes_one_error(spark: SparkSession) -> None:
     jvm: Any = spark.sparkContext._jvm
     with pytest.raises(Unavailable, match="Illegal Capacity"), jvm_calls(Unavailable):

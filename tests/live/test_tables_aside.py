@@ -574,6 +574,7 @@ def test_a_table_that_somebody_has_removed_while_it_was_aside_is_not_taken_up_wi
         pipeline.log.close()
 
 
+@pytest.mark.soak
 def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go_on(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:

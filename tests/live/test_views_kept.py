@@ -71,6 +71,7 @@ def of(pipeline: Pipeline, capsys: pytest.CaptureFixture[str], view: str) -> dic
     return dict(status)
 
 
+@pytest.mark.soak
 def test_a_view_is_listed_and_explained_as_it_is_now(
     pipeline: Pipeline, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,6 @@ from cdc.stream.whole_transactions import WholeTransactions
 from tests.wal import COMMIT_TIME_US, data_frame, keepalive_frame, part_frame
 
 _RELATION = Relation(7, "s", "t", ReplicaIdentity.DEFAULT, ())
-_SMALL_XID = 5
 
 
 class _Frames:

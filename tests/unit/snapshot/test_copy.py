@@ -20,7 +20,6 @@ from tests.edges import Journal, MemoryPublisher, Time
 from tests.history import published, state
 
 ITEMS = table(column("id", "int8"), name=TableName("public", "items"))
-SHAPES = (table(), ITEMS)
 ROWS: Mapping[TableName, Sequence[Fields]] = {
     ORDERS: [(b"1", b"x"), (b"2", None), (b"3", b"y")],
     ITEMS.name: [(b"7",)],

@@ -22,7 +22,6 @@ from lockstep.doctor.position import (
 )
 from tests.history import state as any_state
 
-TAG = "0001" + "0" * 15 + "8" + "00000001"
 STATE = replace(
     any_state(),
     slot="s",

@@ -16,7 +16,6 @@ from sinks.contract import CoordinationRecords, Progress
 from sinks.memory import MemoryRecords, MemoryStore
 
 A, B = TableName("public", "a"), TableName("public", "b")
-ENDS = {("p.a", 0): 5, ("p.b", 0): 3}
 
 
 def _records(asides: Mapping[TableName, Aside]) -> CoordinationRecords:
