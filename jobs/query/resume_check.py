@@ -13,6 +13,9 @@ from sinks.contract import Progress, TopicPartition
 FOR_EVER_MS: Final = 1 << 62
 """How long a topic that isn't compacted keeps a tombstone, or a version: compaction takes neither."""
 
+_CLOCKS_DIFFER_MS: Final = 600_000
+"""By so much the clocks of two machines that are set by the net may differ, or a clock may be put back."""
+
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
@@ -166,7 +169,16 @@ def _check_absence(
         # A topic that was read no longer for a while was away, however fresh the others are.
         away_ms = now_ms - progress.left_at_ms.get(topic, complete_at_ms)
         # Where nothing was written since, no tombstone can be gone.
-        if facts is None or away_ms <= facts.delete_retention_ms or next_offset >= ends.get((topic, partition), 0):
+        if facts is None or facts.delete_retention_ms == FOR_EVER_MS or next_offset >= ends.get((topic, partition), 0):
+            continue
+        if away_ms < -_CLOCKS_DIFFER_MS:
+            raise PositionMismatch(
+                f"sink {point.sink!r} was applied up to a time that is {-away_ms / 3_600_000:.1f} hours ahead of this"
+                " clock: nobody knows how long it was away, and deletes may be missing",
+                hint="set the clock, if it is behind; else "
+                + _rebuild(point.sink, "rows that were deleted in between would stay"),
+            )
+        if away_ms <= facts.delete_retention_ms:
             continue
         raise PositionMismatch(
             f"sink {point.sink!r} was away for {away_ms / 3_600_000:.1f} hours; topic {topic} keeps tombstones for "

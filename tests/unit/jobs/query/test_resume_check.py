@@ -88,6 +88,14 @@ def test_a_sink_that_was_away_longer_than_tombstones_live_is_refused() -> None:
         check(progress(updated_at_ms=NOW_MS - 25 * HOUR_MS), STORED)
 
 
+def test_a_clock_that_was_ahead_does_not_say_how_long_a_sink_was_away() -> None:
+    ahead = progress(updated_at_ms=NOW_MS + HOUR_MS)
+    with pytest.raises(PositionMismatch, match=r"1.0 hours ahead of this clock: .* deletes may be missing"):
+        check(ahead, STORED)
+    check(ahead, STORED, ends=STORED)
+    check(progress(updated_at_ms=NOW_MS + 60_000), STORED)
+
+
 def test_a_topic_that_was_not_read_for_a_while_was_away_though_the_sink_was_not() -> None:
     """Its table was taken out, and is back."""
     left = replace(progress(updated_at_ms=NOW_MS), left_at_ms={TOPIC: NOW_MS - 25 * HOUR_MS})
