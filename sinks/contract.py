@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from cdc.model.errors import Overtaken
+from cdc.model.errors import LockstepError, Overtaken
 from cdc.model.event import JsonValue, RowEvent, TableEvents
 from cdc.model.table import Table, TableName
 
@@ -18,6 +18,18 @@ AddedValues = Mapping[TableName, Mapping[str, JsonValue]]
 
 NOTHING_ADDED: Final[AddedValues] = MappingProxyType({})
 NOTHING_WRITTEN: Final[Mapping[TopicPartition, int]] = MappingProxyType({})
+
+
+class TablesRefused(LockstepError):
+    """A destination refuses these tables, or all that came of them, each with its error. It may take others.
+
+    As an error it has the words of all, and what the first one says can be done.
+    """
+
+    def __init__(self, errors: Mapping[TableName, LockstepError]) -> None:
+        messages = dict.fromkeys(error.message for error in errors.values())
+        super().__init__("; ".join(messages), hint=next(iter(errors.values())).hint)
+        self.errors = dict(errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +219,9 @@ class Sink(Protocol):
         Makes this generation live when no generation is, unless ``go_live`` is false. Mapping and DDL come from the
         tables' shapes, never from data. Raises LockstepError when what is there has another shape: that needs a new
         generation.
+
+        Raises TablesRefused for tables that the destination can't hold, whatever it holds of them: their names, or the
+        names or the number of their columns, don't fit. Then it is prepared for all others, unless there are none.
 
         Where a column of ``added`` has to be created, the rows that are there get its value in the same step. Returns
         those columns for which the destination can't do that. The caller then fills the rows that lack the column

@@ -90,6 +90,12 @@ def problems_at_work(settings: SinkSettings, tables: Sequence[Table]) -> list[st
     return settings.problems_at_work([renaming.table(projection.table(table)) for table in tables])
 
 
+def unfit_tables(name: str, settings: SinkSettings, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
+    """Those of these tables of the source that the sink of this name can't hold, each with its error."""
+    projection, renaming = settings.projection(), settings.renaming()
+    return settings.unfit(name, [renaming.table(projection.table(table)) for table in tables])
+
+
 def check_new_generation(name: str, settings: SinkSettings, tables: Sequence[Table]) -> str:
     """``SinkKind.check_new`` of these tables of the source."""
     projection, renaming = settings.projection(), settings.renaming()

@@ -325,6 +325,10 @@ class TableSettings(Settings):
         """What of this kind's own settings doesn't fit these tables, which are as the destination gets them."""
         return []
 
+    def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
+        """Those of these tables that a sink of this name can't hold, each with its error. They are as it gets them."""
+        return {}
+
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         """Those of them that a generation which is there has too."""
         return []

@@ -30,7 +30,6 @@ from jobs.executor.result import (
     Failure,
     RejectedEvent,
     Result,
-    TablesRefused,
     check_rejections,
     to_arrow,
     without_large_values,
@@ -39,7 +38,7 @@ from jobs.executor.row_versions import versions_of
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import Task
 from jobs.executor.window import Window, newest
-from sinks.contract import Batch, Outcome, Rejection, Sink, TopicPartition
+from sinks.contract import Batch, Outcome, Rejection, Sink, TablesRefused, TopicPartition
 
 # Stubs of Arrow's compute functions, which are made when the module is loaded, lack most of them.
 _compute: Any = pyarrow.compute

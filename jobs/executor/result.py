@@ -21,7 +21,7 @@ from cdc.model.errors import (
 from cdc.model.event import Position
 from cdc.model.table import TableName
 from jobs.executor.shape_history import ShapesOutdated
-from sinks.contract import TopicPartition
+from sinks.contract import TablesRefused, TopicPartition
 from views.figures import ViewFigures
 
 if TYPE_CHECKING:
@@ -38,18 +38,6 @@ VALUES_BYTES_MAX: Final = 8 * 1024 * 1024
 
 A row of a view isn't in the log: its task ends there, and the next one goes on.
 """
-
-
-class TablesRefused(LockstepError):
-    """The destination refuses all that came of these tables, each with its error, and may take others.
-
-    As an error it is that of the first one.
-    """
-
-    def __init__(self, errors: Mapping[TableName, LockstepError]) -> None:
-        first = next(iter(errors.values()))
-        super().__init__(first.message, hint=first.hint)
-        self.errors = dict(errors)
 
 
 @dataclass(frozen=True, slots=True)

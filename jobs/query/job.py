@@ -28,7 +28,6 @@ from cdc.model.errors import (
 )
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
-from jobs.executor.result import TablesRefused
 from jobs.executor.shape_history import ShapesOutdated
 from jobs.executor.task_input import StepsInput, Task, ViewInput, ViewTopicInput
 from jobs.executor.view_notes import has_had_state
@@ -88,7 +87,7 @@ from jobs.report import KeepsMicroBatches, Reporter, SinkWaiting, TablesChanged,
 from jobs.spark.computed_columns import TablePlan, checked_plans
 from jobs.spark.jvm import jvm_calls
 from jobs.spark.source import portable_client
-from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress
+from sinks.contract import NOTHING_ADDED, AddedValues, OpenedSink, Progress, TablesRefused
 from sinks.registry import history_tables, projection_of
 from views.shard import shards
 
@@ -773,11 +772,16 @@ class SinkJob:
     ) -> tuple[Columns, AddedValues]:
         """Prepare the sink for the tables. Returns its columns, and the values that its rows still lack.
 
-        Raises SetAside where some tables can't be prepared, and others can.
+        Raises SetAside where some tables can't be prepared, and others can. A sink's first start has no rows of them,
+        and nobody may have looked at the settings: it does so for those alone that the destination can't hold.
         """
         try:
             return self._prepare_all(opened, log, lease)
         except (Unavailable, Fenced):
+            raise
+        except TablesRefused as refused:
+            if self._sets_aside(refused.errors):
+                self._asides.fail(lease, refused.errors, orders)
             raise
         except LockstepError:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}

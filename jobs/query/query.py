@@ -24,7 +24,7 @@ from jobs.dead_letters.store import DeadLetters
 from jobs.executor.deliver import deliver
 from jobs.executor.log_reader import Range, open_ranges, ranges, spread
 from jobs.executor.long_batch import LongBatch, Told, deliver_long
-from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, TablesRefused, check_rejections, from_arrow
+from jobs.executor.result import RESULT_SCHEMA, RejectedEvent, Result, check_rejections, from_arrow
 from jobs.executor.step_task import deliver_steps, deliver_steps_long
 from jobs.executor.task_input import Task
 from jobs.executor.view_shards import told_to_shard
@@ -63,7 +63,7 @@ from jobs.spark.batch_call import BatchCall
 from jobs.spark.computed_columns import TablePlan, with_computed
 from jobs.spark.jvm import stop_query, text_of
 from jobs.spark.source import clock_frame, range_frame, read_topics
-from sinks.contract import NOTHING_WRITTEN, Progress, TopicPartition
+from sinks.contract import NOTHING_WRITTEN, Progress, TablesRefused, TopicPartition
 from views.retention import whole_minutes
 
 _TASKS_MAX: Final = 32

@@ -24,6 +24,7 @@ from sinks.registry import (
     open_sink,
     problems_at_work,
     setting_problems,
+    unfit_tables,
     with_definition,
 )
 from views.failures import Refused
@@ -68,6 +69,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
             tables = [planned_view(settings.view, shapes).table]
         except Refused as refused:
             return findings + _refusals(name, refused, why=JOB_STOPS if built is None else _rebuild_stops(name))
+    findings += _unfit_findings(name, used, tables)
     if tables and definition(used) != definition(settings):
         findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
     elif tables and built is None:
@@ -136,8 +138,9 @@ def _setting_findings(
     if problems:
         return [error(subject, problem, why, f"mend it in {section_of(name, settings)}") for problem in problems]
     findings = _expression_findings(name, settings, tables, sql, why=why)
+    unfit = unfit_tables(name, settings, tables)
     try:
-        unknown = check_new_generation(name, settings, tables)
+        unknown = check_new_generation(name, settings, [table for table in tables if table.name not in unfit])
     except Unavailable:
         raise
     except LockstepError as refused:
@@ -146,6 +149,14 @@ def _setting_findings(
         what = "whether its server takes new tables with these settings wasn't tried"
         findings.append(warning(subject, f"{what}: {unknown}", f"where it doesn't, {why}", _RIGHT_TO_TRY))
     return findings
+
+
+def _unfit_findings(name: str, settings: SinkSettings, tables: Sequence[Table]) -> list[Finding]:
+    """Tables that the sink can't hold."""
+    unfit = unfit_tables(name, settings, tables)
+    goes_on = settings.view is None and len(unfit) < len(tables)
+    why = "its job sets this table aside, and goes on without it" if goes_on else JOB_STOPS
+    return [error(f"sink {name}", refused.message, why, refused.hint or "") for refused in unfit.values()]
 
 
 def _expression_findings(

@@ -14,6 +14,9 @@ OWN_COLUMNS: Final = ("_exact", "_tag", "_deleted")
 SYNCED_COLUMN: Final = "_synced_at"
 """The column that says when a row was written last, where the settings want it."""
 
+_DIRECTORY_BYTES_MAX: Final = 240
+"""How long a table's directory may be called. A file system takes 255 bytes, and a number may come behind it."""
+
 _DELTALAKES: Final = "__delta_rs_"
 """With what the columns begin that deltalake adds while it merges."""
 
@@ -64,13 +67,34 @@ def check_partitions(table: Table, partitions: Sequence[str]) -> None:
             )
 
 
-def check_names_differ(names: Iterable[TableName]) -> None:
-    """Raise LockstepError for two tables whose directories would have the same name."""
-    taken: dict[str, TableName] = {}
-    for name in sorted(set(names)):
-        other = taken.setdefault(delta_name(name), name)
-        if other != name:
-            raise LockstepError(
-                f"tables {other} and {name} would both have the name {delta_name(name)!r} in the lake",
-                hint="give one of them to another sink with another prefix: set tables of both sinks",
-            )
+def unfit_tables(
+    tables: Iterable[Table], *, known: Iterable[TableName] = (), synced_at: bool = False
+) -> dict[TableName, LockstepError]:
+    """Those of these tables that a lake can't hold, each with its error. ``known`` are there already.
+
+    Of two whose directories would have the same name it is the later one.
+    """
+    taken = {delta_name(name): name for name in known}
+    unfit: dict[TableName, LockstepError] = {}
+    for table in tables:
+        try:
+            check_columns(table, synced_at=synced_at)
+            _take_name(table.name, taken)
+        except LockstepError as error:
+            unfit[table.name] = error
+    return unfit
+
+
+def _take_name(name: TableName, taken: dict[str, TableName]) -> None:
+    directory = delta_name(name)
+    if len(directory) > _DIRECTORY_BYTES_MAX:
+        raise LockstepError(
+            f"table {name}: its directory would have a name of {len(directory)} bytes, and a lake's have no more than "
+            f"{_DIRECTORY_BYTES_MAX}",
+            hint="leave it out of the tables of this sink",
+        )
+    if (other := taken.setdefault(directory, name)) != name:
+        raise LockstepError(
+            f"tables {other} and {name} would both have the name {directory!r} in the lake",
+            hint="give one of them to another sink with another prefix: set tables of both sinks",
+        )

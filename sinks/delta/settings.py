@@ -11,7 +11,7 @@ from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from cdc.secret import is_secret_name
 from sinks.access import Login
-from sinks.delta.names import check_columns, check_names_differ, check_partitions
+from sinks.delta.names import check_partitions, unfit_tables
 from sinks.table_settings import PROJECTING, TableSettings
 
 # How each kind of store names the user and the password of a login, by the scheme of the root.
@@ -120,17 +120,15 @@ class DeltaSettings(TableSettings):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         problems = []
-        try:
-            check_names_differ(table.name for table in tables)
-        except LockstepError as error:
-            problems.append(error.message)
         for table in tables:
             try:
-                check_columns(table, synced_at=self.synced_at)
                 check_partitions(table, self.partitions_of(table.name))
             except LockstepError as error:
                 problems.append(error.message)
         return problems + self._purge_problems()
+
+    def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
+        return unfit_tables(tables, synced_at=self.synced_at)
 
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         return super().problems_at_work(tables) + self._purge_problems()

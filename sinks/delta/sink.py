@@ -18,6 +18,7 @@ from sinks.contract import (
     Outcome,
     Rejection,
     StoredRow,
+    TablesRefused,
     check_erased,
 )
 from sinks.delta.bookkeeping import CatalogueState, GenerationState
@@ -27,7 +28,7 @@ from sinks.delta.erasing import DeltaErasing, erased_tag
 from sinks.delta.generations import DeltaGenerations
 from sinks.delta.lake import TARGET_FILE_BYTES, talking
 from sinks.delta.merge import append, fit, merge
-from sinks.delta.names import check_names_differ
+from sinks.delta.names import unfit_tables
 from sinks.delta.opened_table import OpenedTable, is_among
 from sinks.delta.settings import DeltaSettings
 from sinks.delta.tables import DeltaTables
@@ -67,9 +68,11 @@ class DeltaSink:
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
         build = self._bookkeeping.change(self._entered).builds[self._generation]
-        check_names_differ([*build.tables, *(table.name for table in tables)])
+        unfit = unfit_tables(tables, known=build.tables, synced_at=self._settings.synced_at)
+        if unfit and len(unfit) == len(tables):
+            raise TablesRefused(unfit)
         # All are looked at before any is changed.
-        shapes = {table.name: self._tables.next_shape(table, build) for table in tables}
+        shapes = {table.name: self._tables.next_shape(table, build) for table in tables if table.name not in unfit}
         for name, shape in shapes.items():
             if name in build.tables:
                 self._tables.widen(self._tables.open(name), shape, added.get(name, {}))
@@ -81,6 +84,8 @@ class DeltaSink:
             return self._generation if live == self._generation or (live is None and may_go) else None
 
         self._bookkeeping.expose(choose)
+        if unfit:
+            raise TablesRefused(unfit)
         return NOTHING_ADDED
 
     def claim(self) -> int:

@@ -12,7 +12,7 @@ from sinks.columns.shape import Shape, unprepared
 from sinks.delta.bookkeeping import CatalogueState, DeltaBookkeeping, GenerationState
 from sinks.delta.lake import TRIES, Lake, Overtaken, too_many
 from sinks.delta.merge import delta_fields, fill, with_synced_at
-from sinks.delta.names import SYNCED_COLUMN, check_columns, check_partitions, delta_name
+from sinks.delta.names import SYNCED_COLUMN, check_partitions, delta_name
 from sinks.delta.opened_table import FENCE, SHAPE, SYNCED_AT, OpenedTable
 from sinks.delta.settings import DeltaSettings
 from sinks.replaced_writer import replaced_writer
@@ -120,7 +120,6 @@ class DeltaTables:
         """The shape that a table will have. Raises LockstepError when what is there doesn't fit."""
         from sinks.delta.values import form_of
 
-        check_columns(table, synced_at=self._settings.synced_at)
         if table.name not in build.tables:
             check_partitions(table, self._settings.partitions_of(table.name))
             return Shape.of(table)

@@ -7,11 +7,12 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, StrictBool, field_validator, model_validator
 
+from cdc.model.errors import LockstepError
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_server, split_address
 from sinks.opensearch.ids import IdTemplate
 from sinks.opensearch.mapping import copy_targets, field_name
-from sinks.opensearch.names import name_problems
+from sinks.opensearch.names import alias_name, name_problems
 from sinks.opensearch.sigv4 import SigV4
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.wrappers.projection import parse_column, parse_columns
@@ -251,6 +252,15 @@ class OpenSearchSettings(TableSettings):
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
         return [problem for table in tables for problem in self.problems_of(table)]
+
+    def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
+        unfit: dict[TableName, LockstepError] = {}
+        for table in tables:
+            try:
+                alias_name(self.prefix or sink, table.name, self.table_names(), is_fenced=self.view is not None)
+            except LockstepError as error:
+                unfit[table.name] = error
+        return unfit
 
     def problems_of(self, table: Table) -> list[str]:
         """What was said of a table and doesn't fit it: a slip of the pen would have no effect else, or a wrong one."""

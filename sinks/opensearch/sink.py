@@ -10,7 +10,7 @@ from typing import Any
 from cdc.model.errors import LockstepError, Unavailable
 from cdc.model.event import Events, JsonValue
 from cdc.model.table import Table, TableName
-from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow
+from sinks.contract import NOTHING_ADDED, AddedValues, Batch, Leftover, OpenedSink, Outcome, StoredRow, TablesRefused
 from sinks.opensearch.bulk_writer import BulkWriter
 from sinks.opensearch.coordination import OpenSearchCoordination
 from sinks.opensearch.documents import Target
@@ -54,13 +54,19 @@ class OpenSearchSink:
     def prepare(
         self, tables: Sequence[Table], *, go_live: bool = True, added: AddedValues = NOTHING_ADDED
     ) -> AddedValues:
-        pairs = [(self._indexes.index(table.name), self._indexes.alias(table.name)) for table in tables]
+        unfit = self._indexes.settings.unfit(self._indexes.name, tables)
+        if unfit and len(unfit) == len(tables):
+            raise TablesRefused(unfit)
+        fit = [table for table in tables if table.name not in unfit]
+        pairs = [(self._indexes.index(table.name), self._indexes.alias(table.name)) for table in fit]
         self._bookkeeping.create_index()
-        self._indexes.prepare(tables)
+        self._indexes.prepare(fit)
         live = self._indexes.live()
         may_go = live is None and go_live
         if pairs and (live == self._indexes.generation or (may_go and not self._indexes.in_bulk())):
             self._indexes.move_aliases(to=pairs)
+        if unfit:
+            raise TablesRefused(unfit)
         return added
 
     def claim(self) -> int:

@@ -153,10 +153,6 @@ class Dialect(Protocol):
     @property
     def views(self) -> Views: ...
 
-    def check(self, tables: "Collection[HeldTable]") -> None:
-        """Raise LockstepError for tables and columns that can't have their names here."""
-        ...
-
     def create(self, tables: "Collection[HeldTable]") -> None:
         """Make these tables. Does nothing for one that is there."""
         ...

@@ -15,6 +15,9 @@ _WHO: Final = "the warehouse's history of the table needs"
 _ASIDE: Final = re.compile(r"_dropped_\d+_", re.IGNORECASE)
 """How names begin that columns have once the source has dropped them: another column would be taken for one."""
 
+OWN_COLUMNS: Final = 3
+"""How many columns of ours a history's table has; its view has two more."""
+
 _TAKEN: Final = (TAG_COLUMN, COMMITTED, OPERATION, FROM, TO)
 WORDS: Final = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete"}
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

@@ -30,10 +30,14 @@ def warehouse_name(name: TableName) -> str:
 
 @dataclass(frozen=True)
 class WarehouseNames:
-    """The names of one sink's tables. ``history`` are the tables that have one, or whether all have."""
+    """The names of one sink's tables. ``history`` are the tables that have one, or whether all have.
+
+    ``folds_case``: names that differ in their letters' case alone are the same.
+    """
 
     chosen: Mapping[TableName, str] = field(default_factory=dict)
     history: bool | Collection[TableName] = False
+    folds_case: bool = False
 
     def of(self, name: TableName) -> str:
         """The name of a table in the warehouse."""
@@ -44,30 +48,35 @@ class WarehouseNames:
 
     def problems(self, names: Iterable[TableName]) -> list[str]:
         """Names that are too long, and those that several things would have."""
-        problems = []
         taken: dict[str, str] = {}
-        for name in sorted(names):
-            relation = self.of(name)
-            things = [(relation, f"table {name}")]
-            if self.has_history(name):
-                things.append((relation + HISTORY_SUFFIX, f"the history of {name}"))
-            for text, thing in things:
-                if len(text.encode()) > NAME_BYTES_MAX:
-                    problems.append(f"{thing}: the name {text!r} is longer than {NAME_BYTES_MAX} bytes")
-                other = taken.setdefault(text, thing)
-                if other != thing:
-                    problems.append(f"{other} and {thing} would both have the name {text!r}")
+        return [problem for name in sorted(names) for problem in self.take(self._things(name), taken)]
+
+    def take(self, things: Mapping[str, str], taken: dict[str, str]) -> list[str]:
+        """Give these ``things`` of one table their names, by which they are given, or say why that can't be.
+
+        ``taken`` has what has which name already.
+        """
+        key = str.lower if self.folds_case else str
+        problems = [
+            f"{thing}: the name {text!r} is longer than {NAME_BYTES_MAX} bytes"
+            for text, thing in things.items()
+            if len(text.encode()) > NAME_BYTES_MAX
+        ]
+        problems += [
+            f"{taken[key(text)]} and {thing} would both have the name {text!r}"
+            + (", as letters' case doesn't count" if self.folds_case else "")
+            for text, thing in things.items()
+            if key(text) in taken
+        ]
+        if not problems:
+            taken |= {key(text): thing for text, thing in things.items()}
         return problems
 
-    def check(self, names: Iterable[TableName]) -> None:
-        """Raise LockstepError with all problems of these tables together."""
-        problems = self.problems(names)
-        if problems:
-            raise LockstepError(
-                f"tables can't have these names in the warehouse: {'; '.join(problems)}",
-                hint='give them other ones, names = { "schema.table" = "other" } of this sink, or leave tables out of '
-                "its tables",
-            )
+    def _things(self, name: TableName) -> dict[str, str]:
+        relation = self.of(name)
+        return {relation: f"table {name}"} | (
+            {relation + HISTORY_SUFFIX: f"the history of {name}"} if self.has_history(name) else {}
+        )
 
 
 def fitting(name: str, what: str) -> str:

@@ -1,19 +1,20 @@
 """What is configured of a SQL warehouse."""
 
 import re
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr, StrictBool, model_validator
 
-from cdc.model.errors import ConfigurationError
+from cdc.model.errors import ConfigurationError, LockstepError
 from cdc.model.table import Table, TableName
 from sinks.access import Login, Tls, same_host
 from sinks.table_settings import PROJECTING, TableSettings
 from sinks.warehouse.names import NAME_BYTES_MAX, WarehouseNames
 from sinks.warehouse.own_indexes import OwnIndex
+from sinks.warehouse.unfit import new_table, unfit_tables
 
 
 def _parse_tables(texts: Iterable[str]) -> dict[str, TableName]:
@@ -222,9 +223,13 @@ class WarehouseSettings(TableSettings):
         return self
 
     def problems_with(self, tables: Sequence[Table]) -> list[str]:
-        names = {table.name for table in tables}
-        problems = self.strangers(names) + self.warehouse_names.problems(names)
-        return problems + self._indexed_problems(tables) + self._purge_problems()
+        strangers = self.strangers({table.name for table in tables})
+        return strangers + self._indexed_problems(tables) + self._purge_problems()
+
+    def unfit(self, sink: str, tables: Sequence[Table]) -> Mapping[TableName, LockstepError]:
+        names = self.warehouse_names
+        held = (new_table(table, names, has_synced_at=self.synced_at) for table in tables)
+        return unfit_tables(held, names, is_file=self.is_file)
 
     def problems_at_work(self, tables: Sequence[Table]) -> list[str]:
         names = {table.name for table in tables}
@@ -301,7 +306,8 @@ class WarehouseSettings(TableSettings):
     def warehouse_names(self) -> WarehouseNames:
         """The names of tables here."""
         chosen = {TableName.parse(table): name for table, name in self.names.items()}
-        return WarehouseNames(chosen, self.history if isinstance(self.history, bool) else self.history_tables)
+        history = self.history if isinstance(self.history, bool) else self.history_tables
+        return WarehouseNames(chosen, history, folds_case=self.is_file)
 
     @property
     def history_tables(self) -> frozenset[TableName]:

@@ -17,6 +17,7 @@ from sinks.contract import (
     Outcome,
     Rejection,
     StoredRow,
+    TablesRefused,
     TableVersions,
     TopicPartition,
     check_erased,
@@ -80,19 +81,21 @@ class WarehouseSink:
     ) -> AddedValues:
         while (altered := self._altered(tables, go_live=go_live, added=added)) is None:
             pass
-        wanted, is_bulk = altered
+        wanted, is_bulk, unfit = altered
         if not is_bulk:
             # Readers wait for none of it, and so it is a transaction without the locks of the one before.
             with self._connection.transaction():
                 # Of these alone: one that can't be made is a matter of its table.
-                self._tables.keep_indexes(wanted[table.name] for table in tables)
+                self._tables.keep_indexes(wanted[table.name] for table in tables if table.name in wanted)
         self._connection.disconnect()  # staging tables have the shapes of before
+        if unfit:
+            raise TablesRefused(unfit)
         return NOTHING_ADDED
 
     def _altered(
         self, tables: Sequence[Table], *, go_live: bool, added: AddedValues
-    ) -> "tuple[Mapping[TableName, HeldTable], bool | None] | None":
-        """All tables as they are from now on, and whether they are being loaded in bulk.
+    ) -> "tuple[Mapping[TableName, HeldTable], bool, Mapping[TableName, LockstepError]] | None":
+        """All tables as they are from now on, whether they are being loaded in bulk, and those that can't be there.
 
         None where it is to be called once more, since what was in the way had to go in a transaction of its own.
         """
@@ -105,10 +108,12 @@ class WarehouseSink:
             is_bulk = self._bookkeeping.is_bulk("for update")
             known = self._bookkeeping.tables()
             wanted = {**known, **{table.name: self._tables.next(known.get(table.name), table) for table in tables}}
-            self._tables.names.check(wanted)
-            self._dialect.check(wanted.values())
+            unfit = self._tables.unfit(wanted.values())
+            if unfit and len(unfit) >= len(tables):
+                raise TablesRefused(unfit)
             if is_new:
-                self._tables.check_settings(wanted)
+                self._tables.check_settings(tables)
+            wanted = {**known, **{name: held for name, held in wanted.items() if name not in unfit}}
             self._tables.create_schema()
             changed = [held for name, held in wanted.items() if held != known.get(name)]
             if self._dialect.free_columns(
@@ -139,7 +144,7 @@ class WarehouseSink:
                 before = known.get(held.shape.table.name, held)
                 dropped = before.shape.steps_to(held.shape).dropped
                 self._dialect.drop_columns(held, dropped, has_history=before.has_history)
-        return wanted, bool(is_bulk)
+        return wanted, bool(is_bulk), unfit
 
     def claim(self) -> int:
         """Become the writer. Waits for the old writer's batch at most ``lock_timeout_s``, then raises Unavailable."""

@@ -1,12 +1,12 @@
 """The tables of one generation of a warehouse sink, with their views: made, altered, and exposed to readers."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cdc.model.append_only import is_append_only
-from cdc.model.errors import ConfigurationError, DataLost, NeedsRebuild
+from cdc.model.errors import ConfigurationError, DataLost, LockstepError, NeedsRebuild
 from cdc.model.event import JsonValue
 from cdc.model.table import Table, TableName, quote_identifier
-from sinks.columns.shape import Shape
 from sinks.contract import Leftover, marks_of_rows
 from sinks.warehouse.bookkeeping import WarehouseBookkeeping
 from sinks.warehouse.dialect import Dialect, Storage
@@ -19,6 +19,7 @@ from sinks.warehouse.postgres.dialect import PostgreSql
 from sinks.warehouse.purged import BLOCKS, PORTION, Purged
 from sinks.warehouse.reader_views import ViewDefinition, views_of
 from sinks.warehouse.settings import WarehouseSettings
+from sinks.warehouse.unfit import new_table, unfit_tables
 
 
 class WarehouseTables:
@@ -48,17 +49,16 @@ class WarehouseTables:
 
     def next(self, held: HeldTable | None, table: Table) -> HeldTable:
         """A table as it will be. Raises LockstepError when that doesn't fit what is there."""
-        name = self.names.of(table.name)
-        has_history = self.names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
+        new = new_table(table, self.names, has_synced_at=self._settings.synced_at)
         if held is None:
-            return HeldTable(Shape.of(table), name, has_history, self._settings.synced_at)
-        if held.name != name:
+            return new
+        if held.name != new.name:
             raise NeedsRebuild(
                 f"table {table.name} has the name {held.name!r} in generation {self.generation}, and names says "
-                f"{name!r}",
+                f"{new.name!r}",
                 hint="rebuild it from the log: lockstep rebuild, with --switch",
             )
-        if held.has_history and not has_history:
+        if held.has_history and not new.has_history:
             raise NeedsRebuild(
                 f"generation {self.generation} has a history of table {table.name}, which history of this sink "
                 "doesn't name",
@@ -71,12 +71,15 @@ class WarehouseTables:
                 hint="rebuild it from the log: lockstep rebuild, with --switch",
             )
         shape = held.shape.follow(table) if self._settings.schema_changes == "follow" else held.shape.evolve(table)
-        return HeldTable(shape, name, has_history, held.has_synced_at)
+        return replace(new, shape=shape)
 
-    def check_settings(self, tables: Mapping[TableName, HeldTable]) -> None:
+    def unfit(self, tables: Iterable[HeldTable]) -> dict[TableName, LockstepError]:
+        """Those of these tables that can't be there beside the ones before them, each with its error."""
+        return unfit_tables(tables, self.names, is_file=self._settings.is_file)
+
+    def check_settings(self, tables: Sequence[Table]) -> None:
         """Raise ConfigurationError with all settings that name tables or columns which aren't there."""
-        problems = self._settings.strangers(tables)
-        problems += self._settings.unknown_indexed([held.shape.table for held in tables.values()])
+        problems = self._settings.strangers({table.name for table in tables}) + self._settings.unknown_indexed(tables)
         if problems:
             raise ConfigurationError(
                 "settings name what the tables of this sink don't have",

@@ -6,8 +6,8 @@ import pytest
 
 from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, RowEvent
-from cdc.model.table import Table
-from sinks.contract import Sink
+from cdc.model.table import Table, TableName
+from sinks.contract import Sink, TablesRefused
 from tests.builders import batch, column, delete, upsert
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import gone, item, rows_of
@@ -111,3 +111,31 @@ def test_a_column_that_is_added_by_a_name_of_a_store_is_refused_too(destination:
                 sink.prepare([wider])
     assert not sink.apply(batch(item(1, "a", 1), item(2, "b", 1), gone(3, 1))).rejections
     assert rows_of(sink) == {"(1,)": "a", "(2,)": "b"}
+
+
+def test_a_table_that_a_store_cannot_hold_keeps_no_other_out(destination: Destination, name: str) -> None:
+    """Be it for a column by a name of ours, for their number, or for its own name."""
+    columns = [column(f"c{number}", "int4") for number in range(1_597)]
+    odd = [
+        replace(ITEMS, columns=(*ITEMS.columns, column("_tag")), name=TableName("public", "tagged")),
+        replace(ITEMS, columns=(*ITEMS.columns, *columns), name=TableName("public", "wide")),
+        replace(ITEMS, name=TableName("Ü" * 31, "Ü" * 31)),
+    ]
+    opened = destination.opened(name, 1)
+    refused: dict[TableName, LockstepError] = {}
+    try:
+        opened.sink.prepare([odd[0], ITEMS, *odd[1:]])
+    except TablesRefused as error:
+        refused = error.errors
+    assert ITEMS.name not in refused
+    assert all(str(each) in why.message and why.hint for each, why in refused.items())
+    assert opened.generations.live() == 1
+    opened.sink.prepare([ITEMS])
+    fit = [shape for shape in odd if shape.name not in refused]
+    rows = [
+        upsert({each.name: "b" if each.value_type == "text" else 1 for each in shape.columns}, 1, of=shape)
+        for shape in fit
+    ]
+    outcome = opened.sink.apply(batch(item(1, "a", 1), *rows))
+    assert (outcome.applied, list(outcome.rejections)) == (1 + len(fit), [])
+    assert rows_of(opened.sink) == {"(1,)": "a"}

@@ -154,7 +154,7 @@ def test_a_table_that_is_not_prepared_is_an_error(destination: Destination, name
 def test_tables_of_the_same_name_in_two_schemas_are_kept_apart(destination: Destination, name: str) -> None:
     tables = [replace(ITEMS, name=TableName(schema, "items")) for schema in ("public", "sales", "Sales")]
     if destination.folds_case:
-        with pytest.raises(LockstepError, match="same name"):
+        with pytest.raises(LockstepError, match="both have the name"):
             destination.sink(name, 1, *tables)
         tables = tables[:2]
     sink = destination.sink(name, 1, *tables)

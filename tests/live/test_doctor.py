@@ -219,6 +219,41 @@ def test_settings_of_sinks_that_name_what_is_not_there_are_found_and_nothing_is_
         opened.sink.close()
 
 
+def test_tables_that_a_sink_cannot_hold_are_found(case: Case, endpoints: Endpoints, tmp_path: Path) -> None:
+    case.database.execute(
+        'create table tagged (id int primary key, "_tag" text)',
+        f"create table wide (id int primary key, {', '.join(f'c{number} int' for number in range(1_599))})",
+        "create schema a",
+        "create table a.b (id int primary key)",
+        "create table a__b (id int primary key)",
+    )
+    sinks = f"""
+[sinks.dwh]
+type = "warehouse"
+url = "{endpoints.warehouse_url}"
+[sinks.file]
+type = "warehouse"
+url = "duckdb:///{tmp_path}/dwh.duckdb"
+[sinks.lake]
+type = "delta"
+root = "{tmp_path}/lake"
+[sinks.cache]
+type = "redis"
+url = "{endpoints.redis_url}"
+"""
+    every = '"public.t", "public.tagged", "public.wide", "a.b", "public.a__b"'
+    case.path.write_text(case.path.read_text().replace('tables = ["public.t"]', f"tables = [{every}]") + sinks)
+    found = [finding for finding in examine(load(case.path)) if finding.severity is Severity.ERROR]
+    tagged, wide, twice = ("public.tagged has a column '_tag'", "public.wide has 1,600 columns", "the name 'a__b'")
+    told = {(finding.subject, text) for finding in found for text in (tagged, wide, twice) if text in finding.what}
+    assert told == {("sink dwh", tagged), ("sink dwh", wide), ("sink dwh", twice)} | {
+        (f"sink {name}", text) for name in ("file", "lake") for text in (tagged, twice)
+    }
+    assert len(found) == len(told)
+    assert {finding.why for finding in found} == {"its job sets this table aside, and goes on without it"}
+    assert all(finding.fix for finding in found)
+
+
 def test_a_view_that_can_not_be_kept_is_told_of_with_every_reason(case: Case, endpoints: Endpoints) -> None:
     view = """
 [sinks.cache]

@@ -601,6 +601,37 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
 
 
 @pytest.mark.soak
+def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
+    pipeline: Pipeline, spark: SparkSession
+) -> None:
+    odd = replace(ITEMS, columns=(*ITEMS.columns, column("_tag")))
+    pipeline.settings = WarehouseSettings.model_validate(
+        {"url": pipeline.endpoints.warehouse_url, "names": {"public.items": "things"}, "exclude": ["public.items.gone"]}
+    )
+    gone = replace(odd, columns=(*odd.columns, column("gone")))
+    row = {"id": 1, "note": "first", "_tag": "t", "gone": "g"}
+    pipeline.log.commit(
+        [Put(ORDERS, {"id": 1, "note": "first"}), Put(gone, row)], schemas=[SchemaRecord(gone, pipeline.log.lsn)]
+    )
+    with pipeline.job(spark) as job:
+        pipeline.wait_rows(ORDERS, {1: "first"})
+        failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
+        assert failed is not None
+        assert "has a column '_tag', a name that the warehouse sink needs" in (failed.reason or "")
+        held = pipeline.progress().watermark_lsn
+        pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
+        pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
+        assert pipeline.progress().watermark_lsn == held
+        pipeline.log.publish_shapes([ITEMS])
+        pipeline.order(Wish.APPLY, ITEMS)
+        pipeline.wait_rows(ITEMS, {1: "first"})
+        newest = pipeline.both(3, "third")
+        pipeline.wait_watermark(newest)
+        pipeline.wait_aside(ITEMS, None)
+        assert job.stop() == 0
+    assert pipeline.rows(ITEMS) == {1: "first", 3: "third"}
+
+
 def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.both(1, "first")
     with pipeline.job(spark) as job:

@@ -37,7 +37,6 @@ from sinks.warehouse.duckdb.tables import (
     GIVEN,
     INDEX,
     Statements,
-    check_columns,
     column_type,
     create_history_sql,
     create_table_sql,
@@ -126,19 +125,6 @@ class DuckDb:
         self._written: dict[TableName, _Written] = {}
         self._given: dict[TableName, _Given] = {}
         self._given_versions: dict[TableName, _Given] = {}
-
-    def check(self, tables: Collection[HeldTable]) -> None:
-        taken: dict[str, str] = {}
-        for held in tables:
-            check_columns(held)
-            for relation in held.relations:
-                other = taken.setdefault(relation.lower(), relation)
-                if other != relation:
-                    raise LockstepError(
-                        f"{other!r} and {relation!r} are the same name for DuckDB",
-                        hint='give one of them another one, names = { "schema.table" = "other" } of this sink, or '
-                        "leave it out of its tables",
-                    )
 
     def create(self, tables: Collection[HeldTable]) -> None:
         self.connection.run_all([create_table_sql(self._qualified(held.name), held) for held in tables])

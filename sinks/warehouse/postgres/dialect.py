@@ -10,7 +10,6 @@ from sinks.contract import Rejection, StoredRow, TableVersions
 from sinks.warehouse.bookkeeping_format import SCHEMA, VERSION_TABLE
 from sinks.warehouse.dialect import Kept, Refuse, Storage
 from sinks.warehouse.held_table import HeldTable
-from sinks.warehouse.history import check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, HISTORY_SUFFIX, SYNCED_COLUMN, TAG_COLUMN, qualified
 from sinks.warehouse.own_indexes import OwnIndex
 from sinks.warehouse.postgres.bulk import add_keys, drop_key, has_rows
@@ -22,7 +21,6 @@ from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.postgres.tables import (
     Statements,
     add_column_sql,
-    check_names,
     column_type,
     create_table_sql,
     rows_by_key_sql,
@@ -48,12 +46,6 @@ class PostgreSql:
         self._history_statements: dict[TableName, HistoryStatements] = {}
         self._stagings = 0
         self._refused_max = max(_REFUSED_FEW, settings.max_open_rejections)
-
-    def check(self, tables: Collection[HeldTable]) -> None:
-        for held in tables:
-            check_names(held)
-            if held.has_history:
-                check_history_columns(held.shape)
 
     def create(self, tables: Collection[HeldTable]) -> None:
         self.connection.run_all([create_table_sql(self._qualified(held.name), held) for held in tables])

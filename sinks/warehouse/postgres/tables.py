@@ -12,6 +12,7 @@ from typing import Final
 import orjson
 
 from cdc.model.append_only import OPERATION_COLUMN, TRUNCATE, is_append_only
+from cdc.model.errors import LockstepError
 from cdc.model.event import JsonValue, TableEvents, parse_key, parse_object
 from cdc.model.table import Column, Table, quote_identifier
 from cdc.protocol.pgvalues import json_encoder
@@ -21,6 +22,7 @@ from sinks.contract import StoredRow
 from sinks.sink_kernel import line_kernel
 from sinks.warehouse.dialect import UnknownColumn
 from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.history import OWN_COLUMNS, check_history_columns
 from sinks.warehouse.names import DELETED_COLUMN, NAME_BYTES_MAX, SYNCED_COLUMN, TAG_COLUMN, check_columns, listed
 from sinks.warehouse.postgres.staging import Staging
 from sinks.warehouse.reader_views import live_condition
@@ -61,20 +63,32 @@ _SHORT_TYPES: Final = frozenset(
 
 _BLOCK_LINES: Final = 1000  # per write to the server: few calls, little memory
 
+COLUMNS_MAX: Final = 1600
+"""What a table in PostgreSQL has at most."""
+
 _SYSTEM_COLUMNS: Final = frozenset(("tableoid", "ctid", "xmin", "xmax", "cmin", "cmax"))
 """What PostgreSQL has in each table. A source's column has such a name by ``rename`` or ``computed`` only."""
 
 
-def check_names(held: HeldTable) -> None:
-    """Raise LockstepError for columns that a table in PostgreSQL can't have by their names."""
-    shape = held.shape
-    ours = (SYNCED_COLUMN,) if held.has_synced_at else ()
-    check_columns(shape, (TAG_COLUMN, DELETED_COLUMN, *ours), "the warehouse sink needs")
+def check_table(held: HeldTable) -> None:
+    """Raise LockstepError for a table that PostgreSQL can't hold, by its columns' names or their number."""
+    shape, name = held.shape, held.shape.table.name
+    ours = (TAG_COLUMN, DELETED_COLUMN, SYNCED_COLUMN) if held.has_synced_at else (TAG_COLUMN, DELETED_COLUMN)
+    check_columns(shape, ours, "the warehouse sink needs")
     check_columns(shape, _SYSTEM_COLUMNS, "PostgreSQL needs")
+    if held.has_history:
+        check_history_columns(shape)
     for column in shape.columns:
         if len(column.name.encode()) > NAME_BYTES_MAX:
             why = f"a name of more than {NAME_BYTES_MAX} bytes, which PostgreSQL would cut"
-            raise unfit_column(shape.table.name, column.name, why)
+            raise unfit_column(name, column.name, why)
+    most = COLUMNS_MAX - max(len(ours), OWN_COLUMNS if held.has_history else 0)
+    if len(shape.columns) > most:
+        raise LockstepError(
+            f"table {name} has {len(shape.columns):,} columns, and a table in PostgreSQL has room for {most:,} beside "
+            "those that the warehouse sink needs for itself",
+            hint="leave some out with exclude of this sink, or leave the table out of its tables",
+        )
 
 
 def column_type(column: Column) -> str:
@@ -90,8 +104,7 @@ def _stored_type(column: Column) -> str:
 
 
 def create_table_sql(target: str, held: HeldTable) -> str:
-    """DDL of a generation's table. Raises LockstepError for a column that it can't have by its name."""
-    check_names(held)
+    """DDL of a generation's table, which has passed ``check_table``."""
     shape = held.shape
     lines = column_definitions(shape)
     lines.append(f'{quote_identifier(TAG_COLUMN)} char(28) collate "C" not null')

@@ -18,9 +18,9 @@ from cdc.model.event import Position
 from cdc.model.table import TableName
 from jobs.executor import deliver as delivery
 from jobs.executor.deliver import portions
-from jobs.executor.result import Failure, RejectedEvent, Result, TablesRefused, check_rejections
+from jobs.executor.result import Failure, RejectedEvent, Result, check_rejections
 from jobs.executor.task_input import StepsInput, Task
-from sinks.contract import Batch, Outcome
+from sinks.contract import Batch, Outcome, TablesRefused
 from sinks.memory import MemorySink, MemoryStore
 from tests.builders import table
 from tests.events import key_bytes, value_bytes

@@ -24,7 +24,6 @@ from cdc.model.errors import (
 from cdc.model.table import TableName
 from cdc.protocol.control_records import ProgressRecord, SchemaRecord
 from jobs.consistency import Consistency, save_consistency
-from jobs.executor.result import TablesRefused
 from jobs.generations.asides import Aside, AsideState, Order, Wish, asides_name, dump_asides, load_asides
 from jobs.generations.lease import GenerationLease, is_running
 from jobs.offsets import Offsets
@@ -38,7 +37,7 @@ from jobs.query.sink_plan import SinkPlan
 from jobs.query.start_position import StartPosition, begin_at_start_position, load_start_position
 from jobs.query.tables_aside import Noted, SetAside
 from jobs.report import SinkWaiting
-from sinks.contract import OpenedSink, Progress
+from sinks.contract import OpenedSink, Progress, TablesRefused
 from sinks.memory import MemoryRecords, MemoryStore, open_memory
 from sinks.redis.settings import RedisSettings
 from tests.builders import table

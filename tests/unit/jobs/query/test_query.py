@@ -15,7 +15,7 @@ from cdc.protocol.control_records import ProgressRecord, TopicIdentity
 from cdc.row_rate import RowRate
 from jobs.dead_letters.limit import TooManyOpen
 from jobs.executor.long_batch import Told
-from jobs.executor.result import Failure, RejectedEvent, Result, TablesRefused
+from jobs.executor.result import Failure, RejectedEvent, Result
 from jobs.generations.batch_gate import BatchGate
 from jobs.generations.lease import GenerationLease
 from jobs.query.captured_tables import Captured, CapturedWatch
@@ -27,6 +27,7 @@ from jobs.query.topic_watch import TopicWatch
 from jobs.query.view_shards import ViewShards
 from jobs.query.watermark import Watermark
 from jobs.report import SinkWaiting
+from sinks.contract import TablesRefused
 from sinks.memory import MemoryStore, open_memory
 from tests.builders import table
 from tests.databases import until

@@ -8,7 +8,7 @@ from cdc.model.event import TableEvents
 from cdc.model.table import Column
 from sinks.columns.shape import Shape
 from sinks.warehouse.held_table import HeldTable
-from sinks.warehouse.postgres.tables import Rows, UnknownColumn, column_type, create_table_sql
+from sinks.warehouse.postgres.tables import Rows, UnknownColumn, check_table, column_type, create_table_sql
 from tests.builders import column, delete, table, tag, upsert
 
 
@@ -46,7 +46,15 @@ def test_create_table() -> None:
 @pytest.mark.parametrize("name", ["_tag", "_deleted"])
 def test_a_column_with_a_name_of_ours_is_refused(name: str) -> None:
     with pytest.raises(LockstepError, match=name):
-        create_table_sql("s", HeldTable(Shape.of(table(column("id"), column(name))), "orders"))
+        check_table(HeldTable(Shape.of(table(column("id"), column(name))), "orders"))
+
+
+def test_a_table_with_too_many_columns_for_ours_is_refused() -> None:
+    shape = Shape.of(table(*(column(f"c{number}") for number in range(1_598)), key=("c0",)))
+    check_table(HeldTable(shape, "orders"))
+    for held in (HeldTable(shape, "orders", has_history=True), HeldTable(shape, "orders", has_synced_at=True)):
+        with pytest.raises(LockstepError, match=r"has 1,598 columns, .* room for 1,597 beside"):
+            check_table(held)
 
 
 def test_lines_have_null_where_a_row_has_nothing() -> None:

@@ -1,0 +1,42 @@
+"""Tables that a warehouse can't hold: for their names, or for the names or the number of their columns (pure)."""
+
+from collections.abc import Iterable
+
+from cdc.model.append_only import is_append_only
+from cdc.model.errors import LockstepError
+from cdc.model.table import Table, TableName
+from sinks.columns.shape import Shape
+from sinks.warehouse.held_table import HeldTable
+from sinks.warehouse.names import WarehouseNames
+
+
+def new_table(table: Table, names: WarehouseNames, *, has_synced_at: bool) -> HeldTable:
+    """A table that a generation doesn't have yet, as it will have it."""
+    has_history = names.has_history(table.name) and not is_append_only(table)  # it has all events anyway
+    return HeldTable(Shape.of(table), names.of(table.name), has_history, has_synced_at)
+
+
+def unfit_tables(
+    tables: Iterable[HeldTable], names: WarehouseNames, *, is_file: bool
+) -> dict[TableName, LockstepError]:
+    """Those of these tables that can't be there, each with its error. Of two with one name that is the later one."""
+    if is_file:
+        from sinks.warehouse.duckdb.tables import check_columns as check
+    else:
+        from sinks.warehouse.postgres.tables import check_table as check
+    taken: dict[str, str] = {}
+    unfit: dict[TableName, LockstepError] = {}
+    for held in tables:
+        name = held.shape.table.name
+        try:
+            check(held)
+        except LockstepError as error:
+            unfit[name] = error
+            continue
+        if problems := names.take(held.relations, taken):
+            unfit[name] = LockstepError(
+                f"table {name} can't have its name in the warehouse: {'; '.join(problems)}",
+                hint='give it another one, names = { "schema.table" = "other" } of this sink, or leave it out of its '
+                "tables",
+            )
+    return unfit
