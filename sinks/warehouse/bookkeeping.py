@@ -63,9 +63,12 @@ class WarehouseBookkeeping:
 
     # Generations
 
-    def enter(self) -> None:
-        """Make this sink and this generation known."""
+    def enter_sink(self) -> None:
+        """Make this sink known."""
         self._execute("insert into lockstep.sink (view_schema) values (:view_schema) on conflict do nothing")
+
+    def enter(self) -> None:
+        """Make this generation known."""
         self._execute(
             "insert into lockstep.writer (view_schema, generation, fence) values (:view_schema, :generation, 0) on "
             "conflict do nothing"
@@ -108,6 +111,31 @@ class WarehouseBookkeeping:
             ":generation",
             is_bulk=is_bulk,
         )
+
+    def why_not_ours(self, schema: str) -> str | None:
+        """Why a generation that isn't there yet can't have this schema, None where it can."""
+        other = self._execute("select 1 from lockstep.sink where view_schema = :schema", schema=schema).scalar()
+        if other is not None:
+            return f"schema {schema!r}, which generation {self._generation} needs for itself, is another sink's"
+        other = self._execute(
+            "select view_schema from lockstep.writer "
+            "where view_schema || '_g' || cast(generation as varchar(20)) = :view_schema"
+        ).scalar()
+        if other is not None:
+            return (
+                f"the schema of sink {self._name!r} is that of a generation of another sink, whose schema is {other!r}"
+            )
+        relation = self._execute(
+            "select c.relname from pg_catalog.pg_class as c "
+            "join pg_catalog.pg_namespace as n on n.oid = c.relnamespace where n.nspname = :schema limit 1",
+            schema=schema,
+        ).scalar()
+        if relation is not None:
+            return (
+                f"schema {schema!r}, which generation {self._generation} needs for itself, has {relation!r}, which "
+                "Lockstep knows nothing of"
+            )
+        return None
 
     def forget_generation(self) -> None:
         for bookkeeping in ("writer", "prepared_table", "applied_offset", "progress"):

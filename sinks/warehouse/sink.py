@@ -101,10 +101,11 @@ class WarehouseSink:
         """
         with self._connection.transaction():
             self._bookkeeping.create()
-            is_new = self._generation not in self._bookkeeping.generations()
-            self._bookkeeping.enter()
+            self._bookkeeping.enter_sink()
             # One at a time: two jobs that start together would both create the same table.
             live = self._bookkeeping.hold_live()
+            is_new = self._generation not in self._bookkeeping.generations()
+            self._bookkeeping.enter()
             is_bulk = self._bookkeeping.is_bulk("for update")
             known = self._bookkeeping.tables()
             wanted = {**known, **{table.name: self._tables.next(known.get(table.name), table) for table in tables}}
@@ -113,6 +114,7 @@ class WarehouseSink:
                 raise TablesRefused(unfit)
             if is_new:
                 self._tables.check_settings(tables)
+                self._tables.check_schemas()
             wanted = {**known, **{name: held for name, held in wanted.items() if name not in unfit}}
             self._tables.create_schema()
             changed = [held for name, held in wanted.items() if held != known.get(name)]

@@ -87,6 +87,14 @@ class WarehouseTables:
                 hint="mend them, or its tables",
             )
 
+    def check_schemas(self) -> None:
+        """Raise LockstepError where a new generation's schema isn't its own: all that is in there goes with it."""
+        why = self.bookkeeping.why_not_ours(self._schema)
+        if why is not None:
+            raise LockstepError(
+                why, hint="give the sink another schema, schema in its section, or remove what is there"
+            )
+
     def keep_indexes(self, tables: Iterable[HeldTable]) -> None:
         """Give these tables the indexes that the settings declare, and take away those that they declare no more."""
         declared = self._settings.indexes_by_table

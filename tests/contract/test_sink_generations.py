@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.model.errors import DataLost, Fenced, LockstepError
-from sinks.contract import Progress
+from sinks.contract import OpenedSink, Progress
 from tests.builders import batch, column, progress, upsert
 from tests.contract.destinations import ITEMS, Destination
 from tests.contract.items import counts, item, patiently, rows_of
@@ -374,3 +374,32 @@ def test_who_writes_beside_the_writer_takes_nobodys_place(destination: Destinati
     assert counts(writer.apply(batch(item(2, "writer", 2), fence=claimed))) == (1, 0, 0)
     assert rows_of(writer) == {"(1,)": "beside", "(2,)": "writer"}
     assert destination.sink(name, 1).claim() == beside.fence()
+
+
+def test_a_sink_that_is_called_like_a_generation_of_another_one_takes_nothing_of_it(
+    destination: Destination, name: str
+) -> None:
+    """Whichever comes first, it is refused or both go on: no generation that is dropped takes rows of another sink."""
+    first = destination.opened(name, 1, ITEMS)
+    assert first.sink.apply(batch(item(1, "first", 1))).applied == 1
+    others = [destination.opened(f"{name}_g{number}", 1) for number in (1, 2)]
+    kept = [other for other in others if _prepared(other)]
+    for other in kept:
+        assert other.sink.apply(batch(item(1, "other", 1))).applied == 1
+    second = destination.opened(name, 2)
+    if _prepared(second):
+        assert second.sink.apply(batch(item(1, "second", 1))).applied == 1
+        second.generations.switch()
+        first.generations.drop()
+        assert rows_of(second.sink) == {"(1,)": "second"}
+    assert [rows_of(other.sink) for other in kept] == [{"(1,)": "other"}] * len(kept)
+
+
+def _prepared(opened: OpenedSink) -> bool:
+    told = ""
+    try:
+        opened.sink.prepare([ITEMS])
+    except LockstepError as refused:
+        told = str(refused)
+    assert not told or "give the sink another schema" in told
+    return not told
