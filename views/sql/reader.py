@@ -18,7 +18,7 @@ from views.sql.expression_reader import ExpressionReader
 from views.sql.query_reader import QueryReader
 from views.sql.refusals import Refuse, refuse
 from views.sql.relations import Relation, settled
-from views.sql.tables_read import query_tree, tables_in
+from views.sql.tables_read import misread, query_tree, tables_in
 from views.values import type_of
 
 
@@ -58,6 +58,7 @@ def read_view(
     tree = query_tree(sql)
     reader = QueryReader(tables)
     refusals = reader.refusals
+    refusals += misread(sql)
     retained, of_retain = _retained(retain, tables_in(tree), tables)
     try:
         relation = settled(reader.read(tree))

@@ -1,7 +1,7 @@
 """Which tables a query names, before anything is known of them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import sqlglot
 from sqlglot import exp
@@ -19,8 +19,6 @@ def query_tree(sql: str) -> Tree:
     except SqlglotError as error:
         first = str(error).splitlines()[0].split("\x1b")[0].rstrip(" .")
         raise Refused([Refusal("sql", f"it can't be parsed: {first}", "try it in psql")]) from None
-    if misread := _misread(sqlglot.tokenize(sql, read="postgres")):
-        raise Refused(misread)
     trees = [tree for tree in parsed if tree is not None and not isinstance(tree, exp.Semicolon)]
     if len(trees) != 1:
         raise Refused([Refusal("sql", f"it has {len(trees)} statements", "write one query")])
@@ -37,8 +35,9 @@ _TYPES: Final = frozenset(
 """What stands before a literal that it is the type of, in its last word."""
 
 
-def _misread(tokens: Sequence[Any]) -> list[Refusal]:
-    """What the parser's tree has otherwise than PostgreSQL, or no longer tells apart."""
+def misread(sql: str) -> list[Refusal]:
+    """What the tree of a query that can be parsed has otherwise than PostgreSQL, or no longer tells apart."""
+    tokens = sqlglot.tokenize(sql, read="postgres")
     refusals: list[Refusal] = []
     for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
         if before.text.lower() in _TYPES and token.token_type is sqlglot.TokenType.STRING and after.text == "::":
