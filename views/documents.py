@@ -12,7 +12,7 @@ from typing import Any, Final
 import orjson
 
 from views.numerics import text_of
-from views.values import JSONB, JsonForm, Kind, SqlType, Value, days_text, micros_text
+from views.values import FLOATS, JSONB, JsonForm, Kind, SqlType, Value, days_text, micros_text
 
 ToJson = Callable[[Value], str]
 """A value -> its text as a part of a document."""
@@ -23,7 +23,7 @@ _DEPTH_MAX: Final = 100
 def has_json(of: SqlType, within: SqlType) -> bool:
     """Whether the text of such a value is known as a part of a document of type jsonb or json."""
     if of.kind is Kind.OPAQUE:
-        forms = (JsonForm.JSONB, JsonForm.TEXT, JsonForm.FLOAT if within == JSONB else JsonForm.JSON)
+        forms = (JsonForm.JSONB, JsonForm.TEXT, *(FLOATS if within == JSONB else [JsonForm.JSON]))
         return of.json_form in forms
     return of.kind is not Kind.UNKNOWN
 
@@ -48,6 +48,8 @@ def _plain(of: SqlType) -> Callable[[Any], str]:
             return lambda value: f'"{micros_text(value)}"'
         case Kind.TIMESTAMPTZ:
             return lambda value: f'"{micros_text(value, "+00:00")}"'
+        case Kind.CHAR:
+            return lambda value: _quoted(value.ljust(of.scale or 0))
         case Kind.OPAQUE:
             return _OPAQUE[of.json_form]
         case _:
@@ -70,7 +72,7 @@ _OPAQUE: Final[dict[JsonForm, Callable[[str], str]]] = {
     JsonForm.JSONB: orjson.loads,
     JsonForm.JSON: orjson.loads,
     JsonForm.TEXT: lambda value: _quoted(orjson.loads(value)),
-    JsonForm.FLOAT: _number,
+    **dict.fromkeys(FLOATS, _number),
 }
 
 

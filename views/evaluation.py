@@ -4,7 +4,9 @@ A function here raises EvaluationError where PostgreSQL raises an error. What co
 isn't here: the reader of the query refuses it.
 """
 
+import math
 import re
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from operator import itemgetter
@@ -17,7 +19,7 @@ from views.documents import array_writer, document, object_writer
 from views.expressions import DOCUMENTS, Call, Expression, Literal, Ref, conjuncts
 from views.failures import EvaluationError
 from views.numerics import decimal_of, text_of
-from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of
+from views.values import INFINITY, Kind, Row, SqlType, Value, date_of, days_of, float_order
 
 Evaluate = Callable[[Row], Value]
 _Function = Callable[..., Any]
@@ -409,6 +411,30 @@ def _days_between(later: int, earlier: int) -> int:
     return _in_range(lambda value: value, Kind.INT4)(later - earlier)  # type: ignore[no-any-return]
 
 
+def _float_order(text: str) -> int:
+    """The place of a float, which is as an event has it."""
+    return float_order(float(orjson.loads(text)))
+
+
+def _float4_order(text: str) -> int:
+    """The same of one with four bytes, whose digits stand for another number than the same ones of eight bytes."""
+    number = float(orjson.loads(text))
+    (exact,) = struct.unpack("f", struct.pack("f", number))
+    return float_order(exact)
+
+
+def _number_order(value: int | str) -> int:
+    """The place that an integer or a numeric has as a float."""
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    is_named = isinstance(value, str) and value[-1].isalpha()  # NaN and the infinities
+    if (math.isinf(number) and not is_named) or (number == 0 and decimal_of(str(value)) != 0):
+        raise EvaluationError("a number is out of range for double precision")
+    return float_order(number)
+
+
 def _like(text: str, pattern: str) -> bool:
     """In time that grows with the text's length times the pattern's: no part is looked for again further on."""
     first, middle, last = _pattern(pattern)
@@ -504,6 +530,9 @@ _PLAIN: Final[dict[str, _Function]] = {
     "integer_to_text": str,
     "bool_to_text": lambda a: "true" if a else "false",
     "stored_text": orjson.loads,
+    "float_order": _float_order,
+    "float4_order": _float4_order,
+    "number_order": _number_order,
     "fit": _fit,
     "day_of": _day_of,
     "midnight_of": _midnight_of,

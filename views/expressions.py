@@ -51,7 +51,7 @@ fails, ``possible`` is true there, and ``failure`` has the reason: of a conditio
 
 _TOTAL: Final = LENIENT | {
     "=", "<>", "<", "<=", ">", ">=", "not", "||", "length", "same", "integer_to_text", "bool_to_text", "stored_text",
-    "day_of",
+    "day_of", "float_order", "float4_order",
 }  # fmt: skip
 
 
@@ -106,6 +106,8 @@ def _is_total(call: Call) -> bool:
         case "to_integer":
             kind = call.arguments[0].type.kind
             return kind in INTEGERS and INTEGERS.index(kind) <= INTEGERS.index(call.type.kind)
+        case "number_order":
+            return call.arguments[0].type.kind in INTEGERS or isinstance(call.arguments[0], Literal)
         case "like":
             return isinstance(call.arguments[1], Literal)
     return call.name in _TOTAL or call.name.startswith(("date_trunc:", "date_bin:"))

@@ -99,7 +99,7 @@ def _plain(of: SqlType) -> Encoder:
             return lambda value: (value + SIGN).to_bytes(8, "big")  # type: ignore[operator]  # an int
         case Kind.NUMERIC:
             return lambda value: numeric_key(decimal_of(value))  # type: ignore[arg-type]  # text
-        case Kind.TEXT | Kind.UUID:
+        case Kind.TEXT | Kind.UUID | Kind.CHAR:
             return _text
         case _:
             raise AssertionError(f"{of.name} has no order")

@@ -14,6 +14,7 @@ _INFIX: Final = {"=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "/", "%", "||",
 _INFIX_NAMES: Final = {"date_plus": "+", "date_minus": "-", "days_between": "-", "is_distinct": "is distinct from"}
 _SUFFIXES: Final = {"is_null": "is null", "is_true": "is true", "is_false": "is false"}
 _CASTS: Final = {"numeric_to_integer", "integer_to_text", "bool_to_text", "stored_text", "day_of", "midnight_of"}
+_UNWRITTEN: Final = {"same", "to_integer", "attempt", "possible", "float_order", "float4_order", "number_order"}
 _FUNCTIONS: Final = {"coalesce", "case", "abs", "length"}
 
 
@@ -213,9 +214,7 @@ def _call_text(call: Call, names: Mapping[int, str]) -> str:
             return f"{texts[0]}::numeric({texts[1][1:-1]})"
     if name == "checked":
         return texts[1]
-    if name in ("same", "to_integer", "attempt", "possible") or (
-        name == "integer_to_text" and call.type.kind is not Kind.TEXT
-    ):
+    if name in _UNWRITTEN or (name == "integer_to_text" and call.type.kind is not Kind.TEXT):
         return texts[0]  # nobody has written these: the value stays the same
     if name in _CASTS:
         return f"{texts[0]}::{call.type.name}"

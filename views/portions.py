@@ -66,7 +66,7 @@ class Code:
 
     def _other(self, expression: Expression, direction: Direction) -> str:
         value = self.value(expression)
-        if direction.type.kind in (Kind.TEXT, Kind.UUID) and not direction.descending:
+        if direction.type.kind in (Kind.TEXT, Kind.UUID, Kind.CHAR) and not direction.descending:
             return rf'{VALUE!r} + {value}.encode() + b"\x00"'
         encode = encoder(direction.type, descending=direction.descending, nulls_first=direction.nulls_first)
         return f"{self.name(encode)}({value})"

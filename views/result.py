@@ -16,9 +16,12 @@ _OIDS: Final = {
 }  # fmt: skip
 _ARRAY_OIDS: Final = {
     Kind.BOOL: 1000, Kind.INT2: 1005, Kind.INT4: 1007, Kind.INT8: 1016, Kind.NUMERIC: 1231, Kind.TEXT: 1009,
-    Kind.DATE: 1182, Kind.TIMESTAMP: 1115, Kind.TIMESTAMPTZ: 1185, Kind.UUID: 2951,
+    Kind.DATE: 1182, Kind.TIMESTAMP: 1115, Kind.TIMESTAMPTZ: 1185, Kind.UUID: 2951, Kind.CHAR: 1014,
 }  # fmt: skip
 _JSONB_OID: Final = 3802
+_CHAR_OID: Final = 1042
+_HEADER: Final = 4
+"""How much greater a type modifier is than the length that it stands for."""
 _SAME_TYPE: Final = ("min", "max")
 
 
@@ -83,6 +86,8 @@ def _column_of(name: str, of: SqlType) -> Column:
     """A column that the query computes."""
     if of.kind in _OIDS:
         return Column(name, of.kind.value, of.kind.value, False, _OIDS[of.kind], -1)
+    if of.kind is Kind.CHAR:
+        return Column(name, of.name, "bpchar", False, _CHAR_OID, (of.scale or 0) + _HEADER)
     if of.name == "jsonb":
         return Column(name, "jsonb", "jsonb", False, _JSONB_OID, -1)
     return Column(name, of.name, "text", False, _OIDS[Kind.TEXT], -1)

@@ -7,6 +7,7 @@ bool                       ``True``, ``False``
 int2, int4, int8           int
 numeric                    PostgreSQL's text, every digit of its scale
 text, varchar              the text
+char(n)                    the text without the blanks at its end, which don't count
 date                       days since 2000-01-01
 timestamp, timestamptz     microseconds since 2000-01-01, of UTC
 uuid                       its text
@@ -18,6 +19,7 @@ everything else            the JSON of the event, as text: it can be passed on, 
 
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -48,6 +50,7 @@ class Kind(StrEnum):
     TIMESTAMP = "timestamp"
     TIMESTAMPTZ = "timestamptz"
     UUID = "uuid"
+    CHAR = "char"
     OPAQUE = "opaque"
     UNKNOWN = "unknown"
     """A literal in quotes, or null, until something else says what type it has."""
@@ -58,7 +61,8 @@ class JsonForm(StrEnum):
 
     JSONB = "jsonb"
     JSON = "json"
-    FLOAT = "float"
+    FLOAT4 = "float4"
+    FLOAT8 = "float8"
     TEXT = "text"
     UNKNOWN = "unknown"
 
@@ -68,7 +72,8 @@ INTEGERS: Final = (Kind.INT2, Kind.INT4, Kind.INT8)
 
 @dataclass(frozen=True, slots=True)
 class SqlType:
-    """A type. ``scale`` is that of a numeric all values of which have it. ``name`` is what people are told.
+    """A type. ``scale`` is that of a numeric all values of which have it, and the length of
+    ``char(n)``. ``name`` is what people are told.
 
     ``is_user_text`` marks an opaque type of the source's own whose event is the type's text: enums, for one.
     """
@@ -89,7 +94,7 @@ class SqlType:
     @property
     def is_same_in_events(self) -> bool:
         """Whether a value inside a view is what an event has for it."""
-        return self.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.OPAQUE)
+        return self.kind not in (Kind.DATE, Kind.TIMESTAMP, Kind.TIMESTAMPTZ, Kind.CHAR, Kind.OPAQUE)
 
     @property
     def is_comparable(self) -> bool:
@@ -112,15 +117,17 @@ BOOL, INT2, INT4, INT8, NUMERIC, TEXT, DATE, TIMESTAMP, TIMESTAMPTZ, UUID, UNKNO
 
 JSONB = SqlType(Kind.OPAQUE, "jsonb", json_form=JsonForm.JSONB)
 JSON = SqlType(Kind.OPAQUE, "json", json_form=JsonForm.JSON)
-FLOAT8 = SqlType(Kind.OPAQUE, "double precision", json_form=JsonForm.FLOAT)
+FLOAT8 = SqlType(Kind.OPAQUE, "double precision", json_form=JsonForm.FLOAT8)
+FLOATS: Final = (JsonForm.FLOAT4, JsonForm.FLOAT8)
 
 _KINDS: Final = {
-    kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT)
+    kind.value: kind for kind in Kind if kind not in (Kind.OPAQUE, Kind.UNKNOWN, Kind.TEXT, Kind.CHAR)
 }  # text is told by the type's number: other types' values are text as well
 _JSON_FORMS: Final = {
     "jsonb": JsonForm.JSONB,
     "json": JsonForm.JSON,
-    **dict.fromkeys(("float4", "float8"), JsonForm.FLOAT),
+    "float4": JsonForm.FLOAT4,
+    "float8": JsonForm.FLOAT8,
     **dict.fromkeys(
         ("bpchar", "bytea", "interval", "time", "timetz", "inet", "cidr", "macaddr", "macaddr8", "bit", "varbit"),
         JsonForm.TEXT,
@@ -129,6 +136,7 @@ _JSON_FORMS: Final = {
 _FIRST_USER_OID: Final = 16384
 _TEXT_OIDS: Final = (25, 1043)
 _FIXED_NUMERIC = re.compile(r"numeric\(\d+(?:,(-?\d+))?\)")
+_CHAR = re.compile(r"char(?:acter)?\((\d+)\)")
 
 
 def type_of(column: Column) -> SqlType:
@@ -140,12 +148,20 @@ def type_of(column: Column) -> SqlType:
         return SqlType(Kind.TEXT, name)
     if column.value_type == "text":
         return SqlType(Kind.OPAQUE, name, is_user_text=column.type_oid >= _FIRST_USER_OID)
+    if column.value_type == "bpchar" and (match := _CHAR.fullmatch(column.type_name)):
+        return SqlType(Kind.CHAR, name, int(match[1]))
     kind = _KINDS.get(column.value_type, Kind.OPAQUE)
     scale = None
     if kind is Kind.NUMERIC and (match := _FIXED_NUMERIC.fullmatch(column.type_name)):
         scale = max(0, int(match[1] or 0))
     form = _JSON_FORMS.get(column.value_type, JsonForm.UNKNOWN) if kind is Kind.OPAQUE else JsonForm.UNKNOWN
     return SqlType(kind, name, scale, json_form=form)
+
+
+def float_order(number: float) -> int:
+    """An integer in whose order PostgreSQL has floats: NaN equals itself and is the greatest, -0 equals 0."""
+    bits: int = struct.unpack(">q", struct.pack(">d", number))[0]
+    return bits if bits >= 0 else -(bits & INFINITY)
 
 
 # --- events and values ---
@@ -272,6 +288,8 @@ def from_event(of: SqlType) -> FromEvent:
     match of.kind:
         case Kind.OPAQUE:
             return _opaque
+        case Kind.CHAR:
+            return _without_blanks
         case Kind.DATE:
             return _parsed(of, parse_days)
         case _:
@@ -281,7 +299,7 @@ def from_event(of: SqlType) -> FromEvent:
 def event_class(of: SqlType) -> type | None:
     """The class of values that are the same in an event and inside a view; None for a type whose values aren't."""
     match of.kind:
-        case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ | Kind.OPAQUE:
+        case Kind.DATE | Kind.TIMESTAMP | Kind.TIMESTAMPTZ | Kind.CHAR | Kind.OPAQUE:
             return None
         case Kind.BOOL:
             return bool
@@ -293,6 +311,12 @@ def event_class(of: SqlType) -> type | None:
 
 def _opaque(value: JsonValue) -> Value:
     return None if value is None else orjson.dumps(value).decode()
+
+
+def _without_blanks(value: JsonValue) -> Value:
+    if value is None or isinstance(value, str):
+        return value if value is None else value.rstrip(" ")
+    raise EvaluationError("a value of type char has another form than that type's")
 
 
 def _checked(of: SqlType, python: type) -> FromEvent:
@@ -325,6 +349,9 @@ def to_event(of: SqlType) -> ToEvent:
             return lambda value: None if value is None else micros_text(value)
         case Kind.TIMESTAMPTZ:
             return lambda value: None if value is None else micros_text(value, "Z")
+        case Kind.CHAR:
+            length = of.scale or 0
+            return lambda value: None if value is None else str(value).ljust(length)
         case Kind.OPAQUE:
             return lambda value: None if value is None else orjson.loads(value)  # type: ignore[arg-type]  # its JSON
         case _:

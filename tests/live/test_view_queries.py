@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import LiteralString
 
 import orjson
 import psycopg
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 
 from cdc.model.event import JsonValue
-from cdc.model.table import TableName
+from cdc.model.table import Column, Table, TableName
 from cdc.postgres.catalogue import load_tables
 from cdc.protocol.pgvalues import SESSION_SETTINGS, json_encoder
 from tests.databases import Database
@@ -133,6 +134,22 @@ _TYPED = {
 _NOT_IN_JSONB, _NOT_IN_JSON = ("q_json",), ("n_float8", "o_float4")
 
 
+def _events(
+    judge: psycopg.Connection, query: LiteralString, columns: Sequence[Column]
+) -> Iterator[dict[str, JsonValue]]:
+    """The rows that a query of these columns gives, as events have them."""
+    cursor = judge.execute(query)
+    encoders = [json_encoder(column.value_type, column.is_array) for column in columns]
+    assert cursor.pgresult is not None
+    for index in range(cursor.pgresult.ntuples):
+        yield {
+            column.name: None
+            if (value := cursor.pgresult.get_value(index, place)) is None
+            else orjson.loads(encoders[place](value))
+            for place, column in enumerate(columns)
+        }
+
+
 def test_values_of_every_type_look_in_documents_as_postgresql_writes_them(judge: psycopg.Connection) -> None:
     columns = ", ".join(f"{name} {of}" for name, (of, _) in _TYPED.items())
     judge.execute(f"create table typed (id int primary key, {columns})".encode())
@@ -144,18 +161,9 @@ def test_values_of_every_type_look_in_documents_as_postgresql_writes_them(judge:
             judge.execute(f"insert into typed (id, {name}) values (%s, %s)".encode(), [number, text])
     with judge.transaction():
         table = load_tables(judge, [TableName("public", "typed")], None)[TableName("public", "typed")]
-    cursor = judge.execute("select * from typed")
-    encoders = [json_encoder(column.value_type, column.is_array) for column in table.columns]
-    rows: list[RowWrite] = []
-    assert cursor.pgresult is not None
-    for index in range(cursor.pgresult.ntuples):
-        row = {
-            column.name: None
-            if (value := cursor.pgresult.get_value(index, place)) is None
-            else orjson.loads(encoders[place](value))
-            for place, column in enumerate(table.columns)
-        }
-        rows.append(("typed", {"id": row["id"]}, row))
+    rows: list[RowWrite] = [
+        ("typed", {"id": row["id"]}, row) for row in _events(judge, "select * from typed", table.columns)
+    ]
     jsonb = ", ".join(f"'{name[2:]}', {name}" for name in _TYPED if name not in _NOT_IN_JSONB)
     json_ = ", ".join(f"'{name[2:]}', {name}" for name in _TYPED if name not in _NOT_IN_JSON)
     question = Question(
@@ -166,4 +174,63 @@ def test_values_of_every_type_look_in_documents_as_postgresql_writes_them(judge:
     )
     view = KeptView(question, MemoryState(), {table.name: table})
     view.step(rows)
+    assert view.rows == answered(judge, question)
+
+
+_OF_CHAR = (
+    *("c = 'ab'", "c = 'ab   '", "c <> d", "c = t", "c = '  '", "c in ('ab', 'x ', 'é')", "c is distinct from 'ab '"),
+    *('c collate "C" < d', "c collate \"C\" >= 'b'", "c::text = t", "nullif(c, 'ab')", "coalesce(c, null)"),
+    *("case when c = 'ab' then c end", "case c when 'ab' then 1 else 2 end", "jsonb_build_object('c', c)"),
+)
+_OF_FLOATS = (
+    *("f = g", "f > 1.5", "f = 0.1", "g = 0.1", "g = '0.1'", "g <> 0.5", "f between 0 and 'Infinity'", "f <= 'NaN'"),
+    *("f in (0.1, 1, 'NaN')", "f < n", "f = i", "g <= f", "g = i", "f is not distinct from g", "nullif(f, 'NaN')"),
+    *("f >= - 0.5", "not (f = 0)", "g > 16777216", "f = f", "case when f > 1 then f end"),
+)
+
+
+@pytest.fixture(scope="module")
+def odd(judge: psycopg.Connection) -> tuple[Table, list[RowWrite]]:
+    """A table with ``char(n)`` and floats, and its rows as events have them."""
+    judge.execute(
+        "create table odd (id int primary key, c char(4), d char(6), t text, f float8, g float4, n numeric, i int8)"
+    )
+    texts = ["ab", "", "b", "x", "abc", "é", "ab\x01", None]
+    floats = ["0.1", "-0", "0", "NaN", "Infinity", "-Infinity", "1e20", "16777217", "1.5", None]
+    numbers = ["0.1", "0", "1.50", "100000000000000000000", "-3", None]
+    judge.execute(
+        "insert into odd select row_number() over (), a, b, t, f::float8, g::float4, n::numeric, i::int8"
+        " from unnest(%s::text[]) a, unnest(%s::text[]) b, unnest(%s::text[]) t, unnest(%s::text[]) f,"
+        " unnest(%s::text[]) g, unnest(%s::text[]) n, unnest(%s::text[]) i"
+        " where abs(hashtext(concat_ws('|', a, b, t, f, g, n, i))) %% 6000 = 0",
+        [texts, texts, [*texts, "ab  "], floats, floats, numbers, ["0", "1", "-7", "16777217", None]],
+    )
+    name = TableName("public", "odd")
+    with judge.transaction():
+        table = load_tables(judge, [name], None)[name]
+    return table, [("odd", {"id": row["id"]}, row) for row in _events(judge, "select * from odd", table.columns)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "key"),
+    [
+        (f"select id, {', '.join(f'({part}) as v{place}' for place, part in enumerate(_OF_CHAR))} from odd", "id"),
+        (f"select id, {', '.join(f'({part}) as v{place}' for place, part in enumerate(_OF_FLOATS))} from odd", "id"),
+        ("select c, count(*) as n, count(distinct d) as m from odd where c is not null group by c", "c"),
+        (
+            'select t, max(c collate "C") as c, array_agg(d order by id) as d from odd where t is not null group by t',
+            "t",
+        ),
+        ("select x.id, y.id as other from odd x join odd y on x.c = y.d and x.id < y.id", "id, other"),
+        ("select x.id, y.id as other from odd x join odd y on x.f = y.g and x.id < y.id", "id, other"),
+    ],
+)
+def test_fixed_text_and_floats_are_compared_as_postgresql_does(
+    judge: psycopg.Connection, odd: tuple[Table, list[RowWrite]], sql: str, key: str
+) -> None:
+    table, rows = odd
+    question = Question(sql, tuple(key.split(", ")))
+    view = KeptView(question, MemoryState(), {table.name: table})
+    for start in range(0, len(rows), 50):
+        view.step(rows[start : start + 50])
     assert view.rows == answered(judge, question)

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import orjson
 from sqlglot import exp
 from sqlglot.expressions import Expr as Tree
 
 from views.documents import document, has_json, jsonb_text
-from views.evaluation import TRUNCATIONS
+from views.evaluation import TRUNCATIONS, compiled
 from views.expressions import Aggregate, Call, Expression, Literal, SortKey
 from views.failures import EvaluationError
 from views.numerics import decimal_of, fitted, scale_of, text_of
@@ -22,6 +23,7 @@ from views.values import (
     BOOL,
     DATE,
     FLOAT8,
+    FLOATS,
     INFINITY,
     INT4,
     INT8,
@@ -64,7 +66,7 @@ _CAST_KINDS: Final = {
     exp.DataType.Type.BIGINT: INT8,
     exp.DataType.Type.DECIMAL: NUMERIC,
     exp.DataType.Type.TEXT: TEXT,
-    exp.DataType.Type.VARCHAR: TEXT,
+    exp.DataType.Type.VARCHAR: replace(TEXT, name="character varying"),
     exp.DataType.Type.BOOLEAN: BOOL,
     exp.DataType.Type.DATE: DATE,
     exp.DataType.Type.TIMESTAMP: TIMESTAMP,
@@ -222,7 +224,8 @@ class ExpressionReader:
         collation = tree.expression
         if not isinstance(collation, exp.Identifier) or collation.name not in ("C", "POSIX"):
             refuse(tree, "only the collation C is the same everywhere", 'write `collate "C"`')
-        return self._text(tree.this)
+        operand = self.read(tree.this)
+        return operand if operand.type.kind is Kind.CHAR else self._typed(tree.this, operand, TEXT)
 
     def _united(self, tree: Tree, parts: Sequence[Tree]) -> list[Expression]:
         return united(tree, [self.read(part) for part in parts])
@@ -259,7 +262,9 @@ class ExpressionReader:
 
     def _is_distinct(self, tree: Tree) -> Expression:
         only(tree)
-        left, right = united(tree, [self._operand(tree.this), self._operand(tree.expression)])
+        left, right = self._operand(tree.this), self._operand(tree.expression)
+        if not _has_own_equality((left, right)):
+            left, right = united(tree, [left, right])
         distinct = Call("is_distinct", (left, right, _compared(tree, "=", left, right)), BOOL)
         return distinct if isinstance(tree, exp.NullSafeNEQ) else Call("not", (distinct,), BOOL)
 
@@ -267,7 +272,11 @@ class ExpressionReader:
         if tree.args.get("query") or tree.args.get("field") or tree.args.get("unnest"):
             refuse(tree, "`in` with a subquery can't be kept", "write `exists (select 1 ... where a = b)`, or a join")
         only(tree, "expressions")
-        operand, *members = united(tree, [self._operand(tree.this), *map(self.read, tree.expressions)])
+        operand, *members = [self._operand(tree.this), *map(self.read, tree.expressions)]
+        if operand.type.json_form is JsonForm.FLOAT4:
+            refuse(tree, "members of the list are rounded like the column", "write comparisons with `or`")
+        if not _has_own_equality([operand]):
+            operand, *members = united(tree, [operand, *members])
         return Call("or", tuple(_compared(tree, "=", operand, member) for member in members), BOOL)
 
     def _between(self, tree: exp.Between) -> Expression:
@@ -305,6 +314,8 @@ class ExpressionReader:
         kinds = {subject.type.kind, other.type.kind}
         if subject.type.kind is Kind.UNKNOWN or (Kind.NUMERIC in kinds and kinds <= {*INTEGERS, Kind.NUMERIC}):
             subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
+        elif _has_own_equality((subject, other)) and subject.type != other.type and other.type.kind is not Kind.UNKNOWN:
+            refuse(tree, f"{subject.type.name} stands beside {other.type.name}", "cast one of them")
         return Call("case", (_compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
 
     # --- values ---
@@ -403,7 +414,9 @@ class ExpressionReader:
             scale = 0 if operand.type.kind in INTEGERS else operand.type.scale
             converted = Call(name, (operand,), sql_type(Kind.NUMERIC, scale))
             return self._fitted(tree, converted, parameters) if parameters else converted
-        return operand if operand.type.kind is target.kind else Call(name, (operand,), target)
+        if operand.type.kind is target.kind:
+            return replace(operand, type=replace(operand.type, name=target.name))
+        return Call(name, (operand,), target)
 
     def _fitted(self, tree: exp.Cast, operand: Expression, parameters: list[int]) -> Expression:
         precision, scale = parameters[0], parameters[1] if len(parameters) > 1 else 0
@@ -564,24 +577,77 @@ def is_in_c(tree: Tree) -> bool:
 
 def require_order(tree: Tree, of: SqlType, *, is_c: bool) -> None:
     """Refuse a type whose values can't be put in PostgreSQL's order."""
-    if of.kind is Kind.TEXT and not is_c:
+    if of.kind in (Kind.TEXT, Kind.CHAR) and not is_c:
         refuse(tree, "the order of text depends on the database's collation", 'write `collate "C"` after it')
     if not of.is_comparable:
         refuse(tree, f"the order of {of.name} isn't known here", 'cast it to text and write `collate "C"`')
 
 
 def _compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c: bool = False) -> Expression:
-    for side in (left, right):
+    sides = (left, right)
+    if any(side.type.json_form in FLOATS for side in sides):
+        return Call(name, (_float_place(tree, left, right), _float_place(tree, right, left)), BOOL)
+    for side in sides:
         if side.type.kind is Kind.OPAQUE:
             refuse(
                 tree,
                 f"equality of {side.type.name} isn't known here",
                 "cast it to text if it is an enum, or compare where the view is read",
             )
-    left, right = united(tree, [left, right])
+    if any(side.type.kind is Kind.CHAR for side in sides):
+        left, right = _without_blanks(tree, left, right), _without_blanks(tree, right, left)
+    else:
+        left, right = united(tree, [left, right])
     if name not in ("=", "<>"):
         require_order(tree, left.type, is_c=is_c)
     return Call(name, (left, right), BOOL)
+
+
+def _without_blanks(tree: Tree, side: Expression, other: Expression) -> Expression:
+    """A side of a comparison with ``char(n)``: blanks at the end of such values, and of literals, don't count."""
+    if isinstance(side, Literal) and side.type.kind is Kind.UNKNOWN:
+        return Literal(None if side.value is None else str(side.value).rstrip(" "), other.type)
+    if side.type.kind is Kind.CHAR:
+        return Call("same", (side,), TEXT) if other.type.kind is Kind.TEXT else side
+    if side.type.kind is not Kind.TEXT or side.type.name != TEXT.name:
+        refuse(tree, f"{side.type.name} stands beside {other.type.name}", "cast both to text")
+    return side
+
+
+def _has_own_equality(parts: Sequence[Expression]) -> bool:
+    """Whether values of two types are compared without being made one type first."""
+    return any(part.type.kind is Kind.CHAR or part.type.json_form in FLOATS for part in parts)
+
+
+def _float_place(tree: Tree, side: Expression, other: Expression) -> Expression:
+    """A side of a comparison with a float, by its place in the order of floats."""
+    of = side.type
+    if of.kind is Kind.UNKNOWN and isinstance(side, Literal):
+        if side.value is None:
+            return Literal(None, INT8)
+        text = str(side.value)
+        if not _NUMERIC.fullmatch(text) and text not in ("NaN", "Infinity", "-Infinity"):
+            refuse(tree, f"{clause_text(text)} isn't read as {other.type.name} here", "write it with digits")
+        side = Literal(orjson.dumps(text).decode(), other.type)
+        of = other.type
+    if of.json_form is JsonForm.FLOAT4:
+        place = Call("float4_order", (side,), INT8)
+    elif of.json_form is JsonForm.FLOAT8:
+        place = Call("float_order", (side,), INT8)
+    elif of.kind in (*INTEGERS, Kind.NUMERIC):
+        place = Call("number_order", (side,), INT8)
+    else:
+        refuse(tree, f"{of.name} stands beside {other.type.name}", "cast one of them")
+    if isinstance(side, Literal):
+        _check_place(tree, place, side)
+    return place
+
+
+def _check_place(tree: Tree, place: Call, literal: Literal) -> None:
+    try:
+        compiled(place, ())(())
+    except (EvaluationError, OverflowError):
+        refuse(tree, f"{clause_text(str(literal.value))} is out of range for a float", "write a number within it")
 
 
 def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
@@ -601,6 +667,8 @@ def united(tree: Tree, parts: Sequence[Expression]) -> list[Expression]:
     of = next(part.type for part in parts if part.type.kind is not Kind.UNKNOWN)
     if of.kind is Kind.OPAQUE and len(names) > 1:
         refuse(tree, f"{of.name} stands beside another type", "cast it to text if it is an enum")
+    if of.kind is Kind.CHAR and any(part.type.scale != of.scale and not _is_null(part) for part in parts):
+        refuse(tree, f"{of.name} stands beside text of another length", "cast both to text")  # each keeps its blanks
     return [_known(tree, part, of) if part.type.kind is Kind.UNKNOWN else part for part in parts]
 
 
@@ -698,7 +766,7 @@ def _cast_name(source: SqlType, target: Kind) -> str | None:
     match source.kind, target:
         case Kind.NUMERIC, Kind.INT2 | Kind.INT4 | Kind.INT8:
             return "numeric_to_integer"
-        case ((Kind.NUMERIC | Kind.UUID), Kind.TEXT):
+        case ((Kind.NUMERIC | Kind.UUID | Kind.CHAR), Kind.TEXT):
             return "same"
         case Kind.BOOL, Kind.TEXT:
             return "bool_to_text"
@@ -797,6 +865,10 @@ def _known(tree: Tree, expression: Expression, of: SqlType) -> Expression:
     raise refused(
         tree, f"{clause_text(text)} isn't read as {of.name} here", "write it in its plain form, as ISO 8601 has it"
     )
+
+
+def _is_null(part: Expression) -> bool:
+    return isinstance(part, Literal) and part.value is None
 
 
 def clause_text(text: str) -> str:

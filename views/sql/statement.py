@@ -74,4 +74,4 @@ def whole_statement(plan: ViewPlan, sql: str, top: TopRows | None, *, time_ms: i
 
 
 def _collation(kind: Kind) -> str:
-    return ' collate "C"' if kind is Kind.TEXT else ""
+    return ' collate "C"' if kind in (Kind.TEXT, Kind.CHAR) else ""

@@ -104,12 +104,16 @@ def test_what_a_select_list_cant_have(select: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("select", "reason"),
     [
-        ("id, x = 1.5 as n", "equality of float8"),
-        ("id, x = x as n", "equality of float8"),
+        ("id, x = s as n", "mood stands beside float8"),
+        ("id, x = 'big' as n", "isn't read as float8"),
+        ("id, x = '1e400' as n", "isn't read as float8"),
+        ("id, coalesce(x, 1) as n", "stand together"),
         ("id, x + x as n", "arithmetic with float8"),
         ("id, j = '{}' as n", "equality of jsonb"),
         ("id, s = 'calm' as n", "equality of mood"),
-        ("id, p = 'a' as n", "equality of character"),
+        ("id, p < 'a' as n", "collation"),
+        ("id, coalesce(p, 'a') as n", "text of another length"),
+        ("id, p = u as n", "uuid stands beside character(4)"),
         ("id, z::date as n", "time zone"),
         ("id, date_trunc('hour', z) as n", "time zone"),
         ("id, date_bin('1 hour', z, '2000-01-01') as n", "isn't read as timestamptz"),
@@ -383,3 +387,12 @@ def test_retention_of_a_table_is_part_of_the_plan_and_nothing_else_of_it() -> No
     plan = read_view("select id from odd", ODD, key=["id"], retain=retained)
     assert (plan.root, plan.outputs, plain.retained) == (plain.root, plain.outputs, ())
     assert plan.retained == (Retained(TableName("public", "odd"), "z", 24, Kind.TIMESTAMPTZ),)
+
+
+def test_what_the_parser_has_otherwise_is_told_with_all_else() -> None:
+    found = refusals("select id, date '2024-01-01'::timestamp as d, now() as n, date_trunc(day, d) as t from a")
+    assert [refusal.reason for refusal in found] == [
+        "a type stands before the literal and after it",
+        "its unit isn't a literal",
+        "its result changes without a change of a table",
+    ]

@@ -92,7 +92,8 @@ def test_a_value_of_another_form_stops(of, value: JsonValue) -> None:
         (column("v", "numeric"), Kind.NUMERIC, None),
         (column("v", "character varying(5)", "varchar", 1043), Kind.TEXT, None),
         (column("v", "mood", "text", 90000), Kind.OPAQUE, None),
-        (column("v", "character(4)", "bpchar"), Kind.OPAQUE, None),
+        (column("v", "character(4)", "bpchar"), Kind.CHAR, 4),
+        (column("v", "bpchar"), Kind.OPAQUE, None),
         (column("v", "int8"), Kind.INT8, None),
     ],
 )
