@@ -600,7 +600,6 @@ def test_a_table_whose_shape_the_sink_refuses_is_set_aside_and_its_neighbours_go
         opened.sink.close()
 
 
-@pytest.mark.soak
 def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
     pipeline: Pipeline, spark: SparkSession
 ) -> None:
@@ -631,6 +630,7 @@ def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
     assert pipeline.rows(ITEMS) == {1: "first", 3: "third"}
 
 
+@pytest.mark.soak
 def test_a_table_that_is_taken_out_holds_nothing_up_and_its_rows_stay(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.both(1, "first")
     with pipeline.job(spark) as job:
