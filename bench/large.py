@@ -1,4 +1,4 @@
-"""One large transaction, with `capture.spool_transactions` and without: what there is to do after its commit.
+"""One large transaction: what there is to do after its commit.
 
 It commits when its last row is inserted. Somebody else commits a row right after it, and waits until it is published.
 Both times end with the progress record that tells it, of which there are ten a second.
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.drain import Follower
-from bench.figures import Figure, Limit, Target
+from bench.figures import Figure, Target
 from bench.rig import Rig, Say
 from bench.sizes import Sizes
 from bench.usage import cpu_seconds, main_thread_seconds
@@ -48,56 +48,35 @@ class Large:
 
 def measure(rig: Rig, sizes: Sizes, say: Say) -> tuple[list[Figure], dict[str, Any]]:
     """Returns figures and details. Raises LockstepError when capture fails or takes too long."""
-    whole = _transaction(rig, sizes, in_parts=False, say=say)
-    parts = _transaction(rig, sizes, in_parts=True, say=say)
-    return figures_of(whole, parts, sizes.large_rows), {
-        name: {"before_cpu_s": _rounded(it.before), "after_cpu_s": _rounded(it.after)}
-        for name, it in (("whole", whole), ("in_parts", parts))
-    }
+    large = _transaction(rig, sizes, say=say)
+    details = {"before_cpu_s": _rounded(large.before), "after_cpu_s": _rounded(large.after)}
+    return figures_of(large, sizes.large_rows), details
 
 
-def figures_of(whole: Large, parts: Large, rows: int) -> list[Figure]:
-    """The figures with the spool, each beside that without it. Pure."""
+def figures_of(large: Large, rows: int) -> list[Figure]:
+    """Pure."""
 
-    def figure(name: str, value: float, without: float, unit: str, target: float | None = None) -> Figure:
-        return Figure(
-            phase=PHASE,
-            name=name,
-            value=value,
-            unit=unit,
-            limit=Limit(value=without, what="the same with spool_transactions = false"),
-            target=None if target is None else Target(bound="at most", amount=target),
-        )
+    def figure(name: str, value: float, unit: str, target: float | None = None) -> Figure:
+        bound = None if target is None else Target(bound="at most", amount=target)
+        return Figure(phase=PHASE, name=name, value=value, unit=unit, target=bound)
 
     timed = rows == _ROWS_OF_TARGETS
-    after, after_whole = parts.after, whole.after
+    after, before = large.after, large.before
     return [
-        figure("commit to last row", parts.last_row_s, whole.last_row_s, "s", _COMMIT_S_MAX if timed else None),
-        figure(
-            "a bystander's commit to its row",
-            parts.bystander_s,
-            whole.bystander_s,
-            "s",
-            _BYSTANDER_S_MAX if timed else None,
-        ),
-        figure("after the commit: capture", after.capture, after_whole.capture, "cpu s"),
-        figure("... its main thread", after.capture_main, after_whole.capture_main, "cpu s"),
-        figure("... PostgreSQL's sender", after.sender, after_whole.sender, "cpu s"),
-        figure("... Kafka", after.kafka, after_whole.kafka, "cpu s"),
-        figure(
-            "before the commit: capture and sender",
-            parts.before.capture + parts.before.sender,
-            whole.before.capture + whole.before.sender,
-            "cpu s",
-        ),
-        figure("peak memory of capture", parts.memory_mb, whole.memory_mb, "MB", _MEMORY_MB_MAX),
+        figure("commit to last row", large.last_row_s, "s", _COMMIT_S_MAX if timed else None),
+        figure("a bystander's commit to its row", large.bystander_s, "s", _BYSTANDER_S_MAX if timed else None),
+        figure("after the commit: capture", after.capture, "cpu s"),
+        figure("... its main thread", after.capture_main, "cpu s"),
+        figure("... PostgreSQL's sender", after.sender, "cpu s"),
+        figure("... Kafka", after.kafka, "cpu s"),
+        figure("before the commit: capture and sender", before.capture + before.sender, "cpu s"),
+        figure("peak memory of capture", large.memory_mb, "MB", _MEMORY_MB_MAX),
     ]
 
 
-def _transaction(rig: Rig, sizes: Sizes, *, in_parts: bool, say: Say) -> Large:
+def _transaction(rig: Rig, sizes: Sizes, *, say: Say) -> Large:
     rows = sizes.large_rows
-    settings = f'spool_transactions = {str(in_parts).lower()}\nspool_directory = "{rig.directory / "spool"}"'
-    with rig.pipeline("large", capture=settings) as pipeline, pipeline.sql() as writer, pipeline.sql() as bystander:
+    with rig.pipeline("large") as pipeline, pipeline.sql() as writer, pipeline.sql() as bystander:
         capture = pipeline.start_capture()
         pipeline.wait_streaming(capture)
         pipeline.load(writer, first=0, rows=sizes.drain_transaction_rows, per_transaction=sizes.drain_transaction_rows)
@@ -134,7 +113,7 @@ def _transaction(rig: Rig, sizes: Sizes, *, in_parts: bool, say: Say) -> Large:
         memory_mb=capture.memory.megabytes,
     )
     say(
-        f"{rows:,} rows, {'in parts' if in_parts else 'whole'}: {large.last_row_s:.1f} s from the commit to the last,"
+        f"{rows:,} rows: {large.last_row_s:.1f} s from the commit to the last,"
         f" {large.after.capture:.1f} s of capture's processor time, {large.memory_mb:.0f} MB"
     )
     return large

@@ -69,8 +69,6 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
 def state_directories(config: Config) -> list[Path]:
     """The directories that Lockstep writes to on this machine."""
     directories = [Path(config.capture.values_directory), config.alerts.directory]
-    if config.capture.spool_transactions:
-        directories.append(Path(config.capture.spool_directory))
     if "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
     if config.views:

@@ -681,9 +681,9 @@ def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
     config = _below_data_directory(config)
     # Joined to an absolute one, the directory counts for nothing.
-    below = {name: str(directory / getattr(config.capture, name)) for name in ("values_directory", "spool_directory")}
+    values = {"values_directory": str(directory / config.capture.values_directory)}
     changes: dict[str, object] = {
-        "capture": config.capture.model_copy(update=below),
+        "capture": config.capture.model_copy(update=values),
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
         "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
         "stream_queries": {
@@ -702,7 +702,6 @@ def _below(directory: Path, config: Config) -> Config:
 
 _KEPT: Final = (
     ("capture", "values_directory", "values"),
-    ("capture", "spool_directory", "spool"),
     ("spark", "checkpoint_directory", "checkpoints"),
     ("spark", "view_directory", "views"),
     ("alerts", "directory", "alerts"),

@@ -96,9 +96,6 @@ min_insync_replicas = 2                    # 1 for a single broker
 # batch_bytes = 16777216
 # include_before = true                    # publish what the replica identity delivers of the old row
 # values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
-# spool_transactions = false               # true: large transactions are sent while they run, and wait on disk
-# spool_directory = ".lockstep/spool"      # ... here; may be lost, PostgreSQL sends them again
-# spool_bytes = 17179869184                # the most that they take there
 
 # [snapshot]
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it

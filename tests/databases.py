@@ -144,14 +144,12 @@ class Database:
         """Everything that is committed by now, from ``at``. Confirms nothing, so it can be read again."""
         return [(lsn, decode(payload)) for lsn, payload in self.payloads(slot, at, user=user)]
 
-    def payloads(
-        self, slot: str, at: Lsn, *, user: str | None = None, in_parts: bool = False
-    ) -> list[tuple[int, bytes]]:
-        """The same as the server's own bytes; ``in_parts``: with parts of large transactions."""
+    def payloads(self, slot: str, at: Lsn, *, user: str | None = None) -> list[tuple[int, bytes]]:
+        """The same as the server's own bytes."""
         token = uuid.uuid4().bytes
         self.connection.execute("select pg_logical_emit_message(true, %s, %s::bytea)", (_MARK, token))
         received: list[tuple[int, bytes]] = []
-        with closing(self.started(slot, at, user, in_parts=in_parts)) as stream:
+        with closing(self.started(slot, at, user)) as stream:
             deadline = time.monotonic() + _PATIENCE_S
             marked = False
             while not (marked and received[-1][1].startswith(b"C")):
@@ -165,13 +163,13 @@ class Database:
                     marked = marked or (payload.startswith(b"M") and payload.endswith(token))
         return received
 
-    def started(self, slot: str, at: Lsn, user: str | None = None, *, in_parts: bool = False) -> ReplicationConnection:
+    def started(self, slot: str, at: Lsn, user: str | None = None) -> ReplicationConnection:
         """A started stream; an earlier reader that has left may still hold the slot for a moment."""
 
         def attempt() -> ReplicationConnection | None:
             connection = ReplicationConnection(self.source(user=user))
             try:
-                connection.start(slot, publication=PUBLICATION, at=at, in_parts=in_parts)
+                connection.start(slot, publication=PUBLICATION, at=at)
             except LockstepError as error:
                 connection.close()
                 if "is active" in error.message:

@@ -272,7 +272,6 @@ def _sections(chance: random.Random, directory: Path) -> str:
     batch_rows = chance.choice([20_000, 7])
     return (
         f"[capture]\nbatch_rows = {batch_rows}\n{values_directory(directory)}\n"
-        f"spool_transactions = {chance.choice(['true', 'false'])}\nspool_directory = '{directory / 'spool'}'\n"
         f"[snapshot]\nrange_bytes = {chance.choice([8192, 65_536, 268_435_456])}\n"
         f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([1, 50])}\n"
         f"batch_rows = {batch_rows}"

@@ -26,9 +26,6 @@ from cdc.protocol.pgoutput import (
     Relation,
     RelationColumn,
     StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
     Truncate,
     Type,
     Update,
@@ -156,12 +153,6 @@ def encode(message: Message) -> bytes:
         case LogicalMessage(transactional, lsn, prefix, content):
             head = b"M" + struct.pack("!BQ", transactional, lsn) + _text(prefix)
             return head + struct.pack("!I", len(content)) + content
-        case StreamStart(xid, is_first):
-            return b"S" + struct.pack("!IB", xid, is_first)
-        case StreamStop():
-            return b"E"
-        case StreamCommit(xid, commit_lsn, end_lsn, time):
-            return b"c" + struct.pack("!IBQQq", xid, 0, commit_lsn, end_lsn, time)
         case StreamAbort(xid, subxid):
             return b"A" + struct.pack("!II", xid, subxid)
 

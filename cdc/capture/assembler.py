@@ -36,9 +36,6 @@ from cdc.protocol.pgoutput import (
     Origin,
     Relation,
     StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
     Truncate,
     Type,
     Update,
@@ -445,9 +442,7 @@ class Assembler:
             case Type() | Origin():
                 pass  # types are read from the catalogue
             case StreamAbort():
-                pass  # PostgreSQL 18 sends it of a subtransaction without being asked for parts; nothing of it came
-            case StreamStart() | StreamStop() | StreamCommit():
-                raise LockstepError("the stream has a part of a transaction, and whole ones were asked for")
+                pass  # PostgreSQL 18 sends it of a subtransaction unasked; nothing of it came
             case Insert() | Update() | Delete():
                 raise AssertionError("rows are handled before")
         return ()

@@ -19,17 +19,6 @@ class CaptureSettings(Settings):
         description="where large values are kept that updates leave out (tables without replica identity full); it may"
         " be lost, since the topics hold all of it",
     )
-    spool_transactions: StrictBool = Field(
-        default=False,
-        description="have PostgreSQL send large transactions while they run; they wait on disk for their commit",
-    )
-    spool_directory: str = Field(
-        default=".lockstep/spool", description="where they wait; it may be lost, since PostgreSQL sends them again"
-    )
-    spool_bytes: Annotated[int, Field(ge=1024 * 1024)] = Field(
-        default=16 * 1024**3,
-        description="the most that they take there together; beyond it, capture starts over without the spool",
-    )
     include_before: StrictBool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
     )

@@ -16,7 +16,6 @@
      +- Unavailable               a server can't serve now; the same call may succeed later
          +- DataLost              it is back, perhaps without its last writes: begin again from what is sure
          +- TransactionTimedOut   it ended a transaction that was open for too long; a smaller one may be in time
-         +- NotInParts            a large transaction can't be had in parts: begin again with whole ones
 
 A bug of ours is an AssertionError. An error is raised or logged, never both. No message holds a row's values.
 """
@@ -118,10 +117,6 @@ class DataLost(Unavailable):
 
 class TransactionTimedOut(Unavailable):
     """Kafka has ended a transaction that was open for longer than it allows. With less in it, it may be in time."""
-
-
-class NotInParts(Unavailable):
-    """A large transaction can't be had while it runs. The stream is read again, and PostgreSQL keeps it until then."""
 
 
 def bug(error: Exception) -> LockstepError:

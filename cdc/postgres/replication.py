@@ -126,15 +126,13 @@ class ReplicationConnection:
     def _has_failover_slots(self) -> bool:
         return self._connection.info.server_version >= FAILOVER_SLOTS
 
-    def start(self, slot: str, *, publication: str, at: Lsn, only_local: bool = False, in_parts: bool = False) -> None:
+    def start(self, slot: str, *, publication: str, at: Lsn, only_local: bool = False) -> None:
         """Begin to stream: from ``at``, or from what was confirmed if that is later.
 
         ``only_local`` leaves out what was replicated into this server from another (PostgreSQL 16 and later).
-        ``in_parts`` has large transactions sent while they run. Raises LockstepError when the server doesn't start to
-        stream.
+        Raises LockstepError when the server doesn't start to stream.
         """
-        options = f"publication_names {_literal(quote_identifier(publication))}, messages 'true'"
-        options += ", proto_version '2', streaming 'on'" if in_parts else ", proto_version '1'"
+        options = f"publication_names {_literal(quote_identifier(publication))}, messages 'true', proto_version '1'"
         if only_local:
             options += ", origin 'none'"
         result = self._command(

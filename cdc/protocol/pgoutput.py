@@ -1,8 +1,7 @@
-"""pgoutput messages, protocol versions 1 and 2 with logical messages: bytes in, frozen dataclasses out.
+"""pgoutput messages, protocol version 1 with logical messages: bytes in, frozen dataclasses out.
 
 Layouts: PostgreSQL documentation, "Logical Replication Message Formats". The decoder has no state:
-``cdc.capture.assembler`` knows which relation an id means. Inside of a StreamStart and its StreamStop each message but
-Origin has a transaction id after its kind: ``cdc.stream.whole_transactions`` takes it out before it is decoded here.
+``cdc.capture.assembler`` knows which relation an id means.
 """
 
 import struct
@@ -142,29 +141,6 @@ class LogicalMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamStart:
-    """A part of a transaction that is still running begins: what follows is its, up to StreamStop."""
-
-    xid: int
-    is_first: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamStop:
-    """The part ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamCommit:
-    """A transaction of which all parts were sent is complete; the positions are those of a Commit."""
-
-    xid: int
-    commit_lsn: Lsn
-    end_lsn: Lsn
-    commit_time_us: int
-
-
-@dataclass(frozen=True, slots=True)
 class StreamAbort:
     """A subtransaction was rolled back, or the whole transaction: then ``subxid`` is ``xid``."""
 
@@ -172,22 +148,7 @@ class StreamAbort:
     subxid: int
 
 
-Message = (
-    Begin
-    | Commit
-    | Origin
-    | Relation
-    | Type
-    | Insert
-    | Update
-    | Delete
-    | Truncate
-    | LogicalMessage
-    | StreamStart
-    | StreamStop
-    | StreamCommit
-    | StreamAbort
-)
+Message = Begin | Commit | Origin | Relation | Type | Insert | Update | Delete | Truncate | LogicalMessage | StreamAbort
 
 _uint16_at = struct.Struct("!H").unpack_from
 _int32_at = struct.Struct("!i").unpack_from
@@ -366,30 +327,6 @@ def _logical_message(message: bytes, start: int) -> LogicalMessage:
     return LogicalMessage(flags == 1, lsn, prefix, content)
 
 
-def _stream_start(message: bytes, start: int) -> StreamStart:
-    cursor = Cursor(message, start)
-    xid, first = cursor.uint32(), cursor.uint8()
-    if first not in (0, 1):
-        raise cursor.malformed(f"unknown flag of a part {first:#04x}")
-    cursor.finish()
-    return StreamStart(xid, first == 1)
-
-
-def _stream_stop(message: bytes, start: int) -> StreamStop:
-    _finished(message, start)
-    return StreamStop()
-
-
-def _stream_commit(message: bytes, start: int) -> StreamCommit:
-    cursor = Cursor(message, start)
-    xid, flags = cursor.uint32(), cursor.uint8()
-    if flags:
-        raise cursor.malformed(f"unknown commit flags {flags:#04x}")
-    commit = StreamCommit(xid, Lsn(cursor.uint64()), Lsn(cursor.uint64()), cursor.int64())
-    cursor.finish()
-    return commit
-
-
 def _stream_abort(message: bytes, start: int) -> StreamAbort:
     cursor = Cursor(message, start)
     abort = StreamAbort(cursor.uint32(), cursor.uint32())
@@ -408,9 +345,6 @@ _READERS: dict[int, Callable[[bytes, int], Message]] = {
     ord("D"): _delete,
     ord("T"): _truncate,
     ord("M"): _logical_message,
-    ord("S"): _stream_start,
-    ord("E"): _stream_stop,
-    ord("c"): _stream_commit,
     ord("A"): _stream_abort,
 }
 

@@ -42,9 +42,7 @@ from cdc.stream.table_publication import PublishedTables
 from cdc.stream.table_watch import TableWatch
 from cdc.stream.toast_cache import ToastCache
 from cdc.stream.topics import TopicWatch
-from cdc.stream.transaction_spool import SpoolSpace
 from cdc.stream.visible_commits import VisibleCommits
-from cdc.stream.whole_transactions import WholeTransactions
 
 OUTBOX_TYPES_MAX: Final = 100
 """So many types of an outbox get a topic of their own: a topic costs brokers, and an application writes them."""
@@ -116,8 +114,6 @@ class StreamOpener:
     stopping: Callable[[], bool]
     closing: contextlib.ExitStack
     wrap_stream: StreamWrapper
-    in_parts: bool
-    """Whether large transactions are sent while they run."""
     order_secret: bytes
     """What orders about copies are signed with."""
     was_published: set[TableName]
@@ -225,14 +221,9 @@ class StreamOpener:
 
     def _stream(self, state: CaptureState) -> tuple[ResumedStream, Lsn]:
         """The stream, and what its slot was told before."""
-        opened = start_stream(self.pipeline, self.sql, state, self.say, in_parts=self.in_parts)
+        opened = start_stream(self.pipeline, self.sql, state, self.say)
         self.closing.callback(opened.connection.close)
         stream = self.wrap_stream(opened.connection)
-        if self.in_parts:
-            settings = self.pipeline.capture
-            space = SpoolSpace(Path(settings.spool_directory) / self.pipeline.slot, bytes_max=settings.spool_bytes)
-            stream = WholeTransactions(stream, space, messages=self.pipeline.source.messages)
-            self.closing.callback(stream.close)
         return ResumedStream(stream, opened.last, begun=opened.begun, hint=RECOVER), opened.confirmed
 
     def _assembler(

@@ -32,11 +32,9 @@ class OpenedStream:
 
 
 def start_stream(
-    pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None], *, in_parts: bool
+    pipeline: Pipeline, sql: psycopg.Connection[Any], state: CaptureState, say: Callable[[str], None]
 ) -> OpenedStream:
     """Stream from the state's position; an older reader of the slot, which is fenced by now, is ended first.
-
-    ``in_parts`` has large transactions sent while they run.
 
     Raises PositionMismatch when the slot was moved beyond the state, LockstepError when PostgreSQL refuses and
     Unavailable when it can't be reached.
@@ -51,13 +49,7 @@ def start_stream(
             time.sleep(0.2)
         stream = ReplicationConnection(pipeline.source)
         try:
-            stream.start(
-                state.slot,
-                publication=state.publication,
-                at=Lsn(state.resume_lsn),
-                only_local=only_local,
-                in_parts=in_parts,
-            )
+            stream.start(state.slot, publication=state.publication, at=Lsn(state.resume_lsn), only_local=only_local)
         except LockstepError as error:
             stream.close()
             if "is active for PID" in error.message and time.monotonic() < deadline:

@@ -23,7 +23,7 @@ from cdc.kafka.publisher import TransactionalPublisher
 from cdc.kafka.record_limits import RecordLimit
 from cdc.kafka.topic_admin import TopicPlan, table_topic_plan
 from cdc.kafka.topic_names import is_outbox_topic, shared_outbox_topic
-from cdc.model.errors import Fenced, LockstepError, NotInParts, TransactionTimedOut, Unavailable
+from cdc.model.errors import Fenced, LockstepError, TransactionTimedOut, Unavailable
 from cdc.model.lsn import format_lsn
 from cdc.model.table import TableName
 from cdc.pipeline import Pipeline
@@ -99,7 +99,6 @@ def capture(
     repairs = RepairRequests(pipeline.slot, observer.say)
     guard = SlotGuard(pipeline.slot, pipeline.source.slot_guard, observer.say, observer.held)
     pause = FirstCopyPause(pipeline.slot, observer.say)
-    in_parts = pipeline.capture.spool_transactions
     was_published: set[TableName] = set()
     while not stopping():
         started = time.monotonic()
@@ -116,7 +115,6 @@ def capture(
                         repairs=repairs,
                         guard=guard,
                         pause=pause,
-                        in_parts=in_parts,
                         was_published=was_published,
                     )
                 ) as session:
@@ -134,7 +132,6 @@ def capture(
             error = connection_error(raised) if isinstance(raised, psycopg.Error) else raised
             if not isinstance(error, Unavailable):
                 raise error from raised
-            in_parts = in_parts and not isinstance(error, NotInParts)
             wait_s = 0.5 if time.monotonic() - started > _RETRY_MAX_S else min(wait_s * 2, _RETRY_MAX_S)
             observer.restarted()
             observer.say(f"{error.message}; starting over from the committed state in {wait_s:.1f} s")
@@ -162,14 +159,12 @@ class _Session:
         repairs: RepairRequests,
         guard: SlotGuard,
         pause: FirstCopyPause,
-        in_parts: bool,
         was_published: set[TableName],
     ) -> None:
         self._was_published = was_published
         self._repairs = repairs
         self._guard = guard
         self._pause = pause
-        self._in_parts = in_parts
         self._ownership = ownership
         self._pipeline = self.pipeline = pipeline
         self._stopping = stopping
@@ -418,7 +413,6 @@ class _Session:
             stopping=self._stopping,
             closing=self._closing,
             wrap_stream=self._wrap_stream,
-            in_parts=self._in_parts,
             order_secret=self._order_secret,
             was_published=self._was_published,
         ).open(state)

@@ -26,8 +26,6 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
     capture, spark = config.capture, config.spark
     yield "pipeline.data_directory", str(config.pipeline.data_directory)
     yield "capture.values_directory", capture.values_directory
-    if capture.spool_transactions:
-        yield "capture.spool_directory", capture.spool_directory
     if (config.sinks or config.stream_queries) and "://" not in spark.checkpoint_directory:
         yield "spark.checkpoint_directory", spark.checkpoint_directory
     if config.views:

@@ -309,7 +309,7 @@ class _Erasing:
             + ("WAL" if wal is None else f"WAL (the slot keeps it from {wal} on)")
             + ", archived WAL, replicas, backups; other tables with the same data.",
             "capture's machine: its store of large values, where that is elsewhere, and the free pages of its file."
-            " Its spool goes with each transaction. Spark's checkpoints of sinks have offsets, and no rows.",
+            " Spark's checkpoints of sinks have offsets, and no rows.",
             f"topic {control_topic(self._pipeline, STATE)}: copies of tables note there how far they are, with keys of"
             " rows and no other values. It is compacted by itself.",
         ]

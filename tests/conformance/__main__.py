@@ -29,7 +29,6 @@ def main() -> int:
         "--major", type=int, action="append", choices=MAJORS, help="a version of PostgreSQL; default all"
     )
     parser.add_argument("--case", action="append", metavar="ID", help="a case; default all that are supported")
-    parser.add_argument("--in-parts", action="store_true", help="with capture.spool_transactions")
     parser.add_argument("--write", action="store_true", help="write the table into docs/conformance.md")
     options = parser.parse_args()
     results: dict[int, Complaints] = {}
@@ -37,12 +36,10 @@ def main() -> int:
         directory = closing.enter_context(temporary_directory())
         stack = _kafka(directory, closing)
         for major in sorted(options.major or MAJORS):
-            results[major] = _run(
-                major, directory, stack.endpoints().kafka_bootstrap, options.case, in_parts=options.in_parts
-            )
+            results[major] = _run(major, directory, stack.endpoints().kafka_bootstrap, options.case)
     shown = [case for case in cases(MAJORS[-1]) if not options.case or case.id in options.case]
     _show(shown, results)
-    if options.write and not options.case and not options.in_parts and is_whole(results):
+    if options.write and not options.case and is_whole(results):
         write_page(markdown(shown, results))
     failed = [
         case
@@ -63,15 +60,15 @@ def _kafka(directory: Path, closing: ExitStack) -> Stack:
     return stack
 
 
-def _run(major: int, directory: Path, kafka_bootstrap: str, ids: list[str] | None, *, in_parts: bool) -> Complaints:
+def _run(major: int, directory: Path, kafka_bootstrap: str, ids: list[str] | None) -> Complaints:
     began = time.monotonic()
     wanted = [
         case for case in cases(major) if case.since <= major and (case.id in ids if ids else case.id not in NOT_YET)
     ]
-    with source_server(major, directory, in_parts=in_parts) as dsn:
+    with source_server(major, directory) as dsn:
         # The time makes names of topics unique on a broker that was up before.
         prefix = f"c{major}_{int(time.time())}"
-        complaints = Runner(dsn, kafka_bootstrap, directory, prefix=prefix, in_parts=in_parts).run(wanted)
+        complaints = Runner(dsn, kafka_bootstrap, directory, prefix=prefix).run(wanted)
     sys.stderr.write(f"PostgreSQL {major}: {len(complaints)} cases in {time.monotonic() - began:.1f} s\n")
     return complaints
 

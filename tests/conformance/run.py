@@ -52,19 +52,13 @@ class CaptureFailed(Exception):
 
 
 class Runner:
-    """All cases of one server. The names of pipelines are its own as long as ``prefix`` is.
+    """All cases of one server. The names of pipelines are its own as long as ``prefix`` is."""
 
-    ``in_parts``: large transactions are sent while they run, and capture has them wait for their commit.
-    """
-
-    def __init__(
-        self, server_dsn: str, kafka_bootstrap: str, directory: Path, *, prefix: str, in_parts: bool = False
-    ) -> None:
+    def __init__(self, server_dsn: str, kafka_bootstrap: str, directory: Path, *, prefix: str) -> None:
         self._server_dsn = server_dsn
         self._kafka_bootstrap = kafka_bootstrap
         self._directory = directory
         self._prefix = prefix
-        self._in_parts = in_parts
         self._numbers = itertools.count(1)
 
     def run(self, cases: Sequence[Case]) -> Complaints:
@@ -83,7 +77,6 @@ class Runner:
                 self._directory,
                 f"{self._prefix}_{next(self._numbers)}",
                 cases,
-                in_parts=self._in_parts,
             ).run()
         except CaptureFailed as error:
             if len(cases) == 1:
@@ -114,11 +107,8 @@ class _Pipeline:
         directory: Path,
         name: str,
         cases: Sequence[Case],
-        *,
-        in_parts: bool,
     ) -> None:
         self._cases = cases
-        self._in_parts = in_parts
         self._name = name
         with psycopg.connect(server_dsn, autocommit=True) as server:
             server.execute(f"create database {name} template template0".encode())
@@ -207,7 +197,6 @@ class _Pipeline:
                     f'bootstrap_servers = "{self._kafka_bootstrap}"',
                     "topics = { partitions = 1, replication_factor = 1, min_insync_replicas = 1 }",
                     "[capture]",
-                    f"spool_transactions = {str(self._in_parts).lower()}",
                     f"batch_rows = {_BATCH_ROWS_WITH_RESTARTS}" if restarts else "",
                     "[source]",
                     f'dsn = "{self._dsn}"',

@@ -17,8 +17,6 @@ _SETTINGS = {
     # The smallest there is: transactions of a few hundred rows are decoded from disk.
     "logical_decoding_work_mem": "64kB",
 }
-_EACH_CHANGE = {"debug_logical_replication_streaming": "immediate"}
-_EACH_CHANGE_SINCE = 16
 # Older servers keep the state of an origin, once used, in the room of replication slots.
 _ORIGINS = {"max_active_replication_origins": "100"}
 _ORIGINS_SINCE = 18
@@ -28,16 +26,10 @@ _GRACE_S = 20.0
 
 
 @contextmanager
-def source_server(
-    major: int, directory: Path, *, in_parts: bool = False, settings: Mapping[str, str] = _NO_SETTINGS
-) -> Iterator[str]:
-    """Start it with an empty cluster; the connection string is that of its superuser.
-
-    ``in_parts``: whoever asks for parts of large transactions gets each change as one, where the server can do that.
-    """
+def source_server(major: int, directory: Path, *, settings: Mapping[str, str] = _NO_SETTINGS) -> Iterator[str]:
+    """Start it with an empty cluster; the connection string is that of its superuser."""
     settings = {
         **_SETTINGS,
-        **(_EACH_CHANGE if in_parts and major >= _EACH_CHANGE_SINCE else {}),
         **(_ORIGINS if major >= _ORIGINS_SINCE else {}),
         **settings,
     }

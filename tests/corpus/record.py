@@ -75,17 +75,6 @@ _RECORDINGS: dict[str, tuple[str, str, int]] = {
     "origin": ("insert into plain values (6, 'from elsewhere', 1)", "O", 0),
 }
 
-_MANY = "insert into plain select i, repeat('x', 100), 1 from generate_series({}, {}) i;"
-
-# The same for transactions that are sent in parts.
-_RECORDINGS_IN_PARTS: dict[str, tuple[str, str, int]] = {
-    "stream_start": (_MANY.format(1000, 2000), "S", 0),
-    "stream_start_again": (_MANY.format(2001, 3000), "S", 1),
-    "stream_stop": (_MANY.format(3001, 4000), "E", 0),
-    "stream_commit": (_MANY.format(4001, 5000), "c", 0),
-    "stream_abort": (f"{_MANY.format(5001, 6000)} savepoint s; {_MANY.format(6001, 7000)} rollback to s", "A", 0),
-}
-
 
 def meaning(message: Message) -> dict[str, Any]:
     """A message as JSON."""
@@ -119,8 +108,7 @@ def record(database: Database) -> None:
     database.publish_all()
     origin = "elsewhere"
     database.value("select pg_replication_origin_create(%s)", origin)
-    database.execute(f"alter database {database.name} set logical_decoding_work_mem = '64kB'")
-    for name, (statements, letter, index) in (_RECORDINGS | _RECORDINGS_IN_PARTS).items():
+    for name, (statements, letter, index) in _RECORDINGS.items():
         slot, start = database.create_slot()
         before = ""
         if name == "origin":
@@ -129,7 +117,7 @@ def record(database: Database) -> None:
         database.execute(f"begin; {before} {statements}; commit")
         if name == "origin":
             database.value("select pg_replication_origin_session_reset()")
-        sent = database.payloads(slot, start, in_parts=name in _RECORDINGS_IN_PARTS)
+        sent = database.payloads(slot, start)
         payloads = [payload for _, payload in sent if payload.startswith(letter.encode())]
         (CORPUS / f"{name}.bin").write_bytes(payloads[index])
         text = json.dumps(meaning(decode(payloads[index])), indent=1, ensure_ascii=False)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import psycopg
 import pytest
 
 from cdc.kafka.topic_admin import TopicAdmin, partitions_of
@@ -61,54 +60,6 @@ def test_kill_9_of_capture_loses_and_repeats_nothing(pipeline: Pipeline, point: 
     pipeline.wait_published(capture)
     assert pipeline.stop(capture) == 0, capture.log.read_text()
     pipeline.assert_published_exactly_once()
-
-
-@pytest.fixture
-def in_parts(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
-    """A pipeline to which large transactions, of a few hundred rows, are sent while they run."""
-    name = f"crash{os.getpid()}_{next(_numbers)}"
-    more = {"capture": "spool_transactions = true\nbatch_rows = 100"}
-    options = "options='-c logical_decoding_work_mem=64kB'"
-    made = Pipeline(stack.endpoints(), tmp_path, name, more=more, dsn_options=options)
-    yield made
-    made.close()
-
-
-def _sent_in_parts(pipeline: Pipeline) -> bool:
-    with pipeline.sql() as connection:
-        query = "select stream_txns from pg_stat_replication_slots where slot_name = %s"
-        row = connection.execute(query, (pipeline.config.slot,)).fetchone()
-    return row is not None and row[0] > 0
-
-
-@pytest.mark.parametrize(
-    "point", [*(pytest.param(point, marks=pytest.mark.soak) for point in KILL_POINTS[:-1]), KILL_POINTS[-1]]
-)
-def test_kill_9_of_capture_with_a_large_transaction_in_its_spool(in_parts: Pipeline, point: str) -> None:
-    """Once while the transaction runs, and once after its commit, when it is given out in many batches."""
-    pipeline = in_parts
-    _take_snapshot(pipeline)
-    many = (
-        f"insert into {pipeline.name}.account (id, owner) select i, repeat('x', 100) from generate_series({{}}, {{}}) i"
-    )
-    with traffic(pipeline), psycopg.connect(pipeline.endpoints.source_dsn) as large:
-        large.execute(many.format(10**9 + 1, 10**9 + 2000).encode())
-        large.execute("savepoint s")
-        large.execute(many.format(10**9 + 2001, 10**9 + 4000).encode())
-        killed = pipeline.start_capture(kill=point, nth=4)
-        assert killed.wait(300) == -signal.SIGKILL, killed.log.read_text()
-        wait_until(lambda: _sent_in_parts(pipeline), what="the large transaction is sent while it runs")
-        large.execute("rollback to s")
-        large.execute(many.format(10**9 + 4001, 10**9 + 5000).encode())
-        large.commit()
-        killed = pipeline.start_capture(kill=point, nth=20)
-        assert killed.wait(300) == -signal.SIGKILL, killed.log.read_text()
-        capture = pipeline.start_capture()
-        pipeline.wait_streaming(capture)
-    pipeline.wait_published(capture)
-    assert pipeline.stop(capture) == 0, capture.log.read_text()
-    pipeline.assert_published_exactly_once()
-    assert not list(pipeline.directory.rglob("transaction-*"))
 
 
 def _replace_while_frozen(pipeline: Pipeline, old: Any) -> Any:

@@ -23,9 +23,6 @@ from cdc.protocol.pgoutput import (
     Relation,
     RelationColumn,
     StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
     Truncate,
     Type,
     Update,
@@ -56,9 +53,6 @@ messages = st.one_of(
     st.builds(Delete, ids, old_images),
     st.builds(Truncate, st.lists(ids, max_size=4).map(tuple), cascade=st.booleans(), restart_identity=st.booleans()),
     st.builds(LogicalMessage, st.booleans(), lsns, texts, st.binary(max_size=20)),
-    st.builds(StreamStart, ids, st.booleans()),
-    st.builds(StreamStop),
-    st.builds(StreamCommit, ids, lsns, lsns, times),
     st.builds(StreamAbort, ids, ids),
 )
 

@@ -84,7 +84,7 @@ def test_the_unit_writes_only_where_systemd_makes_directories(
     file = tmp_path / "lockstep.toml"
     file.write_text(
         '[pipeline]\nname = "shop"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nspool_transactions = true\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nbatch_rows = 100\n'
         '[sinks.cache]\ntype = "redis"\nurl = "redis://x"\n'
         '[views.latest]\nsink = "cache"\nsql = "select id from public.orders"\nkey = ["id"]\n'
     )
@@ -103,13 +103,12 @@ def test_one_setting_moves_all_directories_that_are_not_named_singly(tmp_path: P
     file = tmp_path / "lockstep.toml"
     file.write_text(
         '[pipeline]\nname = "shop"\ndata_directory = "data"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nspool_directory = "fast"\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nvalues_directory = "fast"\n'
     )
     config = load(file)
     data = tmp_path / "data"
     assert config.pipeline.data_directory == data
-    assert config.capture.values_directory == str(data / "values")
-    assert config.capture.spool_directory == str(tmp_path / "fast")
+    assert config.capture.values_directory == str(tmp_path / "fast")
     assert config.spark.checkpoint_directory == str(data / "checkpoints")
     assert config.spark.view_directory == data / "views"
     assert config.alerts.directory == data / "alerts" / "shop"

@@ -26,9 +26,6 @@ from cdc.protocol.pgoutput import (
     Origin,
     Relation,
     StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
     Truncate,
     Type,
 )
@@ -791,14 +788,6 @@ def test_the_end_of_a_subtransaction_of_which_no_part_was_asked_for_means_nothin
     begin, shape, row, commit = History([insert(b"1", b"x")]).messages(*relations())
     stray = (row[0], StreamAbort(700, 701))
     assert len(events(assembler(), [begin, shape, stray, row, commit])) == 1
-
-
-@pytest.mark.parametrize(
-    "message", [StreamStart(700, True), StreamStop(), StreamCommit(700, Lsn(1), Lsn(2), 3)], ids=type
-)
-def test_a_part_of_a_transaction_is_nothing_to_make_events_of(message: Message) -> None:
-    with pytest.raises(LockstepError, match="a part of a transaction, and whole ones were asked for"):
-        assembler().feed(message, 0)
 
 
 _PARTITION = replace(relation(table()), relation_id=77, name="part")
