@@ -90,8 +90,6 @@ def test_a_truncate_of_many_tables_keeps_their_order() -> None:
         (b"", "empty message"),
         (b"Z", "unknown message type 0x5a"),
         (b"C\1" + b"\0" * 24, "unknown commit flags 0x01"),
-        (b"c\0\0\0\1\1" + b"\0" * 24, "unknown commit flags 0x01"),
-        (b"S\0\0\0\1\2", "unknown flag of a part 0x02"),
         (b"T" + b"\0\0\0\0" + b"\4", "unknown truncate options 0x04"),
         (b"T" + b"\xff\xff\xff\xff" + b"\0", "4294967295 relations expected"),
         (b"M\2" + b"\0" * 13, "unknown message flags 0x02"),
