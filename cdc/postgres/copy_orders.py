@@ -42,7 +42,11 @@ class CopyAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """One message. ``table`` is None for all copies."""
+    """One message. ``table`` is None for all copies.
+
+    ``pid`` is the server process that notifies of it, and 0 in the log: whoever hears a signed notification can't give
+    the order again there.
+    """
 
     slot: str
     action: CopyAction
@@ -86,7 +90,7 @@ class CopyOrder:
 def send_order(connection: psycopg.Connection[Any], order: CopyOrder, secret: bytes) -> int:
     """Give the order; returns an LSN after its commit. Raises as ``emit_messages``."""
     try:
-        signed = _from_here(connection, order).signed(secret)
+        signed = replace(_from_here(connection, order), pid=0).signed(secret)
     except psycopg.Error as error:
         raise connection_error(error) from error
     return emit_messages(connection, COPIES_PREFIX, [signed.to_bytes()])

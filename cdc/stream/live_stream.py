@@ -261,7 +261,7 @@ class StreamOpener:
                 return
             if order.slot != self.pipeline.slot or assembler.comes_again:
                 return
-            if not order.is_signed(self.order_secret):
+            if order.pid or not order.is_signed(self.order_secret):
                 self.say(unsigned(order))
                 return
             before = batch.state.with_unread(assembler.unread)

@@ -781,7 +781,8 @@ class SinkJob:
             raise
         except TablesRefused as refused:
             if self._sets_aside(refused.errors):
-                self._asides.fail(lease, refused.errors, orders)
+                unfit = {name: self._unfit(error) for name, error in refused.errors.items()}
+                self._asides.fail(lease, unfit, orders)
             raise
         except LockstepError:
             errors = self._unprepared(opened, log) if may_set_aside and self._plan.go_live else {}
@@ -789,6 +790,15 @@ class SinkJob:
                 raise
             self._asides.fail(lease, errors, orders)
             raise
+
+    def _unfit(self, error: LockstepError) -> LockstepError:
+        """Why the sink can't hold a table. The settings that may be mended for it are those of a new generation."""
+        if error.hint is None or isinstance(error, NeedsRebuild):
+            return error
+        rebuild = f"`lockstep rebuild {self._plan.name} --switch`"
+        return LockstepError(
+            error.message, hint=f"{error.hint}, and run {rebuild}; or mend the table itself at the source"
+        )
 
     def _unprepared(self, opened: OpenedSink, log: LogFacts) -> dict[TableName, LockstepError]:
         """Which of the tables can't be prepared by themselves, and why."""

@@ -71,6 +71,10 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
             return findings + _refusals(name, refused, why=JOB_STOPS if built is None else _rebuild_stops(name))
     findings += _unfit_findings(name, used, tables)
     if tables and definition(used) != definition(settings):
+        findings += [
+            error(f"sink {name}", refused.message, _rebuild_stops(name), refused.hint or "")
+            for refused in unfit_tables(name, settings, tables).values()
+        ]
         findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
     elif tables and built is None:
         findings += _setting_findings(name, settings, tables, sql, why=JOB_STOPS)

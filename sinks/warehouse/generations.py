@@ -116,7 +116,8 @@ class WarehouseGenerations:
                     f"generation {self._number} is live",
                     hint="switch to another generation before you drop this one",
                 )
-            self._tables.drop_schema()
+            if self._number in self._bookkeeping.generations():  # else a schema of that name is somebody else's
+                self._tables.drop_schema()
             tables = self._bookkeeping.tables()
             self._tables.histories.forget([name for name, held in tables.items() if held.has_history])
             self._bookkeeping.forget_generation()

@@ -13,8 +13,9 @@ import pytest
 from cdc.capture.settings import SnapshotSettings
 from cdc.kafka.control_topics import read_state
 from cdc.model.table import TableName
-from cdc.postgres.copy_orders import CopyAction, CopyOrder, send_order
+from cdc.postgres.copy_orders import COPIES_PREFIX, CopyAction, CopyOrder, send_order
 from cdc.postgres.repair_messages import request_repair
+from cdc.postgres.slot import emit_messages
 from cdc.protocol.control_records import CaptureState, TableCopy
 from cdc.stream.topics import order_secret
 from lockstep.cli.main import exit_code
@@ -263,6 +264,11 @@ def test_an_order_that_nobody_signed_who_sees_the_topics_is_ignored(copying: Cop
     for action in (CopyAction.PAUSE, CopyAction.CANCEL):
         send_order(copying.database.connection, CopyOrder(captured.config.slot, action, None), secret)
     captured.wait_for("cancel of copies is ignored: it isn't signed by somebody who sees the pipeline's topics")
+    # What was notified of can be heard by any role.
+    heard = CopyOrder(captured.config.slot, CopyAction.PAUSE, None, "ann", 4711)
+    told = heard.signed(order_secret(captured.config.as_pipeline())).to_bytes()
+    emit_messages(copying.database.connection, COPIES_PREFIX, [told])
+    copying.wait(lambda: sum("pause of copies is ignored" in line for line in captured.said) == 2)
     copying.wait_whole()
     assert any("public.big is copied" in line for line in captured.said)
     user = copying.database.connection.info.user

@@ -617,6 +617,7 @@ def test_a_table_that_the_sink_cannot_hold_is_set_aside_at_the_first_start(
         failed = pipeline.wait_aside(ITEMS, AsideState.FAILED)
         assert failed is not None
         assert "has a column '_tag', a name that the warehouse sink needs" in (failed.reason or "")
+        assert "`lockstep rebuild" in (failed.hint or ""), "settings of what is there aren't read again"
         pipeline.write(Put(ORDERS, {"id": 2, "note": "second"}))
         pipeline.wait_rows(ORDERS, {1: "first", 2: "second"})
         assert pipeline.status().has_failed_tables

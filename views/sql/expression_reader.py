@@ -239,7 +239,7 @@ class ExpressionReader:
 
     def _comparison(self, tree: Tree) -> Expression:
         only(tree)
-        return _compared(
+        return compared(
             tree,
             _COMPARISONS[type(tree)],
             self._operand(tree.this),
@@ -265,7 +265,7 @@ class ExpressionReader:
         left, right = self._operand(tree.this), self._operand(tree.expression)
         if not _has_own_equality((left, right)):
             left, right = united(tree, [left, right])
-        distinct = Call("is_distinct", (left, right, _compared(tree, "=", left, right)), BOOL)
+        distinct = Call("is_distinct", (left, right, compared(tree, "=", left, right)), BOOL)
         return distinct if isinstance(tree, exp.NullSafeNEQ) else Call("not", (distinct,), BOOL)
 
     def _in(self, tree: exp.In) -> Expression:
@@ -277,13 +277,13 @@ class ExpressionReader:
             refuse(tree, "members of the list are rounded like the column", "write comparisons with `or`")
         if not _has_own_equality([operand]):
             operand, *members = united(tree, [operand, *members])
-        return Call("or", tuple(_compared(tree, "=", operand, member) for member in members), BOOL)
+        return Call("or", tuple(compared(tree, "=", operand, member) for member in members), BOOL)
 
     def _between(self, tree: exp.Between) -> Expression:
         only(tree, "low", "high")
         operand, low, high = self._operand(tree.this), self._operand(tree.args["low"]), self._operand(tree.args["high"])
         is_c = any(map(is_in_c, (tree.this, tree.args["low"], tree.args["high"])))
-        bounds = (_compared(tree, ">=", operand, low, is_c=is_c), _compared(tree, "<=", operand, high, is_c=is_c))
+        bounds = (compared(tree, ">=", operand, low, is_c=is_c), compared(tree, "<=", operand, high, is_c=is_c))
         return Call("and", bounds, BOOL)
 
     def _like(self, tree: exp.Like) -> Expression:
@@ -296,9 +296,7 @@ class ExpressionReader:
         branches = tree.args["ifs"]
         if tree.this is not None:
             subject = self.read(tree.this)
-            conditions: list[Expression] = [
-                _compared(tree, "=", subject, self.read(branch.this)) for branch in branches
-            ]
+            conditions: list[Expression] = [compared(tree, "=", subject, self.read(branch.this)) for branch in branches]
         else:
             conditions = [self.condition(branch.this) for branch in branches]
         default = tree.args.get("default")
@@ -316,7 +314,7 @@ class ExpressionReader:
             subject, other = united(tree, [subject, other])  # of two integers the first one keeps its type
         elif _has_own_equality((subject, other)) and subject.type != other.type and other.type.kind is not Kind.UNKNOWN:
             refuse(tree, f"{subject.type.name} stands beside {other.type.name}", "cast one of them")
-        return Call("case", (_compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
+        return Call("case", (compared(tree, "=", subject, other), Literal(None, subject.type), subject), subject.type)
 
     # --- values ---
 
@@ -583,7 +581,7 @@ def require_order(tree: Tree, of: SqlType, *, is_c: bool) -> None:
         refuse(tree, f"the order of {of.name} isn't known here", 'cast it to text and write `collate "C"`')
 
 
-def _compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c: bool = False) -> Expression:
+def compared(tree: Tree, name: str, left: Expression, right: Expression, *, is_c: bool = False) -> Expression:
     sides = (left, right)
     if any(side.type.json_form in FLOATS for side in sides):
         return Call(name, (_float_place(tree, left, right), _float_place(tree, right, left)), BOOL)

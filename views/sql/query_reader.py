@@ -13,7 +13,7 @@ from cdc.model.table import Table, TableName
 from views.expressions import Aggregate, Call, Expression, Literal, Ref, SortKey, all_of, can_fail, refs, rewritten
 from views.failures import Refusal
 from views.plan import Filter, Group, Join, Node, Project, Scan, Union
-from views.sql.expression_reader import ExpressionReader, common_type, united
+from views.sql.expression_reader import ExpressionReader, common_type, compared, united
 from views.sql.refusals import Refuse, only, refuse, refused
 from views.sql.relations import (
     Dependency,
@@ -344,8 +344,7 @@ class QueryReader:
             if name not in last.names:
                 refuse(join, f"{last.alias!r} has no column {name!r}", "join on a column that both have")
             left = _Scope(earlier, scope.merged).resolve(exp.column(identifier))
-            united_pair = united(join, [left, last.names[name]])
-            conditions.append((Call("=", tuple(united_pair), BOOL), join))
+            conditions.append((compared(join, "=", left, last.names[name]), join))
             scope.merged[name] = left
         return conditions
 

@@ -313,6 +313,13 @@ def test_joins_that_multiply_rows_come_last(from_: str, order: list[str]) -> Non
     assert [node.table.name for node in nodes(plan.root) if isinstance(node, Scan)] == order
 
 
+def test_columns_that_are_joined_by_name_are_compared_as_others_are() -> None:
+    """Floats as PostgreSQL compares them."""
+    query = "select a.id, b.id as other from odd a join odd b {}"
+    by_name, by_condition = (kept(query.format(how), ["id", "other"]) for how in ("using (x)", "on a.x = b.x"))
+    assert by_name.root == by_condition.root
+
+
 def test_names_are_in_lower_case_unless_they_are_quoted() -> None:
     plan = kept('select ID, "Big", A.t as "T" from odd join a using (id)')
     assert [name for name, _ in plan.outputs] == ["id", "Big", "T"]
