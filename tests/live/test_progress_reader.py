@@ -211,6 +211,22 @@ def test_records_of_a_recreated_topic_that_has_grown_are_made_good_by_bounds_of_
     assert (first.lsn, set(first.bounds), rest) == (lsns[-1], {log.orders, log.customers}, [])
 
 
+def test_bounds_lie_behind_all_that_was_sent_be_it_few_or_many(log: Log) -> None:
+    """Deliveries tell of few, and brokers are asked about many. Each transaction has a marker behind its events."""
+    publisher = log.publishes_progress(every_s=0.0)
+    publisher.start()
+    end = 0
+    for lsn, events in enumerate((1, 3, 150, 2, 1), 1):
+        for _ in range(events):
+            publisher.send(log.orders, b'{"id":1}', b"{}")
+        committed = state().published(
+            commit_lsn=lsn, seq=1, end_lsn=lsn, commit_time_ms=0, last_transaction=None, begun=None
+        )
+        assert publisher.commit(committed) == {(log.orders, 0): end + events}
+        end += events + 1
+    publisher.close()
+
+
 def test_records_come_with_the_identities_of_the_topics_that_they_bound(log: Log) -> None:
     """As of after they were read: a topic that was recreated since the records before has another one."""
     log.publish(log.orders)
