@@ -88,16 +88,16 @@ class Child:
 class Rig:
     """Servers and whatever was started on them. ``close`` leaves nothing running that we started."""
 
-    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "auto") -> None:
+    def __init__(self, directory: Path | None, *, say: Say, trigger: str = "auto", light: bool = False) -> None:
         """With a directory, the servers of that stack are used and left running; else new ones in a temporary one.
 
-        ``trigger`` is Spark's, for the pipelines' jobs.
+        ``trigger`` is Spark's, for the pipelines' jobs. ``light`` starts servers as ``lockstep up`` does.
         """
         self.trigger = trigger
         self._own = directory is None
         self._work = Path(tempfile.mkdtemp(prefix="lockstep-bench-"))
         self._work.chmod(0o755)  # PostgreSQL runs as another user when we are root
-        self._stack = Stack(directory or self._work / "stack")
+        self._stack = Stack(directory or self._work / "stack", light=light)
         self._say = say
         self._children: list[Child] = []
         self._pipelines = 0
