@@ -6,7 +6,8 @@ kept alive however long Kafka takes.
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -115,6 +116,17 @@ class _RefusedRecords:
     def __call__(self, error: KafkaError | None, record: Message) -> None:
         if error is not None and error.code() in _TOO_LARGE:
             self.bytes_max = max(self.bytes_max, len(record))
+
+
+@contextmanager
+def _told_as_it_was() -> Iterator[None]:
+    """The client tells of deliveries also where it is to raise a fatal error. Python makes a SystemError of that."""
+    try:
+        yield
+    except SystemError as error:
+        if not isinstance(error.__cause__, KafkaException):
+            raise
+        raise error.__cause__ from None
 
 
 class _Ends:
@@ -437,8 +449,9 @@ class TransactionalPublisher:
         """Abort what is open, as far as the broker lets us in a moment; the broker does the rest by itself."""
         if self._open:
             try:
-                self._producer.purge()
-                self._producer.abort_transaction(_SLICE_S)
+                with _told_as_it_was():
+                    self._producer.purge()
+                    self._producer.abort_transaction(_SLICE_S)
             except KafkaException:
                 return  # the transaction times out on the broker, or the next process's start aborts it
             self._open = False
@@ -454,7 +467,8 @@ class TransactionalPublisher:
     def _call(self, doing: str, call: Callable[..., Any], *arguments: object) -> Any:
         """Any call of the client can be the one that learns that we were fenced."""
         try:
-            return call(*arguments)
+            with _told_as_it_was():
+                return call(*arguments)
         except KafkaException as error:
             raise self._translated(error, doing=doing) from error
 
@@ -482,7 +496,8 @@ class TransactionalPublisher:
         deadline = time.monotonic() + KAFKA_TAKES_NOTHING_S
         while True:
             try:
-                call(_SLICE_S)
+                with _told_as_it_was():
+                    call(_SLICE_S)
                 return
             except KafkaException as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
