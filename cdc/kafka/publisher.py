@@ -119,7 +119,7 @@ class _RefusedRecords:
 
 
 @contextmanager
-def _told_as_it_was() -> Iterator[None]:
+def _errors_of_its_own() -> Iterator[None]:
     """The client tells of deliveries also where it is to raise a fatal error. Python makes a SystemError of that."""
     try:
         yield
@@ -449,7 +449,7 @@ class TransactionalPublisher:
         """Abort what is open, as far as the broker lets us in a moment; the broker does the rest by itself."""
         if self._open:
             try:
-                with _told_as_it_was():
+                with _errors_of_its_own():
                     self._producer.purge()
                     self._producer.abort_transaction(_SLICE_S)
             except KafkaException:
@@ -467,7 +467,7 @@ class TransactionalPublisher:
     def _call(self, doing: str, call: Callable[..., Any], *arguments: object) -> Any:
         """Any call of the client can be the one that learns that we were fenced."""
         try:
-            with _told_as_it_was():
+            with _errors_of_its_own():
                 return call(*arguments)
         except KafkaException as error:
             raise self._translated(error, doing=doing) from error
@@ -496,7 +496,7 @@ class TransactionalPublisher:
         deadline = time.monotonic() + KAFKA_TAKES_NOTHING_S
         while True:
             try:
-                with _told_as_it_was():
+                with _errors_of_its_own():
                     call(_SLICE_S)
                 return
             except KafkaException as error:

@@ -68,11 +68,15 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
     keys = [LOG_KEY] * len(own_keys) if is_append_only else own_keys
     values: list[bytes | None] = records.column("value").to_pylist()
     at = partial(_position, records, topic)
-    rows, others = _read_rows(values, at, newest_shape=task.shapes[table].schema_id, is_keyed=not is_append_only)
+    history = task.histories.get(table)
+    # A table that has always had one shape has one form of keys.
+    has_keys_of_before = history is not None and not is_append_only
+    rows, others = _read_rows(
+        values, at, newest_shape=task.shapes[table].schema_id, has_keys_of_before=has_keys_of_before
+    )
     if is_append_only and table not in task.computed:  # whose condition says nothing of a row that is gone
         rows = [row_before(value) if row is None and value else row for row, value in zip(rows, values, strict=True)]
     events = _table_events(records, at, table, keys, rows)
-    history = task.histories.get(table)
     void: set[int] = set()
     has_translated = False
     if history is not None:
@@ -107,12 +111,12 @@ def _position(records: pa.Table, topic: str, index: int) -> Position:
 
 
 def _read_rows(
-    values: list[bytes | None], at: PositionAt, *, newest_shape: str, is_keyed: bool
+    values: list[bytes | None], at: PositionAt, *, newest_shape: str, has_keys_of_before: bool
 ) -> tuple[list[bytes | None], list[tuple[int, str]]]:
     """The rows' JSON, and index and schema id of records of other shapes than the newest.
 
-    Deletes of keys may be of others: a copy deletes keys of earlier shapes too. The id of those of the newest shape is
-    empty, and so is a tombstone's.
+    Where a table ``has_keys_of_before``, deletes may be of others: a copy deletes keys of earlier shapes too. The id of
+    those of the newest shape is empty, and so is a tombstone's.
 
     Raises LockstepError for what is no event.
     """
@@ -140,7 +144,7 @@ def _read_rows(
             rows.append(row)
             if schema_id != newest_shape:
                 others.append((index, schema_id))
-            elif row is None and is_keyed:
+            elif row is None and has_keys_of_before:
                 others.append((index, ""))
         index += 1
     return rows, others

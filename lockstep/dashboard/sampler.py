@@ -29,9 +29,6 @@ logger = logging.getLogger("lockstep.dashboard")
 EVERY_S: Final = 1.0
 _UNWATCHED_EVERY_S: Final = 3.0
 _ENDS_EVERY_S: Final = 2.0
-_NOTICED_S: Final = 0.25
-"""How soon it notices that a page was opened."""
-
 _SETTLED_S: Final = 5.0
 _GIVE_BACK_S: Final = 600.0
 """When memory that is free goes back to the system: once the clients of all stores are loaded, and now and then."""
@@ -93,6 +90,7 @@ class Sampler:
         self._stream_queries = stream_queries
         self._is_watched = is_watched
         self._stopping = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard", daemon=True)
         self._opened: tuple[LagCollector, TopicAdmin] | None = None
         self._points: dict[str, collections.deque[tuple[int, float | None]]] = {}
@@ -125,7 +123,12 @@ class Sampler:
     def stop(self, *, wait_s: float = 0.3) -> None:
         """Let it end after the look that it is at. A server that hangs isn't waited for: the thread ends with us."""
         self._stopping.set()
+        self._woken.set()
         self._thread.join(wait_s)
+
+    def look_soon(self) -> None:
+        """Somebody begins to watch. Called in any thread."""
+        self._woken.set()
 
     def look_once(self) -> PipelineState:
         """One look, instead of ``start``. What needs two, such as a rate, isn't known then."""
@@ -165,17 +168,14 @@ class Sampler:
                 if began >= give_back_at:
                     give_back()
                     give_back_at = began + _GIVE_BACK_S
-                self._stopping.wait(max(0.05, began + EVERY_S - time.monotonic()))
-                while not self._stopping.is_set() and not self._is_due(began):
-                    self._stopping.wait(_NOTICED_S)
+                every_s = EVERY_S if self._is_watched() else _UNWATCHED_EVERY_S
+                self._woken.wait(max(0.05, began + every_s - time.monotonic()))
+                self._woken.clear()
         except Exception:
             logger.exception("a bug has ended the thread that looks at the pipeline")
             self._on_failure()
         finally:
             self._close()
-
-    def _is_due(self, last_s: float) -> bool:
-        return self._is_watched() or time.monotonic() - last_s >= _UNWATCHED_EVERY_S
 
     def _open(self) -> tuple[LagCollector, TopicAdmin]:
         """What looks, made at the first look that can make it. Raises LockstepError, as where a password isn't had."""

@@ -107,12 +107,14 @@ class EventStreams:
         self._news = asyncio.Event()
         self._frame: bytes | None = None
         self._count = 0
+        self._on_reader: Callable[[], object] = lambda: None
         self.readers = 0
         self.is_closed = False
 
-    def open(self) -> None:
-        """Called in the loop that serves."""
+    def open(self, on_reader: Callable[[], object]) -> None:
+        """Called in the loop that serves. ``on_reader`` is called when one comes."""
         self._loop = asyncio.get_running_loop()
+        self._on_reader = on_reader
 
     def publish(self, state: model.PipelineState) -> None:
         """Called in any thread."""
@@ -135,6 +137,7 @@ class EventStreams:
     async def frames(self) -> AsyncIterator[bytes]:
         """The newest state at once, then each that comes; until the end of the server."""
         self.readers += 1
+        self._on_reader()
         sent = 0
         try:
             yield b"retry: 2000\n\n"
@@ -209,7 +212,7 @@ def dashboard_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        streams.open()
+        streams.open(sampler.look_soon)
         sampler.start(streams.publish, attendant.look, lambda: end(Ending.FAILED))
         watching = asyncio.create_task(_until_changed(config, path, lambda: end(Ending.CHANGED)))
         yield

@@ -71,10 +71,7 @@ def check_sink(config: Config, *, name: str, shapes: Mapping[TableName, Table], 
             return findings + _refusals(name, refused, why=JOB_STOPS if built is None else _rebuild_stops(name))
     findings += _unfit_findings(name, used, tables)
     if tables and definition(used) != definition(settings):
-        findings += [
-            error(f"sink {name}", refused.message, _rebuild_stops(name), refused.hint or "")
-            for refused in unfit_tables(name, settings, tables).values()
-        ]
+        findings += _unfit_findings(name, settings, tables, why=_rebuild_stops(name))
         findings += _setting_findings(name, settings, tables, sql, why=_rebuild_stops(name))
     elif tables and built is None:
         findings += _setting_findings(name, settings, tables, sql, why=JOB_STOPS)
@@ -155,11 +152,13 @@ def _setting_findings(
     return findings
 
 
-def _unfit_findings(name: str, settings: SinkSettings, tables: Sequence[Table]) -> list[Finding]:
-    """Tables that the sink can't hold."""
+def _unfit_findings(
+    name: str, settings: SinkSettings, tables: Sequence[Table], *, why: str | None = None
+) -> list[Finding]:
+    """Tables that the sink can't hold. ``why`` says what would stop; None: whatever its job does."""
     unfit = unfit_tables(name, settings, tables)
     goes_on = settings.view is None and len(unfit) < len(tables)
-    why = "its job sets this table aside, and goes on without it" if goes_on else JOB_STOPS
+    why = why or ("its job sets this table aside, and goes on without it" if goes_on else JOB_STOPS)
     return [error(f"sink {name}", refused.message, why, refused.hint or "") for refused in unfit.values()]
 
 
