@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Self
 
@@ -25,6 +26,8 @@ class Pipeline:
     kafka: KafkaSettings
     capture: CaptureSettings
     snapshot: SnapshotSettings = field(default_factory=SnapshotSettings)
+    values_directory: Path = Path(".lockstep/values")
+    """Where large values are kept that updates leave out. It may be lost, since the topics hold all of it."""
     has_whole_transactions: bool = False
     """Whether views or consistent sinks wait for its progress records."""
     _topics: Mapping[TableName, str] | None = field(default=None, init=False, repr=False, compare=False)

@@ -148,7 +148,7 @@ class SpillingMap:
         raise LockstepError(
             f"what doesn't fit into memory can't be kept in {self._directory}: {error}",
             hint="look for a full disk or missing permissions there, or name another directory:"
-            " capture.values_directory in lockstep.toml. Nothing was skipped",
+            " pipeline.data_directory in lockstep.toml. Nothing was skipped",
         ) from error
 
 

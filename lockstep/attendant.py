@@ -13,7 +13,6 @@ from lockstep.stream_queries import stream_query_plans
 from lockstep.verify_schedule import VerifySchedule
 from monitor.alerts.conditions import Condition
 from monitor.alerts.facts import FactsCollector
-from monitor.alerts.rules import RuleCollector
 from monitor.alerts.watch import AlertWatch
 from monitor.lag import LagReport
 from monitor.stream_queries import StreamQueryStatus, StreamQueryWatch
@@ -55,12 +54,13 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
             config.as_pipeline(), config.stores, state_directories(config), with_standby=config.alerts.standby
         ) as facts,
         StreamQueryWatch(partial(stream_query_plans, config)) as queries,
-        RuleCollector(config.rules()) as rules,
         AlertWatch(
             config.pipeline.name,
             config.alerts,
-            facts=lambda: replace(facts.latest(), stream_queries=queries.latest(), rules=rules.latest()),
+            config.alerts_directory,
+            facts=lambda: replace(facts.latest(), stream_queries=queries.latest()),
             verify=config.verify,
+            retained_max_bytes=config.source.slot_guard.warn,
         ) as alerts,
     ):
         yield Attendant(alerts, schedule, queries)
@@ -68,7 +68,7 @@ def open_attendant(config: Config, path: Path) -> Iterator[Attendant]:
 
 def state_directories(config: Config) -> list[Path]:
     """The directories that Lockstep writes to on this machine."""
-    directories = [Path(config.capture.values_directory), config.alerts.directory]
+    directories = [config.as_pipeline().values_directory, config.alerts_directory]
     if "://" not in config.spark.checkpoint_directory:
         directories.append(Path(config.spark.checkpoint_directory))
     if config.views:

@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, cast
 from urllib.parse import parse_qsl, quote, urlencode
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -21,17 +21,16 @@ from cdc.postgres.settings import SOURCE_PASSWORD_VARIABLE, SourceSettings
 from cdc.secret import address_holds_secret
 from cdc.settings import Settings
 from jobs.settings import SparkSettings
-from jobs.streams.settings import StreamSettings, name_problems, result_name, webhook_variable
+from jobs.streams.settings import StreamSettings, name_problems, webhook_variable
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.log import LogFormat
 from lockstep.stream_sections import StreamQuerySection, with_stream_queries
 from lockstep.view_sections import kind_of_sink, problem_of_type, with_views
-from monitor.alerts.settings import AlertSettings, RuleSettings, RuleTarget
+from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.registry import SinkSettings
 from sinks.view_settings import VIEWS_SCHEMA, ViewSettings
-from sinks.warehouse.settings import WarehouseSettings
 
 _Checked = TypeVar("_Checked", bound=Settings)
 
@@ -176,18 +175,6 @@ class Config(Settings):
         return self
 
     @model_validator(mode="after")
-    def _rules_have_rows_to_ask_for(self) -> "Config":
-        problems = []
-        for name, rule in self.alerts.rules.items():
-            try:
-                self._target(rule.of)
-            except ValueError as problem:
-                problems.append(f"alerts.rules.{name}.of: {problem}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
-
-    @model_validator(mode="after")
     def _sinks_read_captured_tables(self) -> "Config":
         problems = _problems_of_tables(self.source, self.sinks)
         if problems:
@@ -236,7 +223,13 @@ class Config(Settings):
         """The part that capture needs."""
         waits = bool(self.views) or any(getattr(sink, "consistent", False) for sink in self.sinks.values())
         return Pipeline(
-            self.pipeline.name, self.source, self.kafka, self.capture, self.snapshot, has_whole_transactions=waits
+            self.pipeline.name,
+            self.source,
+            self.kafka,
+            self.capture,
+            self.snapshot,
+            values_directory=self.pipeline.data_directory / "values",
+            has_whole_transactions=waits,
         )
 
     @property
@@ -319,19 +312,10 @@ class Config(Settings):
         """Whatever is written to: the settings of the sinks, and of the sinks of stream queries' results."""
         return self.sinks | {name: query.sink for name, query in self.stream_queries.items()}
 
-    def rules(self) -> dict[str, tuple[RuleSettings, RuleTarget]]:
-        """The rules of alerts, each with where the rows are that it is about."""
-        return {name: (rule, self._target(rule.of)) for name, rule in self.alerts.rules.items()}
-
-    def _target(self, of: str) -> RuleTarget:
-        """Raises ValueError for what isn't a view or a stream query whose result is in a warehouse in PostgreSQL."""
-        settings = self.stores.get(of)
-        table = result_name(of) if of in self.stream_queries else TableName(VIEWS_SCHEMA, of)
-        if settings is None or (of not in self.stream_queries and of not in self.views):
-            raise ValueError(f"{of!r} is no view and no stream query")
-        if not isinstance(settings, WarehouseSettings) or settings.is_file:
-            raise ValueError(f"the result of {of!r} isn't in a warehouse in PostgreSQL, which alone can be asked")
-        return RuleTarget(of, settings, table)
+    @property
+    def alerts_directory(self) -> Path:
+        """What was told of this pipeline and is still to be delivered: pipelines side by side have one each."""
+        return self.pipeline.data_directory / "alerts" / self.pipeline.name
 
     @property
     def views(self) -> dict[str, ViewSettings]:
@@ -680,10 +664,7 @@ _REDIS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfi
 def _below(directory: Path, config: Config) -> Config:
     """Paths in the file count from where the file is, not from where the command is run."""
     config = _below_data_directory(config)
-    # Joined to an absolute one, the directory counts for nothing.
-    values = {"values_directory": str(directory / config.capture.values_directory)}
     changes: dict[str, object] = {
-        "capture": config.capture.model_copy(update=values),
         "source": config.source.model_copy(update={"dsn": files_below(directory, config.source.dsn)}),
         "sinks": {name: _with_address_below(directory, sink) for name, sink in config.sinks.items()},
         "stream_queries": {
@@ -693,18 +674,14 @@ def _below(directory: Path, config: Config) -> Config:
     }
     checkpoints = config.spark.checkpoint_directory
     if "://" not in checkpoints:
+        # Joined to an absolute one, the directory counts for nothing.
         changes["spark"] = config.spark.model_copy(update={"checkpoint_directory": str(directory / checkpoints)})
-    joined: Config = _joined(directory, config.model_copy(update=changes))
-    # Pipelines whose files lie side by side have the same setting, and what is told of one isn't told of the other.
-    alerts = joined.alerts.model_copy(update={"directory": joined.alerts.directory / config.pipeline.name})
-    return joined.model_copy(update={"alerts": alerts})
+    return cast("Config", _joined(directory, config.model_copy(update=changes)))
 
 
 _KEPT: Final = (
-    ("capture", "values_directory", "values"),
     ("spark", "checkpoint_directory", "checkpoints"),
     ("spark", "view_directory", "views"),
-    ("alerts", "directory", "alerts"),
 )
 """Section, setting, and the directory below ``pipeline.data_directory`` that it names unless the file does."""
 

@@ -95,7 +95,6 @@ min_insync_replicas = 2                    # 1 for a single broker
 # batch_rows = 20000
 # batch_bytes = 16777216
 # include_before = true                    # publish what the replica identity delivers of the old row
-# values_directory = ".lockstep/values"    # large values that updates leave out; may be lost, the topics have them
 
 # [snapshot]
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it
@@ -141,30 +140,13 @@ master = "local[2]"
 
 # [alerts]
 # lag_s = 300.0                            # readers of a sink may be so far behind
-# slot_minutes = 60.0                      # minutes until the slot is lost
-# retained_wal_bytes = 10737418240         # WAL that the slot may hold back
-# view_state_bytes = 21474836480           # disk that the state of a view may take
-# certificate_days = 21.0                  # days before a certificate expires
-# disk_free_percent = 5.0                  # of a disk that Lockstep writes to
 # standby = false                          # true: a `lockstep capture --standby` is meant to wait
-# open_after_s = 30.0                      # so long something has to hold before it is told
-# clear_after_s = 60.0                     # ... and to be gone
-# directory = ".lockstep/alerts"           # what was told, in <pipeline> below it
 
 # [alerts.webhook]
 # url = "https://hooks.example.com/x"      # gets JSON by POST
 # url_file = "/run/secrets/hook"           # ... an address that is a secret; or $$LOCKSTEP_ALERTS_WEBHOOK_URL
 # headers = { Authorization = "HOOK_TOKEN" }    # header = the environment variable that holds its value
 # ca_file = "/etc/ssl/ca.pem"              # else the system's authorities
-
-# Rows of a view or a stream query in a warehouse in PostgreSQL, and when somebody is told of them: docs/alerts.md.
-# [alerts.rules.busy_page]
-# of = "clicks_per_hour"                   # the view or the stream query
-# where = "n > 1000000"                    # a condition on its columns, in PostgreSQL's SQL
-# more_than = 0                            # so many rows may fulfil it
-# severity = "warning"                     # or "critical"
-# says = "a page was clicked a million times in an hour"
-# step = "look whether it is one visitor"
 
 # [dashboard]
 # listen = "127.0.0.1:8642"                # the web page; where others reach it, LOCKSTEP_DASHBOARD_TOKEN must be set

@@ -4,7 +4,6 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -151,7 +150,7 @@ class Faults:
     def _values_lost(self) -> None:
         self._operator.say("the store of large values is lost")
         self._captured.stop()
-        shutil.rmtree(self._captured.config.capture.values_directory, ignore_errors=True)
+        shutil.rmtree(self._captured.config.as_pipeline().values_directory, ignore_errors=True)
         self._work(5)
 
     def _table_taken_out(self) -> None:
@@ -278,8 +277,3 @@ class Faults:
         self._operator.delete([topic])
         self._operator.lost |= name in (STATE, MESSAGES)
         self._work(5)
-
-
-def values_directory(directory: Path) -> str:
-    """Lines of lockstep.toml: a store of large values of the round's own."""
-    return f"values_directory = '{directory / 'values'}'"

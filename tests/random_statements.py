@@ -36,7 +36,7 @@ from tests.databases import Database, until
 from tests.dying_publisher import dying
 from tests.followers import Follower
 from tests.own_server import OwnServer
-from tests.random_faults import Faults, Servers, values_directory
+from tests.random_faults import Faults, Servers
 from tests.random_grammar import Grammar
 from tests.random_operator import Operator
 from tests.random_tables import KEYED, LOG, SETUP, TABLES, Publication
@@ -267,11 +267,11 @@ class Round:
             session.close()
 
 
-def _sections(chance: random.Random, directory: Path) -> str:
+def _sections(chance: random.Random) -> str:
     """Settings of capture: what is on by default, and what isn't."""
     batch_rows = chance.choice([20_000, 7])
     return (
-        f"[capture]\nbatch_rows = {batch_rows}\n{values_directory(directory)}\n"
+        f"[capture]\nbatch_rows = {batch_rows}\n"
         f"[snapshot]\nrange_bytes = {chance.choice([8192, 65_536, 268_435_456])}\n"
         f"workers = {chance.choice([0, 0, 2])}\nchunk_ms = {chance.choice([1, 50])}\n"
         f"batch_rows = {batch_rows}"
@@ -288,7 +288,7 @@ def prepared(
     try:
         publication = Publication("p", chance.choice(["listed", "listed", "all", "schemas"]))
         database.execute(*SETUP, *([ddl_messages_sql()] if chance.random() < 0.5 else []), publication.create)
-        sections = _sections(chance, directory)
+        sections = _sections(chance)
         captured = Captured(
             database,
             kafka,

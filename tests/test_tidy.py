@@ -78,12 +78,10 @@ def imports_of(path: Path, known: Collection[str]) -> set[str]:
 
 KNOW_A_KIND: Mapping[str, str] = {
     "lockstep.bundle": "leaves out the login of a kind",
-    "lockstep.config": "rules of alerts are for warehouses",
     "lockstep.demo": "its pages read Redis and OpenSearch, as an application does",
     "lockstep.erase.matches": "standing searches are OpenSearch's",
     "lockstep.searches": "standing searches are OpenSearch's",
     "monitor.searches": "standing searches are OpenSearch's",
-    "monitor.alerts": "rules of alerts are for warehouses",
     "jobs.streams.sql_plans": "results of stream queries are in a warehouse",
     "migrations.warehouse": "they are the warehouse's",
 }

@@ -14,11 +14,6 @@ class CaptureSettings(Settings):
         default=20_000, description="events after which a batch is committed"
     )
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
-    values_directory: str = Field(
-        default=".lockstep/values",
-        description="where large values are kept that updates leave out (tables without replica identity full); it may"
-        " be lost, since the topics hold all of it",
-    )
     include_before: StrictBool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
     )

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -149,7 +148,7 @@ class StreamOpener:
         interval_s = min(_STATUS_INTERVAL_S, sender_timeout_s(sql) / 4)
         confirmation = Confirmation(stream, clock, interval_s=interval_s, confirmed=confirmed)
         self.keep_alive.add(confirmation.send_status_if_due)
-        directory = Path(pipeline.capture.values_directory) / pipeline.slot
+        directory = pipeline.values_directory / pipeline.slot
         log = TopicReader(pipeline.kafka.client(), self.keep_alive, directory=directory)
         moved_rows = self.closing.enter_context(SpillingMap(directory))
         toast = ToastCache(pipeline, log, state, published.values(), self.say)

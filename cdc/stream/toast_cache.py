@@ -1,7 +1,6 @@
 """The local store of large values, kept where the published log is."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from cdc.capture.published_table import PublishedTable
@@ -41,7 +40,7 @@ class ToastCache:
         self._topics = list(pipeline.topics().values())
         ids = TopicAdmin(self._client).topic_ids(self._topics)
         self.store = ToastStore(
-            Path(pipeline.capture.values_directory) / pipeline.slot,
+            pipeline.values_directory / pipeline.slot,
             # After a recovery its rows are of a server that isn't captured any more.
             identity=f"{pipeline.name} {pipeline.slot} {sorted(ids.items())}{f' {state.epoch}' if state.epoch else ''}",
             say=say,

@@ -19,7 +19,7 @@ _LOOK_MAX_MS: Final = 60_000
 
 
 def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False) -> None:
-    """Show which alerts are open, what is still to be delivered, and what never was.
+    """Show which alerts are open, and what is still to be delivered.
 
     It shows what was told: `lockstep run` or `lockstep alerts watch` looks at the pipeline. Exit code 1 when one is
     open, and 4 when nobody on this machine looks.
@@ -36,7 +36,6 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             {
                 "open": [entry.to_json() for entry in state.book.values()],
                 "undelivered": waiting,
-                "dropped": [each.to_json() for each in state.dropped],
                 "watched": trouble is None,
                 "looked_ms": watcher.looked_ms,
             }
@@ -54,12 +53,6 @@ def list_open(config: ConfigOption = DEFAULT_CONFIG, as_json: JsonOption = False
             _write("no alert is open" if trouble is None else "no alert was open then")
         if waiting:
             _write(f"{waiting} messages are still to be delivered")
-        for each in state.dropped:
-            message, condition = each.message, each.message.condition
-            what = f"{message.kind.value} {condition.name}/{condition.subject} of {time_text(message.at_ms)}"
-            _write(f"the webhook never got: {what}")
-            _write(f"    {condition.sentence}")
-            _write(f"    {each.reason}")
     raise typer.Exit(EXIT_UNWATCHED if trouble is not None else EXIT_FAILED if state.book else 0)
 
 
@@ -133,7 +126,7 @@ def _store(config: Path) -> "AlertStore":
     from lockstep.config import read
     from monitor.alerts.store import AlertStore
 
-    return AlertStore(read(config).alerts.directory)
+    return AlertStore(read(config).alerts_directory)
 
 
 def _now_ms() -> int:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -80,7 +79,7 @@ def capture(
     def capture_measured() -> None:
         # Whoever stands by has no figures, and the address may be that of the one at work.
         with open_meters(loaded.metrics, Part.CAPTURE, pipeline=loaded.pipeline.name) as opened:
-            directory = Path(loaded.capture.values_directory)
+            directory = loaded.as_pipeline().values_directory
             counting = watching
             if opened is not None:
                 counting = measured(watching, opened, values=directory, pipeline=loaded.pipeline.name)

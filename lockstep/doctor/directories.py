@@ -22,15 +22,13 @@ def directory_findings(config: Config, *, may_write: Callable[[Path], bool] = _m
 
 
 def _named(config: Config) -> Iterator[tuple[str, str]]:
-    """The settings that are in use, each with its path. Alerts are told wherever a pipeline runs."""
-    capture, spark = config.capture, config.spark
+    """The settings that are in use, each with its path."""
+    spark = config.spark
     yield "pipeline.data_directory", str(config.pipeline.data_directory)
-    yield "capture.values_directory", capture.values_directory
     if (config.sinks or config.stream_queries) and "://" not in spark.checkpoint_directory:
         yield "spark.checkpoint_directory", spark.checkpoint_directory
     if config.views:
         yield "spark.view_directory", str(spark.view_directory)
-    yield "alerts.directory", str(config.alerts.directory)
 
 
 def _findings(setting: str, path: str, may_write: Callable[[Path], bool]) -> Iterator[Finding]:

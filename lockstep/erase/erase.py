@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from cdc.kafka.control_topics import read_schema_records, read_state
@@ -289,7 +288,7 @@ class _Erasing:
 
     def _local(self, keys: Sequence[bytes]) -> list[Place]:
         """The store of large values, where it is on this machine."""
-        directory = Path(self._config.capture.values_directory) / self._config.slot
+        directory = self._config.as_pipeline().values_directory / self._config.slot
         place = "store of large values, on this machine"
         try:
             answers = [holds_values(directory, self._topic, key) for key in keys]

@@ -39,7 +39,7 @@ def run_verify(config: Config, options: VerifyOptions, *, as_json: bool) -> int:
 
     stopping = StopOnSignals()
     options = replace(options, load=replace(options.load, pause_ratio=config.verify.pause_ratio))
-    with only_one(config.alerts.directory, options.sink):
+    with only_one(config.alerts_directory, options.sink):
         began_ms = _now_ms()
         try:
             report = verify(

@@ -1,18 +1,24 @@
 """Who was told of what: a message when a condition opens, when it becomes critical, and when it is over. Pure.
 
-A condition that may pass by itself has to hold for ``open_after_s`` first, or for as long as it says itself, and every
-condition has to be gone for ``clear_after_s`` before it is over. So one that comes and goes is told once. Where nobody
+A condition that may pass by itself has to hold for ``OPEN_AFTER_S`` first, or for as long as it says itself, and every
+condition has to be gone for ``CLEAR_AFTER_S`` before it is over. So one that comes and goes is told once. Where nobody
 can tell whether a condition holds, it stays as it was.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from monitor.alerts.conditions import Condition, Findings, Severity
 
 Key = tuple[str, str]
+
+OPEN_AFTER_S: Final = 30.0
+"""A restart, a lost connection or a switch of a broker is over by then."""
+
+CLEAR_AFTER_S: Final = 60.0
+"""What comes again within a minute never was over for whoever looks at it."""
 
 
 class Kind(StrEnum):
@@ -46,22 +52,6 @@ class Message:
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Message":
         return cls(fields["id"], Kind(fields["kind"]), fields["pipeline"], fields["at_ms"], condition_from_json(fields))
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A message that the webhook never got, and why. ``dropped_ms`` is when it was given up."""
-
-    message: Message
-    reason: str
-    dropped_ms: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"reason": self.reason, "dropped_ms": self.dropped_ms, "message": self.message.to_json()}
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> "Dropped":
-        return cls(Message.from_json(fields["message"]), str(fields["reason"]), int(fields["dropped_ms"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +91,6 @@ def take(
     book: Mapping[Key, Entry],
     findings: Findings,
     *,
-    open_after_s: float,
-    clear_after_s: float,
     pipeline: str,
     now_ms: int,
 ) -> tuple[dict[Key, Entry], list[Message]]:
@@ -119,7 +107,7 @@ def take(
         entry = Entry(condition, now_ms) if before is None else replace(before, condition=condition, gone_ms=None)
         if condition.since_ms is None:
             entry = replace(entry, condition=replace(condition, since_ms=entry.seen_ms))
-        hold_s = max(open_after_s if condition.passes else 0.0, condition.hold_s)
+        hold_s = max(OPEN_AFTER_S if condition.passes else 0.0, condition.hold_s)
         holds = now_ms - entry.seen_ms >= hold_s * 1000
         if holds:
             if entry.told is None:
@@ -135,7 +123,7 @@ def take(
             following[key] = replace(entry, gone_ms=None)
         elif entry.told is not None:
             gone_ms = now_ms if entry.gone_ms is None else entry.gone_ms
-            if now_ms - gone_ms >= clear_after_s * 1000:
+            if now_ms - gone_ms >= CLEAR_AFTER_S * 1000:
                 tell(Kind.CLEARED, entry)
             else:
                 following[key] = replace(entry, gone_ms=gone_ms)

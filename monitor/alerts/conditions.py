@@ -18,10 +18,21 @@ from monitor.steps import differing_step, rebuild_step
 from monitor.stream_queries import RECEIVER_STEP, StreamQueryStatus
 from monitor.verification import VerifyOutcome, VerifySettings
 
+_SLOT_MINUTES: Final = 60.0
 _CRITICAL_SLOT_MINUTES: Final = 15.0
+"""Minutes until the slot is lost: an hour is enough for somebody who is at work, a quarter for who is on call."""
+
+_CERTIFICATE_DAYS: Final = 21.0
 _CRITICAL_CERTIFICATE_DAYS: Final = 3.0
-_CRITICAL_FREE_SHARE: Final = 0.4
-"""Of the share of a disk at which its condition opens."""
+"""Who renews by hand needs weeks. What renews by itself does so a month before the end."""
+
+_FREE_PERCENT: Final = 5.0
+_CRITICAL_FREE_PERCENT: Final = 2.0
+"""Of a disk that Lockstep writes to: file systems keep some of the last 5 % for root."""
+
+RETAINED_WAL_BYTES: Final = 10 * 1024**3
+"""WAL that the slot may hold back where ``source.slot_guard`` doesn't say from when it is too much."""
+
 _VIEW_BUILDING_S: Final = 3600.0
 """The state of a view that takes longer is worth a look; `views list` shows how far it is."""
 
@@ -56,16 +67,12 @@ OF_GENERATIONS: Final = (
     "rejections-open",
     "rebuild-needed",
     "view-building",
-    "view-growing",
 )
 """Their subject is a generation of a sink."""
 OF_STREAM_BUILDS: Final = ("stream-query-stopped", "stream-query-undelivered")
 """Their subject is a build of a stream query's result."""
 OF_STREAM_QUERIES: Final = (*OF_STREAM_BUILDS, "stream-query-unreachable")
 """Their subject is a stream query, or a build of its result."""
-
-OF_RULES: Final = ("rule", "rule-unanswered")
-"""Their subject is a rule of the configuration."""
 
 NAMES: Final = (
     *OF_CAPTURE,
@@ -74,15 +81,12 @@ NAMES: Final = (
     *OF_LIVE,
     *OF_GENERATIONS,
     *OF_STREAM_QUERIES,
-    *OF_RULES,
     "certificate-expires",
     "disk-filling",
 )
 """Every condition that there is."""
 
-_KNOWN_WITHOUT_SERVERS: Final = frozenset(
-    {"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES, *OF_RULES}
-)
+_KNOWN_WITHOUT_SERVERS: Final = frozenset({"unreachable", "certificate-expires", "disk-filling", *OF_STREAM_QUERIES})
 _KNOWN_WITHOUT_KAFKA: Final = frozenset(
     {
         "slot-filling",
@@ -94,14 +98,9 @@ _KNOWN_WITHOUT_KAFKA: Final = frozenset(
         "sink-unreachable",
         "rebuild-needed",
         "view-building",
-        "view-growing",
     }
 )
 """Those that are known where neither source nor Kafka answers, and those that are in addition where the source does."""
-
-
-RuleAnswer = int | LockstepError | None
-"""How many rows fulfil a rule, why nobody can tell, or None before the first answer."""
 
 
 class Severity(IntEnum):
@@ -149,7 +148,7 @@ class Facts:
 
     ``certificates``: whose -> the end of its validity in milliseconds since 1970. ``disks``: directory -> (free, all)
     bytes. ``has_standby``: whether a capture stands by. ``since_ms``: since when somebody compares sinks when that is
-    due. ``stream_queries``: the builds of their results. ``rules``: name of a rule -> what its store says.
+    due. ``stream_queries``: the builds of their results.
     """
 
     certificates: Mapping[str, int | None] | None = field(default_factory=dict)
@@ -157,7 +156,6 @@ class Facts:
     has_standby: bool | None = None
     since_ms: int | None = None
     stream_queries: Sequence[StreamQueryStatus] | None = ()
-    rules: Mapping[str, RuleAnswer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,17 +189,19 @@ def find_conditions(
     *,
     now_ms: int,
     verify: VerifySettings = _NEVER_VERIFIED,
+    retained_max_bytes: int = RETAINED_WAL_BYTES,
 ) -> Findings:
     """What is wrong. ``report`` is the error where the source or Kafka has refused.
+
+    ``retained_max_bytes`` is the WAL that the slot may hold back.
 
     Of a report in which the source is silent only that counts: the rest is as old as the last whole one. Where Kafka
     is, what the source and the sinks say counts as well: the slot fills just then.
     """
     of_facts = [
-        *_certificates(facts, settings, now_ms),
-        *_disks(facts, settings),
+        *_certificates(facts, now_ms),
+        *_disks(facts),
         *_stream_queries(facts),
-        *_rules(facts, settings),
     ]
     silent = [report] if isinstance(report, LockstepError) else list(report.silent_servers.values())
     if isinstance(report, LockstepError) or silent:
@@ -209,14 +209,14 @@ def find_conditions(
         known, subjects = _KNOWN_WITHOUT_SERVERS, frozenset[str]()
         if not isinstance(report, LockstepError) and "source" not in report.silent_servers:
             known, subjects = known | _KNOWN_WITHOUT_KAFKA, frozenset(_unanswered(report))
-            told = (*_capture(report, facts, settings), *_sinks(report, settings), *_views(report, settings, now_ms))
-            found += [*_slot(report, settings), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
+            told = (*_capture(report, facts, settings), *_sinks(report, settings), *_views(report, now_ms))
+            found += [*_slot(report, retained_max_bytes), *(each for each in told if each.name in _KNOWN_WITHOUT_KAFKA)]
         return Findings(tuple(found), subjects, known, frozenset(_unasked(facts, settings)))
     found = [
-        *_slot(report, settings),
+        *_slot(report, retained_max_bytes),
         *_capture(report, facts, settings),
         *_sinks(report, settings),
-        *_views(report, settings, now_ms),
+        *_views(report, now_ms),
         *_searches(report),
         *_stalled(report),
         *_verified(report, facts, verify, now_ms),
@@ -249,22 +249,12 @@ def _unasked(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str |
     for status in facts.stream_queries or ():
         if status.problem is not None:
             yield from ((name, status.label) for name in OF_STREAM_BUILDS)
-    yield from _unanswered_rules(facts, settings)
 
 
 def _begun(report: LagReport) -> Iterator[tuple[str, str]]:
     """A capture that begins may end again before it reads the slot, each time that somebody starts it."""
     if any(stage.state is StageState.STARTING for stage in report.stages if stage.name == RECEIVED):
         yield "capture-stopped", CAPTURE
-
-
-def _unanswered_rules(facts: Facts, settings: AlertSettings) -> Iterator[tuple[str, str]]:
-    for name in settings.rules:
-        answer = facts.rules.get(name)
-        if not isinstance(answer, int):
-            yield "rule", name
-        if answer is None:
-            yield "rule-unanswered", name
 
 
 def _unmeasured(report: LagReport) -> set[str]:
@@ -290,7 +280,7 @@ def _unreachable(reason: str) -> Condition:
     )
 
 
-def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
+def _slot(report: LagReport, retained_max_bytes: int) -> Iterator[Condition]:
     is_lost = report.wal_status in (None, "lost")
     for sentence in report.broken:
         yield Condition(
@@ -307,9 +297,7 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
         return
     minutes = report.minutes_until_full
     is_unreserved = report.wal_status == "unreserved"
-    if report.safe_wal_bytes is not None and (
-        is_unreserved or (minutes is not None and minutes < settings.slot_minutes)
-    ):
+    if report.safe_wal_bytes is not None and (is_unreserved or (minutes is not None and minutes < _SLOT_MINUTES)):
         is_critical = is_unreserved or (minutes is not None and minutes < _CRITICAL_SLOT_MINUTES)
         in_minutes = "" if minutes is None else f", in about {minutes:.0f} minutes at the rate of now"
         yield Condition(
@@ -320,7 +308,7 @@ def _slot(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
             "let capture run, or raise max_slot_wal_keep_size; `lockstep lag` shows which stage holds it up",
             passes=not is_unreserved,
         )
-    if report.retained_bytes is not None and report.retained_bytes > settings.retained_wal_bytes:
+    if report.retained_bytes is not None and report.retained_bytes > retained_max_bytes:
         yield Condition(
             "slot-growing",
             CAPTURE,
@@ -467,7 +455,7 @@ def _sinks(report: LagReport, settings: AlertSettings) -> Iterator[Condition]:
         )
 
 
-def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
+def _views(report: LagReport, now_ms: int) -> Iterator[Condition]:
     """What the jobs of views have told. A view that is behind, and a disk that fills up, have their own conditions."""
     for sink in (stage.sink for stage in report.stages if stage.sink is not None):
         if sink.view is None:
@@ -485,15 +473,6 @@ def _views(report: LagReport, settings: AlertSettings, now_ms: int) -> Iterator[
                     "`lockstep views list` shows how far it is; readers see what the sink has from before",
                     began_ms,
                 )
-        if figures.state_bytes > settings.view_state_bytes:
-            yield Condition(
-                "view-growing",
-                sink.label,
-                Severity.WARNING,
-                f"the state of {sink.label} takes {figures.state_bytes:,} bytes of disk",
-                f"`lockstep views explain {sink.name}` says what keeps them, on the machine of its job",
-                passes=True,
-            )
 
 
 def _searches(report: LagReport) -> Iterator[Condition]:
@@ -611,36 +590,12 @@ def _stream_queries(facts: Facts) -> Iterator[Condition]:
             )
 
 
-def _rules(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
-    for name, rule in settings.rules.items():
-        answer = facts.rules.get(name)
-        if isinstance(answer, LockstepError):
-            yield Condition(
-                "rule-unanswered",
-                name,
-                Severity.WARNING,
-                f"nobody knows whether rule {name} is fulfilled: {answer.message}",
-                answer.hint or f"mend alerts.rules.{name}, or its store",
-                passes=True,
-            )
-        elif answer is not None and answer > rule.more_than:
-            rows = "one row" if not rule.more_than else f"more than {rule.more_than:,} rows"
-            yield Condition(
-                "rule",
-                name,
-                Severity[rule.severity.upper()],
-                rule.says or f"{rows} of {rule.of} fulfil{'' if rule.more_than else 's'} the rule {name}",
-                rule.step or f"look at {rule.of}: alerts.rules.{name} says what is asked of it",
-                passes=True,
-            )
-
-
-def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterator[Condition]:
+def _certificates(facts: Facts, now_ms: int) -> Iterator[Condition]:
     for whose, until_ms in (facts.certificates or {}).items():
         if until_ms is None:
             continue
         days = (until_ms - now_ms) / _DAY_MS
-        if days < settings.certificate_days:
+        if days < _CERTIFICATE_DAYS:
             yield Condition(
                 "certificate-expires",
                 whose,
@@ -650,18 +605,17 @@ def _certificates(facts: Facts, settings: AlertSettings, now_ms: int) -> Iterato
             )
 
 
-def _disks(facts: Facts, settings: AlertSettings) -> Iterator[Condition]:
+def _disks(facts: Facts) -> Iterator[Condition]:
     for directory, disk in (facts.disks or {}).items():
         if disk is None:
             continue
         free, size = disk
         percent = 100 * free / size if size else 100.0
-        if percent < settings.disk_free_percent:
-            is_critical = percent < settings.disk_free_percent * _CRITICAL_FREE_SHARE
+        if percent < _FREE_PERCENT:
             yield Condition(
                 "disk-filling",
                 directory,
-                Severity.CRITICAL if is_critical else Severity.WARNING,
+                Severity.CRITICAL if percent < _CRITICAL_FREE_PERCENT else Severity.WARNING,
                 f"the disk of {directory} has {free:,} bytes left, {percent:.0f} %",
                 "make room there, or move the directory to a larger disk",
                 passes=True,

@@ -19,24 +19,20 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from cdc.model.errors import LockstepError
-from monitor.alerts.book import Dropped, Entry, Key, Message
+from monitor.alerts.book import Entry, Key, Message
 
 logger = logging.getLogger("lockstep.alerts")
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _Parsed = TypeVar("_Parsed")
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """``queue`` has what is still to be delivered, oldest first; None where there was no webhook.
-
-    ``dropped`` has what the webhook never got, oldest first.
-    """
+    """``queue`` has what is still to be delivered, oldest first; None where there was no webhook."""
 
     book: Mapping[Key, Entry] = field(default_factory=dict)
     queue: Sequence[Message] | None = None
-    dropped: Sequence[Dropped] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,6 @@ class AlertStore:
             {
                 "open": [entry.to_json() for entry in state.book.values()],
                 "queue": None if state.queue is None else [message.to_json() for message in state.queue],
-                "dropped": [each.to_json() for each in state.dropped],
             },
         )
 
@@ -158,7 +153,7 @@ class AlertStore:
     def _unusable(self, error: OSError) -> LockstepError:
         return LockstepError(
             f"the directory {self._directory} can't be used: {error.strerror}",
-            hint="check the path of alerts.directory, its permissions and its disk",
+            hint="check pipeline.data_directory, its permissions and its disk",
         )
 
 
@@ -196,5 +191,4 @@ def _state(document: Mapping[str, Any]) -> State:
     queue = document["queue"]
     if queue is not None:
         queue = [Message.from_json(message) for message in queue]
-    dropped = [Dropped.from_json(each) for each in document["dropped"]]
-    return State({entry.condition.key: entry for entry in entries}, queue, dropped)
+    return State({entry.condition.key: entry for entry in entries}, queue)

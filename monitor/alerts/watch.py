@@ -2,15 +2,16 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 from cdc.model.errors import LockstepError
 from cdc.model.log_message import LogMessage
 from monitor.alerts.book import Entry, Key, Kind, Message, opened_of, take
 from monitor.alerts.channel import post_alert
-from monitor.alerts.conditions import Condition, Facts, Findings, Severity, find_conditions
+from monitor.alerts.conditions import RETAINED_WAL_BYTES, Condition, Facts, Findings, Severity, find_conditions
 from monitor.alerts.outbox import Outbox
 from monitor.alerts.settings import AlertSettings
 from monitor.alerts.store import AlertStore, State
@@ -27,18 +28,25 @@ class AlertWatch:
         self,
         pipeline: str,
         settings: AlertSettings,
+        directory: Path,
         *,
         facts: Callable[[], Facts] = Facts,
         verify: VerifySettings | None = None,
+        retained_max_bytes: int | None = None,
         retry_s: float = 1.0,
     ) -> None:
-        """``facts`` is what ``monitor.alerts.facts.FactsCollector.latest`` says, ``verify`` when sinks are compared."""
+        """``directory`` has what was told and is still to be delivered; without it alerts come again after a restart.
+
+        ``facts`` is what ``monitor.alerts.facts.FactsCollector.latest`` says, ``verify`` when sinks are compared,
+        ``retained_max_bytes`` how much WAL the slot may hold back, where somebody has said that.
+        """
         self._pipeline = pipeline
         self._settings = settings
         self._facts = facts
         self._verify = verify or VerifySettings()
+        self._retained_max_bytes = retained_max_bytes or RETAINED_WAL_BYTES
         self._retry_s = retry_s
-        self._store = AlertStore(settings.directory)
+        self._store = AlertStore(directory)
         self._saving = threading.Lock()  # held while book and queues change together, and until both are on disk
         self._book: Mapping[Key, Entry] = {}
         self._outbox: Outbox | None = None
@@ -63,7 +71,14 @@ class AlertWatch:
         Where the directory can't be used, everything is told anyway, and maybe told again after a restart. A file of it
         that can't be read is left as it is, and nothing is kept until it can be read or is gone.
         """
-        findings = find_conditions(report, self._facts(), self._settings, now_ms=now_ms, verify=self._verify)
+        findings = find_conditions(
+            report,
+            self._facts(),
+            self._settings,
+            now_ms=now_ms,
+            verify=self._verify,
+            retained_max_bytes=self._retained_max_bytes,
+        )
         self._held = {each.key: self._held.get(each.key, now_ms) for each in findings.open if each.hold_s}
         self._open = self._shown(findings, self._book, now_ms=now_ms)
         try:
@@ -75,14 +90,7 @@ class AlertWatch:
             self._trouble = None
         except LockstepError as error:
             self._say_trouble(error)
-        book, messages = take(
-            self._book,
-            findings,
-            open_after_s=self._settings.open_after_s,
-            clear_after_s=self._settings.clear_after_s,
-            pipeline=self._pipeline,
-            now_ms=now_ms,
-        )
+        book, messages = take(self._book, findings, pipeline=self._pipeline, now_ms=now_ms)
         self._open = self._shown(findings, book, now_ms=now_ms)
         for message in messages:
             log_message(message)
@@ -92,9 +100,8 @@ class AlertWatch:
             if messages:
                 # Who was told and what is to be delivered get to disk together, and before anybody is told: else
                 # a process that dies in between loses a message, or its successor tells it under another id.
-                outbox.stage(messages)
-                self._write(outbox)
-                outbox.release()
+                self._write(outbox, messages)
+                outbox.add(messages)
 
     def close(self) -> None:
         """Stop. What isn't delivered by then is delivered by the next process."""
@@ -134,7 +141,7 @@ class AlertWatch:
             elif queue and self._settings.webhook is None:
                 why = f"alerts.webhook isn't set any more, and {len(queue)} messages were still to be delivered"
                 logger.warning(LogMessage("alerts are given up", {}, why))
-            outbox.add(queue, state.dropped)
+            outbox.add(queue)
             self._is_loaded = True
             self._write(outbox)
 
@@ -150,13 +157,14 @@ class AlertWatch:
             if self._outbox is not None:
                 self._write(self._outbox)
 
-    def _write(self, outbox: Outbox) -> None:
-        """Keep the book and the queues. ``_saving`` is held."""
+    def _write(self, outbox: Outbox, further: Sequence[Message] = ()) -> None:
+        """Keep the book, the queue and what comes after it. ``_saving`` is held."""
         if not self._is_loaded:
             return
         told = {key: entry for key, entry in self._book.items() if entry.told}
+        left = outbox.left()
         try:
-            self._store.save(State(told, *outbox.left()))
+            self._store.save(State(told, None if left is None else [*left, *further]))
         except LockstepError as error:
             self._say_trouble(error)
 

@@ -24,7 +24,7 @@ from lockstep.cli.main import app
 from lockstep.config import Config, LogSettings
 from lockstep.dashboard_settings import DashboardSettings
 from lockstep.stream_sections import StreamQuerySection
-from monitor.alerts.settings import AlertSettings, RuleSettings
+from monitor.alerts.settings import AlertSettings
 from monitor.metrics.settings import MetricsSettings
 from monitor.verification import VerifySettings
 from sinks.access import Login, Tls
@@ -55,7 +55,7 @@ GENERATED = {"bench/results"}
 """Paths that exist after the command that makes them."""
 
 SETTINGS: dict[str, Sequence[type[BaseModel]]] = {
-    "docs/alerts.md": (AlertSettings, WebhookSettings, RuleSettings),
+    "docs/alerts.md": (AlertSettings, WebhookSettings),
     "docs/verify.md": (VerifySettings,),
     "docs/dashboard.md": (DashboardSettings,),
     "docs/events.md": (TopicSettings,),

@@ -1,4 +1,4 @@
-"""``lockstep alerts watch`` beside a real pipeline: it tells when capture ends, and when it is back."""
+"""``lockstep alerts watch`` beside a real pipeline: it tells when the slot is gone."""
 
 import contextlib
 import json
@@ -33,25 +33,24 @@ def receiver() -> Iterator[Receiver]:
 def captured(database: Database, endpoints: Endpoints, receiver: Receiver, tmp_path: Path) -> Iterator[Captured]:
     database.execute("create table t (id int primary key, word text)", f"insert into t values (1, '{_SECRET}')")
     webhook = f"webhook = {{ url = 'http://127.0.0.1:{receiver.port}/' }}"
-    alerts = f"[alerts]\nopen_after_s = 0\nclear_after_s = 0\ndisk_free_percent = 0\n{webhook}\n"
+    alerts = f"[alerts]\n{webhook}\n"
     with Captured(database, endpoints.kafka_bootstrap, tmp_path, ["public.t"], sections=alerts) as captured:
         yield captured
 
 
-def test_the_end_of_capture_is_told_once_and_its_return(captured: Captured, receiver: Receiver, tmp_path: Path) -> None:
+def test_a_slot_that_is_gone_is_told_once(captured: Captured, receiver: Receiver, tmp_path: Path) -> None:
     captured.start().settle()
     watch = Process(tmp_path / "watch.log", "lockstep", "alerts", "watch", "--config", str(captured.path))
     try:
-        until((captured.config.alerts.directory / "state.json").exists, seconds=_PATIENCE_S)
+        until((captured.config.alerts_directory / "state.json").exists, seconds=_PATIENCE_S)
         captured.stop()
-        until(lambda: ("opened", "capture-stopped") in receiver.told, seconds=_PATIENCE_S)
-        captured.start()
-        until(lambda: ("cleared", "capture-stopped") in receiver.told, seconds=_PATIENCE_S)
+        captured.database.execute(f"select pg_drop_replication_slot('{captured.config.slot}')")
+        until(lambda: ("opened", "slot-lost") in receiver.told, seconds=_PATIENCE_S)
     finally:
         watch.terminate()
         assert watch.wait(300) == 0
-    assert receiver.told == [("opened", "capture-stopped"), ("cleared", "capture-stopped")]
-    assert "alert opened name=capture-stopped subject=capture" in watch.told()
+    assert receiver.told.count(("opened", "slot-lost")) == 1
+    assert "alert opened name=slot-lost subject=capture" in watch.told()
     assert _SECRET not in watch.told() + json.dumps(receiver.documents)
 
 

@@ -108,7 +108,7 @@ def test_every_event_is_a_full_row(captured: Captured, name: str, store: str) ->
     """``warm``: the store saw all; ``cold``: it starts empty; ``lost``, ``stale``: a restart finds none, or an old."""
     captured.start()
     database = captured.database
-    file = Path(captured.config.capture.values_directory) / captured.config.slot
+    file = captured.config.as_pipeline().values_directory / captured.config.slot
     if store != "cold":
         database.execute("update t set n = n - 1")
         captured.settle()

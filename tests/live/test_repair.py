@@ -414,7 +414,7 @@ def _spoil(captured: Captured, key: bytes) -> None:
     topic = captured.topic("public.t")
     ids = TopicAdmin(captured.client).topic_ids([topic])
     store = ToastStore(
-        Path(config.capture.values_directory) / config.slot,
+        config.as_pipeline().values_directory / config.slot,
         identity=f"{config.pipeline.name} {config.slot} {sorted(ids.items())}",
         say=pytest.fail,
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.config import Config
+from lockstep.config import Config, PipelineSettings
 from lockstep.dashboard_settings import TOKEN_VARIABLE, DashboardSettings
 from tests.stack.helm_templates import Chart, Refused
 
@@ -113,8 +113,7 @@ def test_what_the_configuration_has_by_default_is_on_a_volume() -> None:
     for pod in pods(GIVEN).values():
         mounts = {mount["name"]: Path(mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"]}
         base = mounts["configuration"].parent
-        for section in ("capture", "spark", "alerts"):
-            defaults = Config.model_fields[section].default
+        for defaults in (Config.model_fields["spark"].default, PipelineSettings(name="shop")):
             for name in type(defaults).model_fields:
                 if name.endswith("directory"):
                     assert (base / getattr(defaults, name)).is_relative_to(mounts["state"]), name

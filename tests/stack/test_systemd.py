@@ -103,12 +103,12 @@ def test_one_setting_moves_all_directories_that_are_not_named_singly(tmp_path: P
     file = tmp_path / "lockstep.toml"
     file.write_text(
         '[pipeline]\nname = "shop"\ndata_directory = "data"\n[source]\ndsn = "host=x"\ntables = ["public.orders"]\n'
-        '[kafka]\nbootstrap_servers = "x:9092"\n[capture]\nvalues_directory = "fast"\n'
+        '[kafka]\nbootstrap_servers = "x:9092"\n[spark]\ncheckpoint_directory = "fast"\n'
     )
     config = load(file)
     data = tmp_path / "data"
     assert config.pipeline.data_directory == data
-    assert config.capture.values_directory == str(tmp_path / "fast")
-    assert config.spark.checkpoint_directory == str(data / "checkpoints")
+    assert config.spark.checkpoint_directory == str(tmp_path / "fast")
+    assert config.as_pipeline().values_directory == data / "values"
     assert config.spark.view_directory == data / "views"
-    assert config.alerts.directory == data / "alerts" / "shop"
+    assert config.alerts_directory == data / "alerts" / "shop"

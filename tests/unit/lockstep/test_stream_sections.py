@@ -107,27 +107,6 @@ def test_rows_may_be_on_a_topic_as_well_and_those_for_a_webhook_are(tmp_path: Pa
     assert plan.query.webhook.url_file == tmp_path / "hook"
 
 
-@pytest.mark.parametrize(
-    ("of", "problem"),
-    [
-        ("warehouse", "alerts.rules.quiet.of: 'warehouse' is no view and no stream query"),
-        ("recent", None),
-        ("totals", "alerts.rules.quiet.of: the result of 'totals' isn't in a warehouse in PostgreSQL"),
-    ],
-)
-def test_a_rule_is_about_a_result_that_can_be_asked(tmp_path: Path, of: str, problem: str | None) -> None:
-    rule = f"[alerts.rules.quiet]\nof = '{of}'\nwhere = 'id is null'\n"
-    path = tmp_path / "lockstep.toml"
-    path.write_text(TEXT + SINKS + rule)
-    if problem is None:
-        ((asked, target),) = read(path).rules().values()
-        assert (asked.where, target.relation) == ("id is null", '"recent"."stream_queries__recent"')
-        return
-    with pytest.raises(ConfigurationError) as refused:
-        read(path)
-    assert problem in "\n".join(refused.value.problems)
-
-
 PATTERN = """
 [stream_queries.twice]
 sink = "warehouse"

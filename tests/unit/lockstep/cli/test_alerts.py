@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.cli.main import exit_code
 from lockstep.config import load
-from monitor.alerts.book import Dropped, Entry, Kind, Message
+from monitor.alerts.book import Entry, Kind, Message
 from monitor.alerts.conditions import Condition, Severity
 from monitor.alerts.store import AlertStore, State
 from tests.receivers import Receiver
@@ -27,7 +27,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def _store(config: Path) -> AlertStore:
-    directory = load(config).alerts.directory
+    directory = load(config).alerts_directory
     assert directory == config.parent / ".lockstep" / "alerts" / "shop", "it counts from where the file is"
     directory.mkdir(parents=True, exist_ok=True)
     return AlertStore(directory)
@@ -55,23 +55,6 @@ def test_what_is_open_is_listed_and_the_exit_code_tells(config: Path, capsys: py
     watching.close()
 
 
-def test_what_the_webhook_never_got_is_listed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    watching = _store(config)
-    assert watching.take_lock()
-    condition = Condition("gap", "shop", Severity.CRITICAL, "changes never came", "look", 1_800_000_000_000)
-    message = Message("i", Kind.OPENED, "shop", 1_800_000_030_000, condition)
-    _store(config).save(State(dropped=[Dropped(message, "it refused it with status 413", 2)]))
-    assert exit_code(["alerts", "list", "-c", str(config)]) == 0
-    page = capsys.readouterr().out
-    assert "the webhook never got: opened gap/shop of 2027-01-15 08:00:30 UTC" in page
-    assert "changes never came" in page
-    assert "it refused it with status 413" in page
-    assert exit_code(["alerts", "list", "--json", "-c", str(config)]) == 0
-    (shown,) = json.loads(capsys.readouterr().out)["dropped"]
-    assert (shown["reason"], shown["message"]["name"]) == ("it refused it with status 413", "gap")
-    watching.close()
-
-
 def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["alerts", "list", "-c", str(config)]
     assert exit_code(command) == 4
@@ -82,7 +65,7 @@ def test_a_list_that_nobody_keeps_says_so_and_since_when(config: Path, capsys: p
     assert store.take_lock()
     store.mark_look()
     assert exit_code(command) == 0
-    lock = load(config).alerts.directory / "lock"
+    lock = load(config).alerts_directory / "lock"
     os.utime(lock, (0, 800_000_000))
     assert exit_code(command) == 4
     assert "the process that tells of alerts hangs since 1995-" in capsys.readouterr().out

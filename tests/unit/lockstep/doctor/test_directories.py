@@ -33,10 +33,10 @@ def test_what_is_not_there_yet_can_be_made_and_nothing_is_made(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("more", "setting"),
     [
-        ('[capture]\nvalues_directory = "lockstep.toml/values"\n', "capture.values_directory"),
+        ('[spark]\ncheckpoint_directory = "lockstep.toml/values"\n', "spark.checkpoint_directory"),
         ('[spark]\ncheckpoint_directory = "lockstep.toml"\n', "spark.checkpoint_directory"),
-        ('[alerts]\ndirectory = "a\\u0000b"\n', "alerts.directory"),
-        (f'[alerts]\ndirectory = "{"a" * 300}"\n', "alerts.directory"),
+        ('[spark]\ncheckpoint_directory = "a\\u0000b"\n', "spark.checkpoint_directory"),
+        (f'[spark]\ncheckpoint_directory = "{"a" * 300}"\n', "spark.checkpoint_directory"),
     ],
 )
 def test_where_no_directory_can_be_is_an_error(tmp_path: Path, more: str, setting: str) -> None:
@@ -51,7 +51,7 @@ def test_a_link_to_nowhere_is_an_error(tmp_path: Path) -> None:
     for directory in ("link", "link/values"):
         with pytest.raises(FileExistsError):
             (tmp_path / directory).mkdir(parents=True, exist_ok=True)
-        config = _config(tmp_path, f'[capture]\nvalues_directory = "{directory}"\n')
+        config = _config(tmp_path, f'[spark]\ncheckpoint_directory = "{directory}"\n')
         (finding,) = directory_findings(config)
         assert (finding.severity, finding.what) == (
             Severity.ERROR, f"no directory can be there: {tmp_path / 'link'} is none"
@@ -60,7 +60,7 @@ def test_a_link_to_nowhere_is_an_error(tmp_path: Path) -> None:
 
 def test_where_this_user_may_not_write_is_a_warning_since_another_one_may(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
-    config = _config(tmp_path, '[capture]\nvalues_directory = "theirs/values"\n')
+    config = _config(tmp_path, '[spark]\ncheckpoint_directory = "theirs/values"\n')
     findings = directory_findings(config, may_write=lambda path: path != tmp_path / "theirs")
-    assert [(each.severity, each.subject) for each in findings] == [(Severity.WARNING, "capture.values_directory")]
+    assert [(each.severity, each.subject) for each in findings] == [(Severity.WARNING, "spark.checkpoint_directory")]
     assert str(tmp_path / "theirs") in findings[0].what

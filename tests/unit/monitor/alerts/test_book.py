@@ -10,20 +10,18 @@ _LAG = Condition("lag", "cache", Severity.WARNING, "behind", "look", passes=True
 
 
 class _Telling:
-    """A book over time: 10 s until something that may pass counts, 20 s until it is over."""
+    """A book over time, in units of 3 s: 10 until something that may pass counts, 20 until it is over."""
 
     def __init__(self) -> None:
         self.book: dict[Key, Entry] = {}
         self.ids: set[str] = set()
 
-    def look(self, at_s: float, *conditions: Condition, unknown: frozenset[str] = frozenset()) -> list[Kind]:
+    def look(self, at: float, *conditions: Condition, unknown: frozenset[str] = frozenset()) -> list[Kind]:
         self.book, messages = take(
             self.book,
             Findings(conditions, unknown),
-            open_after_s=10,
-            clear_after_s=20,
             pipeline="shop",
-            now_ms=int(at_s * 1000),
+            now_ms=int(at * 3000),
         )
         self.ids |= {message.id for message in messages}
         return [message.kind for message in messages]
@@ -50,7 +48,7 @@ def test_what_may_pass_has_to_hold_first() -> None:
 
 
 def test_what_says_itself_how_long_it_has_to_hold_is_told_after_that() -> None:
-    nobody_knows = replace(_LAG, sentence="nobody knows", hold_s=60.0)
+    nobody_knows = replace(_LAG, sentence="nobody knows", hold_s=180.0)
     telling = _Telling()
     assert [telling.look(at, nobody_knows) for at in (0, 10, 59)] == [[], [], []]
     assert telling.look(60, nobody_knows) == [Kind.OPENED]

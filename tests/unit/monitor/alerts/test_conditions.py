@@ -12,8 +12,8 @@ from jobs.generations.asides import Aside, AsideState
 from jobs.generations.status import JobState, JobStatus
 from jobs.generations.view_state import ToldView
 from jobs.streams.posted import Posted
-from monitor.alerts.conditions import NAMES, Facts, RuleAnswer, Severity, find_conditions
-from monitor.alerts.settings import AlertSettings, RuleSettings
+from monitor.alerts.conditions import NAMES, Facts, Severity, find_conditions
+from monitor.alerts.settings import AlertSettings
 from monitor.lag import RECEIVED, LagReport, SinkFacts, Stage, StageState
 from monitor.searches import StandingSearches
 from monitor.stream_queries import StreamQueryStatus
@@ -101,6 +101,15 @@ def test_an_alert_of_silence_says_what_is_in_the_way_where_that_is_known() -> No
     assert text("no broker answers") == "nobody tells of the 3 standing searches of search: no broker answers"
 
 
+def test_how_much_the_slot_may_hold_back_is_what_its_guard_warns_from() -> None:
+    def opens(retained_bytes: int) -> bool:
+        report = _report(retained_bytes=retained_bytes)
+        found = find_conditions(report, _NO_FACTS, AlertSettings(), now_ms=_NOW_MS, retained_max_bytes=1024)
+        return bool(found.open)
+
+    assert (opens(1024), opens(1025)) == (False, True)
+
+
 def test_nobody_reads_the_slot_during_the_first_copy() -> None:
     copying = _report(Stage(RECEIVED, None, None, None, None, state=StageState.BUILDING), slot_active=False)
     assert _found(copying) == {}
@@ -170,44 +179,6 @@ def test_a_stopped_stream_query_is_told_with_its_reason_and_the_next_step() -> N
     assert (condition.step, condition.since_ms) == ("build it again", 7)
 
 
-_RULES = AlertSettings(
-    rules={
-        "quiet": RuleSettings(of="hours", where="n = 0", severity="critical", says="nobody came", step="look"),
-        "busy": RuleSettings(of="hours", where="n > 9", more_than=2),
-    }
-)
-
-
-@pytest.mark.parametrize(
-    ("answers", "expected"),
-    [
-        ({"quiet": 0, "busy": 2}, {}),
-        ({"quiet": 1, "busy": 2}, {"rule/quiet": Severity.CRITICAL}),
-        ({"quiet": 0, "busy": 3}, {"rule/busy": Severity.WARNING}),
-        ({"quiet": LockstepError("the warehouse refuses"), "busy": 0}, {"rule-unanswered/quiet": Severity.WARNING}),
-        ({"quiet": None, "busy": 0}, {}),
-    ],
-)
-def test_a_rule_is_an_alert_while_more_rows_fulfil_it_than_may(
-    answers: dict[str, RuleAnswer], expected: dict[str, Severity]
-) -> None:
-    facts = Facts(rules=answers)
-    for report in (_report(), LockstepError("the source is gone")):
-        findings = find_conditions(report, facts, _RULES, now_ms=_NOW_MS)
-        found = {"/".join(each.key): each.severity for each in findings.open if each.name.startswith("rule")}
-        assert found == expected
-        assert findings.is_unknown("rule", "quiet") is not isinstance(answers["quiet"], int)
-        assert findings.is_unknown("rule-unanswered", "quiet") is (answers["quiet"] is None)
-        assert not findings.is_unknown("rule", "busy")
-
-
-def test_a_rule_tells_what_it_is_told_to_and_else_its_name_and_no_value() -> None:
-    facts = Facts(rules={"quiet": 1, "busy": 3})
-    quiet, busy = find_conditions(_report(), facts, _RULES, now_ms=_NOW_MS).open
-    assert (quiet.sentence, quiet.step) == ("nobody came", "look")
-    assert busy.sentence == "more than 2 rows of hours fulfil the rule busy"
-
-
 def test_a_job_that_was_told_to_stop_is_no_alert() -> None:
     for state, opens in ((JobState.STOPPED, True), (JobState.SILENT, True), (JobState.ABSENT, False)):
         sink = _sink(job=JobStatus(state, 7, "the index is gone", "make it"))
@@ -222,11 +193,11 @@ def test_a_table_that_a_sink_cannot_take_is_an_alert_and_a_paused_one_is_not(sta
     assert found == ({"table-failed/cache": Severity.CRITICAL} if has_failed else {})
 
 
-def _view(*, began_s_ago: float | None, state_bytes: int = 4096) -> ToldView:
+def _view(*, began_s_ago: float | None) -> ToldView:
     building = None
     if began_s_ago is not None:
         building = Building(_NOW_MS - int(began_s_ago * 1000), Doing.READING, 100, 400, 50.0)
-    return ToldView(0, ViewFigures(0, 10, state_bytes, Counters(), building))
+    return ToldView(0, ViewFigures(0, 10, 4096, Counters(), building))
 
 
 @pytest.mark.parametrize(
@@ -241,12 +212,6 @@ def _view(*, began_s_ago: float | None, state_bytes: int = 4096) -> ToldView:
 def test_a_view_that_is_being_built_for_long_is_an_alert(told: ToldView, state: JobState, opens: bool) -> None:
     sink = replace(_sink("totals", job=JobStatus(state)), is_view=True, view=told)
     assert _found(_report(_applied(sink))) == ({"view-building/totals": Severity.WARNING} if opens else {})
-
-
-def test_a_view_whose_state_takes_much_disk_is_an_alert() -> None:
-    sink = replace(_sink("totals"), is_view=True, view=_view(began_s_ago=None, state_bytes=2 * 1024 * 1024))
-    assert _found(_report(_applied(sink)), view_state_bytes=1024 * 1024) == {"view-growing/totals": Severity.WARNING}
-    assert _found(_report(_applied(sink))) == {}
 
 
 def test_a_stage_that_says_it_is_stalled_is_one_condition_with_its_reason() -> None:
