@@ -250,6 +250,7 @@ def write_config(
         tables = list(shapes)
         database = connection.info.dbname
         user = connection.info.user
+        version = connection.info.server_version
         owned = _may_publish(connection, tables)
         functions = emit_functions(connection)
         may_replicate = _may_replicate(connection)
@@ -295,7 +296,7 @@ def write_config(
             f"role {user} doesn't own the tables; their owner, or an administrator, runs once:",
             *([] if may_replicate else [f"alter role {sql_identifier(user)} replication;"]),
             rights_sql(user, database, [*tables, *below]),
-            publication_sql(f"lockstep_{chosen}", tables),
+            publication_sql(f"lockstep_{chosen}", tables, version=version),
             "and a superuser, so that no other role may ask for copies of tables:",
             messages_sql(user, functions),
         ]

@@ -85,7 +85,9 @@ def recover(
             if slot is not None:
                 require_own_slot(slot, sql.info.dbname)
             state = _require_state(read_state(client, pipeline.name, pipeline.slot), pipeline)
-            publication = publication_sql(pipeline.publication, pipeline.source.published_names)
+            publication = publication_sql(
+                pipeline.publication, pipeline.source.published_names, version=sql.info.server_version
+            )
             require_ready(pipeline, sql, create_publication=publication, slot_counts=False)
             missing = what_is_missing(state, _identify(pipeline), slot, pipeline.publication)
             left_out = [name for name in pipeline.source.table_names if name not in tables]

@@ -343,7 +343,9 @@ class _Session:
             stopping=self._stopping_after_look,
             pausing=lambda: self._is_to_pause(sql),
             limits=self._limits,
-            create_publication=publication_sql(pipeline.publication, pipeline.source.published_names),
+            create_publication=publication_sql(
+                pipeline.publication, pipeline.source.published_names, version=sql.info.server_version
+            ),
         )
         try:
             return snapshot.take(publisher, state, identity)

@@ -163,7 +163,9 @@ def _source(config: Config, *, waiting: Sequence[TableName]) -> list[Finding]:
             tables=[*config.source.published_names, *waiting],
             publication=config.publication,
             slot=config.slot,
-            create_publication=publication_sql(config.publication, config.source.published_names),
+            create_publication=publication_sql(
+                config.publication, config.source.published_names, version=connection.info.server_version
+            ),
             keys=config.source.keys,
             append_only=config.source.append_only,
         )

@@ -50,6 +50,7 @@ def check_position(config: Config) -> list[Finding]:
         published = connection.execute(
             "select 1 from pg_publication where pubname = %s", (config.publication,)
         ).fetchone()
+        version = connection.info.server_version
     client = config.kafka.client()
     own = config.pipeline.name
     suffix = control_topic("", STATE)
@@ -70,7 +71,7 @@ def check_position(config: Config) -> list[Finding]:
     findings += unread_pipeline_findings(facts.name, {topic.removesuffix(suffix): why for topic, why in unread.items()})
     state = states.get(config.slot)
     if published is None and state is not None and state.publication == config.publication:
-        findings += dropped_publication_findings(config, state)
+        findings += dropped_publication_findings(config, state, version)
     return findings
 
 
@@ -134,11 +135,11 @@ def position_findings(facts: SlotFacts, states: Mapping[str, CaptureState]) -> l
     return [ok(subject, what), *(ok("gap", str(gap), _AFTER_A_GAP) for gap in gaps)]
 
 
-def dropped_publication_findings(config: Config, state: CaptureState) -> list[Finding]:
-    """A publication that isn't there, though capture has begun with it."""
+def dropped_publication_findings(config: Config, state: CaptureState, version: int) -> list[Finding]:
+    """A publication that isn't there, though capture has begun with it. ``version`` is the server's."""
     if state.phase in (SnapshotPhase.CREATING, SnapshotPhase.RECOVERING):
         return []  # whoever makes the slot makes the publication too
-    create = publication_sql(config.publication, config.source.published_names)
+    create = publication_sql(config.publication, config.source.published_names, version=version)
     return [
         error(
             publication_subject(config.publication),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 
 from cdc.model.table import TableName, sql_identifier
+from cdc.postgres.versions import GENERATED_COLUMNS
 
 
 def role_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
@@ -25,10 +26,12 @@ def rights_sql(role: str, database: str, tables: Sequence[TableName]) -> str:
     return "\n".join(line for line in role_sql(role, database, tables).splitlines() if line.startswith("grant "))
 
 
-def publication_sql(publication: str, tables: Sequence[TableName]) -> str:
-    """What the tables' owner runs once, or capture itself where its role may."""
+def publication_sql(publication: str, tables: Sequence[TableName], *, version: int) -> str:
+    """What the tables' owner runs once, or capture itself where its role may. ``version`` is the server's."""
     return _template("0002_publication.sql").format(
-        publication=sql_identifier(publication), tables=", ".join(table.sql for table in tables)
+        publication=sql_identifier(publication),
+        tables=", ".join(table.sql for table in tables),
+        generated=", publish_generated_columns = stored" if version >= GENERATED_COLUMNS else "",
     )
 
 

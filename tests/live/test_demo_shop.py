@@ -32,7 +32,7 @@ def test_preflight_finds_nothing_that_would_stop_capture(shop):
         tables=TABLES,
         publication="shop",
         slot="shop",
-        create_publication=publication_sql("shop", TABLES),
+        create_publication=publication_sql("shop", TABLES, version=shop.connection.info.server_version),
     )
 
     wrong = [

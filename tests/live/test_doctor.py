@@ -89,7 +89,9 @@ topics = {{ partitions = 3, replication_factor = 1, min_insync_replicas = 1 }}
 
     def make_slot(self) -> None:
         """The slot, and the publication that capture makes before it."""
-        self.database.execute(publication_sql(self.config.publication, [T]))
+        self.database.execute(
+            publication_sql(self.config.publication, [T], version=self.database.connection.info.server_version)
+        )
         with ReplicationConnection(self.config.source) as connection:
             connection.create_slot(self.config.slot, temporary=False)
 

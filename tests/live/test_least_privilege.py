@@ -65,7 +65,7 @@ def pipeline(database: Database, warehouse: Database, endpoints: Endpoints, tmp_
     tables = [TableName(name, "account"), TableName(name, "entry")]
     database.execute(
         role_sql(name, database.name, tables),
-        publication_sql(pipeline.config.publication, tables),
+        publication_sql(pipeline.config.publication, tables, version=database.connection.info.server_version),
         messages_sql(name, emit_functions(database.connection)),
     )
     database.let_in(name)

@@ -93,7 +93,7 @@ def assert_found(database: Database) -> None:
             tables=TABLES,
             publication=PUBLICATION,
             slot="lockstep_free",
-            create_publication=publication_sql(PUBLICATION, TABLES),
+            create_publication=publication_sql(PUBLICATION, TABLES, version=version),
         )
     wrong = {
         (finding.severity, finding.subject, finding.what)

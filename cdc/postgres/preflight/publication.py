@@ -73,8 +73,11 @@ class Publication:
         return listed
 
 
-def planned(name: str) -> Publication:
-    """The one that capture would create: every kind of change, partitions as their root, no lists and no filters."""
+def planned(name: str, version: int) -> Publication:
+    """The one that capture would create: every kind of change, partitions as their root, no lists and no filters.
+
+    It has all columns that a server of this version can send.
+    """
     return Publication(
         name,
         exists=False,
@@ -84,7 +87,7 @@ def planned(name: str) -> Publication:
         has_schemas=False,
         sends=frozenset(_KINDS),
         via_root=True,
-        sends_generated=False,
+        sends_generated=version >= GENERATED_COLUMNS,
         columns={},
         entries={},
         schemas=frozenset(),
@@ -103,7 +106,7 @@ def load_publication(
         (name,),
     ).fetchone()
     if row is None:
-        return planned(name)
+        return planned(name, version)
     oid, owner, is_ours, has_all_tables, via_root, sends_generated, *kinds = row
     lists = version >= PUBLICATION_LISTS
     schemas = (
@@ -484,8 +487,12 @@ def _generated(publication: Publication, relation: Relation, key: Sequence[str],
             )
         )
     if not findings:
+        what = f"generated columns that aren't published: {', '.join(a.name for a in hidden)}"
+        may_be_sent = knows and publication.exists and not listed
         findings.append(
-            ok(relation.subject, f"generated columns that aren't published: {', '.join(a.name for a in hidden)}")
+            Finding(Severity.OK, relation.subject, what, "to have them, too, which copies the tables again", publish)
+            if may_be_sent
+            else ok(relation.subject, what)
         )
     return findings
 
