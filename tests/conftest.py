@@ -18,7 +18,7 @@ pytest_plugins = [
     "tests.services", "tests.databases", "tests.captured", "tests.spark_session", "tests.view_pipelines", "tests.skips",
 ]  # fmt: skip
 
-_EXAMPLES = 50
+_EXAMPLES = 30
 
 # No deadlines: how long an example takes says more about the machine than about the code.
 settings.register_profile("work", deadline=None, max_examples=_EXAMPLES)

@@ -5,7 +5,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,17 +64,29 @@ def dotted_name(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imports_of(path: Path, known: Collection[str]) -> set[str]:
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A module's code."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
+def imports_within(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Those of a module, at its top or in a function."""
+    return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+def imports_of(path: Path, known: Set[str]) -> set[str]:
     """The modules of ours that one imports, at its top or in a function."""
     names_imported = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports_within(path):
         if isinstance(node, ast.Import):
             names_imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = node.module or ""
             names = {f"{base}.{alias.name}" for alias in node.names}
-            names_imported |= (names & set(known)) or {base}
-    return names_imported & set(known)
+            names_imported |= (names & known) or {base}
+    return names_imported & known
 
 
 KNOW_A_KIND: Mapping[str, str] = {
@@ -105,10 +118,10 @@ def test_no_other_module_knows_a_kind_of_sink() -> None:
 def third_party_imports(path: Path) -> set[str]:
     """The first part of each module that one imports, at its top or in a function."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in imports_within(path):
         if isinstance(node, ast.Import):
             found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             found.add(node.module.partition(".")[0])
     return found
 
@@ -147,14 +160,14 @@ def test_a_circle_of_imports_is_found() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert [name_of(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text("utf-8")))] == []
+    assert [name_of(path) for path in MODULES if not ast.get_docstring(parsed(path))] == []
 
 
 @pytest.mark.parametrize("path", [path for path in MODULES if path.name == "__init__.py"], ids=name_of)
 def test_a_package_re_exports_nothing(path: Path) -> None:
     names = [
         alias.asname or alias.name
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        for node in parsed(path).body
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     ]
@@ -202,7 +215,7 @@ def test_a_long_wait_is_among_all_others_with_its_reason(path: Path) -> None:
     """But for what ``lag`` calls stalled, which is no wait, and for how rarely something is tried again."""
     if path in (ROOT / "cdc/model/timeouts.py", ROOT / "monitor/stalls.py"):
         return
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         target = node.target if isinstance(node, ast.AnnAssign) else None
         if isinstance(node, ast.Assign):
             target = node.targets[0]

@@ -27,7 +27,7 @@ def together(of_shards: Sequence[Rows]) -> dict[tuple[JsonValue, ...], Mapping[s
     return rows
 
 
-@settings(max_examples=examples(25))
+@settings(max_examples=examples(10))
 @given(question=questions(exact=True), history=histories(), count=st.integers(2, 4))
 def test_shards_together_are_the_view(question: Question, history: list[list[RowWrite]], count: int) -> None:
     whole = KeptView(question, MemoryState())
@@ -49,7 +49,7 @@ def test_shards_together_are_the_view(question: Question, history: list[list[Row
         assert shard.built_anew(history).rows == shard.rows
 
 
-@settings(max_examples=examples(20))
+@settings(max_examples=examples(8))
 @given(
     question=questions(exact=False),
     history=histories(),

@@ -55,7 +55,7 @@ TIME_MS = int(datetime(2024, 1, 2, 12, tzinfo=UTC).timestamp() * 1000)
 PIECES = {"portion": st.integers(1, 4), "in_memory": st.integers(1, 9), "size": st.integers(1, 9)}
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(question=questions(exact=False), history=histories(), ages=st.booleans(), **PIECES)
 def test_of_tables(
     question: Question, history: list[list[RowWrite]], ages: bool, portion: int, in_memory: int, size: int
@@ -72,7 +72,7 @@ def test_of_tables(
     event(f"entries: {min(len(row_by_row) // 10, 3)}0")
 
 
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(30))
 @given(question=questions(exact=False), history=histories(), shuffled=st.randoms(use_true_random=False), **PIECES)
 def test_whatever_the_order_of_events_it_is_the_state_that_steps_make(
     question: Question, history: list[list[RowWrite]], shuffled: Any, portion: int, in_memory: int, size: int
@@ -99,7 +99,7 @@ def kept_by_operators(kept: KeptView) -> list[tuple[bytes, bytes]]:
     return [entry for entry in state.read(lambda reading: list(reading.scan(b""))) if entry[0] > b"\1"]
 
 
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 @given(query=st.sampled_from(list(of_events.QUERIES)), history=of_events.steps(), **PIECES)
 def test_of_events(query: str, history: list[Any], portion: int, in_memory: int, size: int) -> None:
     of_all = [each for step in history for each in step]

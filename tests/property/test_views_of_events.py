@@ -154,7 +154,7 @@ class Kept:
             self.view.acknowledge(output)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(query=st.sampled_from(list(QUERIES)), history=steps(), shuffled=st.randoms(use_true_random=False))
 def test_a_view_is_its_query_over_the_events_that_are_left(
     judge: duckdb.DuckDBPyConnection, query: str, history: list[Step], shuffled: Any
@@ -178,7 +178,7 @@ def test_a_view_is_its_query_over_the_events_that_are_left(
     assert built.rows == kept.rows
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(query=st.sampled_from(list(QUERIES)), history=steps(), count=st.integers(2, 3))
 def test_shards_together_are_the_view(query: str, history: list[Step], count: int) -> None:
     whole = Kept(query, QUERIES[query])
@@ -199,7 +199,7 @@ def assert_is_query(judge: duckdb.DuckDBPyConnection, query: str, kept: Kept) ->
     assert sorted(found, key=repr) == sorted(expected, key=repr)
 
 
-@settings(max_examples=examples(40))
+@settings(max_examples=examples(20))
 @given(
     query=st.sampled_from(list(QUERIES)),
     history=steps(),

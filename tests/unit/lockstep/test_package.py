@@ -63,8 +63,6 @@ def test_a_place_that_cant_be_written_is_reported(tmp_path: Path) -> None:
         package(tmp_path / "missing" / "made.zip")
 
 
-# It compresses some hundred megabytes.
-@pytest.mark.busy
 def test_what_is_no_file_is_not_replaced_by_the_archive(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -73,6 +71,7 @@ def test_what_is_no_file_is_not_replaced_by_the_archive(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+@pytest.mark.soak  # it compresses some hundred megabytes
 def test_with_its_packages_it_is_all_that_a_bare_python_needs(tmp_path: Path) -> None:
     venv.create(tmp_path / "python", with_pip=False)
     with ZipFile(package(tmp_path / "made.zip", environment=True)) as made:
