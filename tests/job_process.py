@@ -25,6 +25,9 @@ from stack.jars import jar_set
 from stack.java import java_home_for_spark
 from tests.job_reports import Reports, seen
 
+CONTINUOUS_S = 3.0
+"""What a batch has done is told at its end, so a long one is short where a test waits for that."""
+
 
 def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
     """Spark on this machine, with its checkpoints and its log below ``directory``."""
@@ -34,6 +37,7 @@ def spark_settings(directory: Path, **changes: Any) -> SparkSettings:
             "log_file": directory / "spark.log",
             "jars": tuple(jar_set("spark")),
             "java_home": java_home_for_spark(),
+            "continuous_s": CONTINUOUS_S,
             **changes,
         }
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
 from cdc.kafka.settings import KafkaSettings
@@ -24,7 +23,6 @@ from jobs.streams.resume import Figures, load_figures
 from jobs.streams.settings import StreamQuerySettings, StreamSettings
 from monitor.stream_queries import StreamQueryCollector, StreamQueryStatus
 from sinks.registry import SinkSettings
-from tests.databases import until
 from tests.job_process import spark_settings
 from tests.spark_here import Job
 from tests.topics import remove_later
@@ -81,27 +79,6 @@ class Streams:
         kept = {"retention.ms": "-1"}
         topics = [TopicPlan(stream.topic, self._partitions, 1, kept) for stream in self.streams.values()]
         TopicAdmin(self.client).create(topics)
-
-    def recreate(self) -> None:
-        """Delete the streams' topics, and create them again without records."""
-        admin = AdminClient(self.client)
-        for topic in (stream.topic for stream in self.streams.values()):
-            admin.delete_topics([topic], operation_timeout=30)[topic].result(300)
-        self.create()
-        self._producer = Producer(self.client)  # the one before goes by what it knows
-
-    def add_partition(self) -> None:
-        """One more for each topic."""
-        self._partitions += 1
-        self._producer = Producer(self.client)  # the one before goes by what it knows
-        admin = AdminClient(self.client)
-        for stream in self.streams.values():
-            wanted = NewPartitions(stream.topic, self._partitions)
-            admin.create_partitions([wanted])[stream.topic].result(300)
-            until(partial(self._has_partitions, stream.topic))
-
-    def _has_partitions(self, topic: str) -> bool:
-        return TopicAdmin(self.client).partition_counts([topic])[topic] == self._partitions
 
     def send(
         self,

@@ -167,13 +167,6 @@ def data_frame(message: Message, lsn: int = 0) -> bytes:
     return b"w" + struct.pack("!QQq", lsn, lsn, COMMIT_TIME_US) + encode(message)
 
 
-def part_frame(message: Message, subxid: int, lsn: int = 0) -> bytes:
-    """A message in a part of a transaction: with the id of its subtransaction after its kind, but for an Origin."""
-    encoded = encode(message)
-    inside = encoded if isinstance(message, Origin) else encoded[:1] + struct.pack("!I", subxid) + encoded[1:]
-    return b"w" + struct.pack("!QQq", lsn, lsn, COMMIT_TIME_US) + inside
-
-
 def keepalive_frame(wal_end: int, *, reply_requested: bool = False) -> bytes:
     """What a server sends that has nothing to say."""
     return b"k" + struct.pack("!QqB", wal_end, COMMIT_TIME_US, reply_requested)

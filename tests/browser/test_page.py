@@ -52,9 +52,7 @@ def serious(page: Page) -> list[tuple[str, list[str]]]:
     ]
 
 
-@pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=() if way in ("dark", "phone") else pytest.mark.soak) for way in WAYS]
-)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "phone" else pytest.mark.soak) for way in WAYS])
 def test_every_screen_is_accessible_fits_and_complains_of_nothing(browser: Browser, api: FakeApi, way: str) -> None:
     size, colours = WAYS[way]
     api.show(example.stopped)
@@ -72,10 +70,7 @@ def test_every_screen_is_accessible_fits_and_complains_of_nothing(browser: Brows
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=() if name in ("stalled", "slot_lost", "empty") else pytest.mark.soak)
-        for name in example.STATES
-    ],
+    [pytest.param(name, marks=() if name in ("stalled", "empty") else pytest.mark.soak) for name in example.STATES],
 )
 def test_every_state_of_the_pipeline_is_accessible_and_fits(browser: Browser, api: FakeApi, name: str) -> None:
     api.show(example.STATES[name])

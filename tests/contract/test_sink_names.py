@@ -131,7 +131,8 @@ def test_a_table_that_a_store_cannot_hold_keeps_no_other_out(destination: Destin
     assert all(str(each) in why.message and why.hint for each, why in refused.items())
     assert opened.generations.live() == 1
     opened.sink.prepare([ITEMS])
-    fit = [shape for shape in odd if shape.name not in refused]
+    # Into Delta a row of so many columns takes a minute.
+    fit = [shape for shape in odd if shape.name not in refused and len(shape.columns) < 1_000]
     rows = [
         upsert({each.name: "b" if each.value_type == "text" else 1 for each in shape.columns}, 1, of=shape)
         for shape in fit

@@ -177,6 +177,7 @@ print("done", flush=True)
 """
 
 
+@pytest.mark.soak
 def test_writers_in_several_processes_take_turns(file: Path, open_sink: Open) -> None:
     open_sink(table())
     with other_process(WRITING, file, 0) as writer, other_process(WRITING, file, 1) as other:
@@ -198,6 +199,7 @@ sink.apply(batch(*(upsert({"id": key, "note": "half"}, 2) for key in range(50_00
 """
 
 
+@pytest.mark.soak
 def test_of_a_job_that_is_killed_in_a_transaction_nothing_is_left(file: Path, open_sink: Open) -> None:
     sink = open_sink(table(), lock_timeout_s=30)
     sink.apply(batch(upsert({"id": 1, "note": "whole"}, 1), next_offsets={("t", 0): 5}))
@@ -461,6 +463,7 @@ def _histories(draw: st.DrawFn) -> tuple[list[RowEvent], list[list[RowEvent]]]:
 
 @given(history=_histories(), in_bulk=st.booleans())
 @settings(deadline=None, max_examples=examples(4), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.soak
 def test_any_order_and_repetition_from_two_writers_ends_in_the_same_history(
     history: tuple[list[RowEvent], list[list[RowEvent]]], in_bulk: bool, tmp_path: Path
 ) -> None:

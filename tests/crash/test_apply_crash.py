@@ -32,7 +32,7 @@ def pipeline(stack: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
     trigger = getattr(request, "param", "micro-batch")
     more = {
         "warehouse": history,
-        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"',
+        "spark": f'retry_s = 1.0\ntrigger = "{trigger}"\ncontinuous_s = 10',
         "search": "timeout_s = 4.0",
         "cache": "timeout_s = 1.5",
     }
@@ -75,24 +75,6 @@ def test_kill_9_of_the_job_in_the_middle_of_batches(pipeline: Pipeline, spark: S
     pipeline.assert_sinks_equal()
     assert_history_is_whole(pipeline)
     assert job.stop() == 0, job.told()
-    assert pipeline.stop(capture) == 0
-
-
-@pytest.mark.soak
-def test_kill_9_of_a_job_that_goes_on_after_a_kill(pipeline: Pipeline) -> None:
-    capture = pipeline.start_capture()
-    with traffic(pipeline, pause_s=0.05):
-        for _ in range(2):
-            killed = pipeline.start_apply()
-            wait_until(lambda job=killed: _batches(job) >= 4, what="batches are applied")
-            os.killpg(killed.pid, signal.SIGKILL)
-            killed.wait()
-        job = pipeline.start_apply()
-        wait_until(lambda: _batches(job) >= 4, what="batches are applied")
-    pipeline.wait_applied(job)
-    pipeline.assert_sinks_equal()
-    assert_history_is_whole(pipeline)
-    assert pipeline.stop(job) == 0, job.told()
     assert pipeline.stop(capture) == 0
 
 

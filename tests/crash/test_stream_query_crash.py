@@ -24,69 +24,9 @@ from tests.pattern_search import searched
 from tests.receivers import Receiver
 from tests.streams import Streams, at
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.busy, pytest.mark.soak]
 
-_KILLS = 1
-_SEARCHES = 40
 _EVENT = {"time": "at", "late": "10 minutes", "id": ["id"]}
-
-
-def test_kill_9_of_a_stream_query_loses_and_repeats_nothing(endpoints: Endpoints, tmp_path: Path) -> None:
-    database = Database(endpoints.warehouse_dsn)
-    streams = Streams(
-        endpoints.kafka_bootstrap,
-        tmp_path,
-        {
-            "searches": {**_EVENT, "columns": {"id": "text", "at": "timestamptz"}},
-            "clicks": {**_EVENT, "columns": {"id": "text", "search_id": "text", "at": "timestamptz"}},
-        },
-        StreamQuerySettings(
-            key=("search_id",),
-            sql="select s.id as search_id, c.id as click_id from searches s left join clicks c on c.search_id = s.id"
-            " and c.at between s.at and s.at + interval '5 minutes'",
-        ),
-        WarehouseSettings.model_validate({"url": url_of(endpoints.warehouse_url, database.name), "schema": "result"}),
-    )
-    expected = dict[str, str | None]()
-    sent = 0
-
-    def send() -> None:
-        """A round of searches, of which every third has a click, and each once more as a repetition."""
-        nonlocal sent
-        for number in range(sent, sent + _SEARCHES):
-            name, clicked = f"s{number}", number % 3 == 0
-            event = {"id": name, "at": at(number)}
-            streams.send("searches", event, event)
-            click = {"id": f"c{number}", "search_id": name if clicked else "none", "at": at(number + 1)}
-            streams.send("clicks", click, click)
-            expected[name] = f"c{number}" if clicked else None
-        sent += _SEARCHES
-
-    try:
-        for _ in range(_KILLS):
-            with JobProcess(**streams.arguments(once=False)) as job:
-                job.wait_for("SinkStarted")
-                send()
-                job.wait_for("StreamReport")
-                job.kill()
-        # What ends the time of all searches: everything before it is final then.
-        streams.send("searches", {"id": "end", "at": at(sent + 60)})
-        streams.send("clicks", {"id": "end", "search_id": "none", "at": at(sent + 60)})
-        with JobProcess(**streams.arguments(once=True)) as job:
-            assert job.finish() == 0, job.told()
-        with psycopg.connect(database.dsn) as connection:
-            (name,) = connection.execute(
-                "select table_name from information_schema.tables where table_schema = 'result' and table_name not"
-                " like '\\_%'"
-            ).fetchall()
-            rows = connection.execute(f"select search_id, click_id from result.{name[0]}").fetchall()
-        assert sorted(rows) == sorted(expected.items())
-        figures = streams.figures()
-        assert (figures.late, figures.malformed, figures.refused) == (0, 0, 0)
-    finally:
-        database.drop()
-
-
 _USERS = 6
 _PER_USER = 9
 
@@ -103,7 +43,6 @@ def _shuffled(seed: random.Random, round_: int) -> list[dict[str, Any]]:
     return [event for _, event in sorted(events, key=lambda one: one[0])]
 
 
-@pytest.mark.soak
 def test_kill_9_in_the_middle_of_a_batch_leaves_the_matches_that_a_search_of_all_events_finds(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -186,7 +125,6 @@ _ROWS = 60
 _WEBHOOK_KILLS = 2
 
 
-@pytest.mark.soak
 def test_kill_9_of_a_job_whose_webhook_refuses_rows_loses_none_of_them(
     endpoints: Endpoints, spark: SparkSession, tmp_path: Path
 ) -> None:

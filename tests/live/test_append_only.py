@@ -23,7 +23,7 @@ from jobs.generations.record import list_generations
 from lockstep.config import load
 from sinks.registry import open_sink
 from stack.stack import Endpoints
-from tests.pipeline import Pipeline, kill_a_job, wait_until
+from tests.pipeline import Pipeline, wait_until
 
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
@@ -117,16 +117,13 @@ def _assert_each_once(pipeline: Pipeline) -> None:
         assert _stored(pipeline, sink) == expected, sink
 
 
-@pytest.mark.parametrize("kills_the_job", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_each_event_is_in_every_sink_once_whoever_is_killed_and_what_is_emptied_stays_empty(
-    pipeline: Pipeline, tmp_path: Path, spark: SparkSession, kills_the_job: bool
+def test_each_event_is_in_every_sink_once_after_a_kill_of_capture_and_what_is_emptied_stays_empty(
+    pipeline: Pipeline, spark: SparkSession
 ) -> None:
     name = pipeline.name
     capture = pipeline.start_capture()
     pipeline.wait_streaming(capture)
     with _inserts(pipeline) as inserts:
-        if kills_the_job:
-            kill_a_job(pipeline, begun=(tmp_path / "lake" / f"{name}_lake_live").exists, writes=inserts)
         apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         os.killpg(capture.pid, signal.SIGKILL)
@@ -137,7 +134,7 @@ def test_each_event_is_in_every_sink_once_whoever_is_killed_and_what_is_emptied_
         # Under inserts, so that there are rows before and after it everywhere.
         with pipeline.sql() as sql:
             sql.execute(f"truncate {name}.log")
-        built = pipeline.rebuild(spark, f"{name}_dwh", switch_over=True).finish()
+        built = pipeline.rebuild(spark, f"{name}_dwh", switch_over=True).finish(900)
         assert (built.report.is_equal, built.generation, built.is_live) == (True, 2, True)
     pipeline.wait_applied(apply)
     _assert_each_once(pipeline)
@@ -146,8 +143,6 @@ def test_each_event_is_in_every_sink_once_whoever_is_killed_and_what_is_emptied_
     notes = {table["table"]: table["note"] for table in report["tables"]}
     assert (report["equal"], notes[f"{name}.account"]) == (True, None)
     assert "compared with its topic" in notes[f"{name}.log"]
-    pipeline.run("verify", f"{name}_lake", "--against", "topic")
-    pipeline.run("verify", f"{name}_dwh", "--against", "1")
     # A copy of the whole table takes the place of all that came before it.
     pipeline.run("snapshot", "table", f"{name}.log")
     wait_until(lambda: f"copying {name}.log at" in capture.told(), what="the copy")

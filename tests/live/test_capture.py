@@ -113,6 +113,7 @@ def test_a_slot_that_is_gone_is_noticed(pipeline: Pipeline) -> None:
     assert "is gone" in again.log.read_text()
 
 
+@pytest.mark.soak
 def test_a_slot_without_state_is_not_taken_for_ours(pipeline: Pipeline) -> None:
     _run(pipeline, f"select pg_create_logical_replication_slot('{pipeline.config.slot}', 'pgoutput')")
     capture = pipeline.start_capture()

@@ -79,6 +79,7 @@ def test_every_row_is_copied_once(database: Database, make: Any) -> None:
     assert state.copied[TableName("public", "t")] == ROWS - ROWS // 7
 
 
+@pytest.mark.soak
 def test_partitions_are_copied_side_by_side(database: Database, make: Any) -> None:
     database.execute(
         "create table p (id int, a text, primary key (id)) partition by range (id)",
@@ -137,6 +138,7 @@ def _once(action: Callable[[], object], *, when: Callable[[CaptureState], bool] 
 
 
 @pytest.mark.parametrize("in_ledger", [pytest.param(0, marks=pytest.mark.soak), 1])
+@pytest.mark.soak
 def test_a_worker_that_is_killed_costs_a_new_start_and_no_row(database: Database, make: Any, in_ledger: int) -> None:
     database.execute(T, FILL, "create table u (like t including all)", "insert into u select * from t where id < 2000")
     captured = make("public.t", "public.u")

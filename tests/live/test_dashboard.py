@@ -35,6 +35,7 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
+from tests.examples import examples
 
 pytestmark = pytest.mark.live
 
@@ -281,6 +282,7 @@ def test_a_server_that_is_down_is_shown_as_such(captured: Captured, tmp_path: Pa
     dashboard.stop()
 
 
+@pytest.mark.soak
 def test_beyond_loopback_nothing_is_had_without_the_token(captured: Captured, tmp_path: Path) -> None:
     captured.path.write_text(captured.path.read_text().replace("'127.0.0.1:0'", "'0.0.0.0:0'"))
     refused = subprocess.run(
@@ -347,7 +349,7 @@ def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
 
     @given(data=st.data())
     @settings(
-        max_examples=60,
+        max_examples=examples(20),
         deadline=None,
         database=None,
         phases=[Phase.generate],
@@ -367,6 +369,7 @@ def test_the_api_is_as_it_is_described(dashboard: Dashboard) -> None:
         fuzz()
 
 
+@pytest.mark.soak
 def test_a_page_gets_the_rows_of_a_view_and_then_its_changes(captured: Captured, tmp_path: Path) -> None:
     query = "select word, count(*) as n from t where word is not null group by word"
     view = f"[views.words]\nsink = 'cache'\nkey = ['word']\nsql = '{query}'\ntopic = true\n"

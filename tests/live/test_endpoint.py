@@ -152,6 +152,7 @@ def test_a_standby_is_found(standby: SourceSettings) -> None:
     assert "the server is a standby" in [finding.what for finding in findings if finding.severity is Severity.ERROR]
 
 
+@pytest.mark.soak
 def test_a_standby_is_refused_before_anything_is_created(
     standby: SourceSettings, endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -149,15 +149,6 @@ def pipeline(endpoints: Endpoints, tmp_path: Path) -> Iterator[Pipeline]:
     pipeline.log.close()
 
 
-def test_the_log_is_applied_to_every_sink(pipeline: Pipeline, spark: SparkSession) -> None:
-    lsn = pipeline.write_traffic(50)
-    sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
-    assert pipeline.apply_once(spark, sinks=sinks).poll() == 0
-    assert pipeline.rows() == pipeline.expected
-    assert pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
-    assert pipeline.progress().watermark_lsn == lsn
-
-
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 def test_a_running_job_follows_the_log_and_stops_when_asked(
     pipeline: Pipeline, spark: SparkSession, trigger: str
@@ -308,27 +299,16 @@ def test_a_job_that_is_killed_in_a_rest_reads_its_last_batch_again(pipeline: Pip
     assert pipeline.rows() == pipeline.expected
 
 
-@pytest.mark.crash
-@pytest.mark.soak
-def test_a_killed_job_goes_on_and_nothing_is_lost_or_taken_back(pipeline: Pipeline, spark: SparkSession) -> None:
-    pipeline.write_traffic(300)
-    with pipeline.process(trigger="micro-batch", max_offsets_per_trigger=300) as job:
-        job.wait_for("StatusReport", batch_id=2)
-        job.kill()
-    lsn = pipeline.write_traffic(20, seed=2)
-    assert pipeline.apply_once(spark).poll() == 0
-    assert pipeline.rows() == pipeline.expected
-    assert pipeline.progress().watermark_lsn == lsn
-
-
 def test_reading_the_log_again_from_its_start_changes_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
-    pipeline.write_traffic(50)
-    assert pipeline.apply_once(spark).poll() == 0
-    job = pipeline.apply_once(spark, checkpoint_directory=str(pipeline.directory / "another"))
+    lsn = pipeline.write_traffic(50)
+    sinks = {"cache": pipeline.cache, pipeline.warehouse_name: pipeline.warehouse}
+    assert pipeline.apply_once(spark, sinks=sinks).poll() == 0
+    assert pipeline.progress().watermark_lsn == lsn
+    job = pipeline.apply_once(spark, sinks=sinks, checkpoint_directory=str(pipeline.directory / "another"))
     assert job.poll() == 0
     assert (job.total("applied"), job.total("rejected")) == (0, 0)
     assert job.total("stale") > 0
-    assert pipeline.rows() == pipeline.expected
+    assert pipeline.rows() == pipeline.rows(pipeline.warehouse_name, pipeline.warehouse) == pipeline.expected
 
 
 @pytest.mark.soak

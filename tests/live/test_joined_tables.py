@@ -25,6 +25,7 @@ from sinks.registry import open_sink
 from stack.stack import Endpoints
 from tests.captured import Captured
 from tests.databases import Database, until
+from tests.job_process import CONTINUOUS_S
 from tests.pipeline import Process
 from tests.spark_here import Job
 
@@ -74,6 +75,7 @@ tables = ["public.t"]
 trigger = "{trigger}"
 checkpoint_directory = "{directory / "checkpoints"}"
 driver_memory = "512m"
+continuous_s = {CONTINUOUS_S}
 """
         self.view = f"view{number}"
         if has_view:
@@ -161,7 +163,6 @@ def start_shop(endpoints: Endpoints, database: Database, tmp_path: Path) -> Iter
 
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
-@pytest.mark.soak
 def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
     trigger: str, start_shop: StartShop, spark: SparkSession
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_table_that_is_created_is_taken_up_and_nobody_is_told_too_early(
     job.close()
 
 
+@pytest.mark.soak
 def test_kill_9_around_a_table_that_joins_loses_nothing(start_shop: StartShop, tmp_path: Path) -> None:
     shop = start_shop()
     command = ("lockstep", "apply", shop.all, "--config", str(shop.path))

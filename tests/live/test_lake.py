@@ -65,14 +65,11 @@ def _balance(pipeline: Pipeline, root: Path) -> Any:
     return read
 
 
-@pytest.mark.parametrize("after_a_kill", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_lake_follows_its_source_and_is_rebuilt(
-    pipeline: Pipeline, tmp_path: Path, spark: SparkSession, after_a_kill: bool
-) -> None:
+@pytest.mark.soak
+def test_a_lake_follows_its_source_and_is_rebuilt(pipeline: Pipeline, tmp_path: Path, spark: SparkSession) -> None:
     name, root = pipeline.name, tmp_path / "lake"
     with traffic(pipeline, seed=3, pause_s=0.05) as writes:
-        if after_a_kill:
-            kill_a_job(pipeline, begun=(root / f"{name}_live").exists, writes=writes)
+        kill_a_job(pipeline, begun=(root / f"{name}_live").exists, writes=writes)
         apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         reader = Reader("lake", _balance(pipeline, root), KEYS)

@@ -1,4 +1,4 @@
-"""What all processes of a pipeline tell while rows are refused: in JSON, and no value of a row among it."""
+"""``lockstep run`` with rows that are refused and a capture that is killed: what is told has no value of a row."""
 
 import base64
 import contextlib
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
@@ -116,12 +117,15 @@ def _rejected(text: str, sink: str) -> float:
     return float(found[1]) if found else 0.0
 
 
-def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: Pipeline) -> None:
+def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused_and_a_killed_member_is_started_again(
+    pipeline: Pipeline,
+) -> None:
     addresses = _write_config(pipeline)
     _insert(pipeline, f"{_MARK}-copied", "1", f"{_MARK}-copied")
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
     pipeline.wait_applied(group)
     _refuse_equal_documents(pipeline.endpoints, pipeline.name)
+    next(member for member in psutil.Process(group.pid).children() if "capture" in member.cmdline()).kill()
 
     _insert(pipeline, f"{_MARK}-text", f"{_MARK}-note", f"{_MARK}-text")  # not a number: the search's turn
     _insert(pipeline, f"{_MARK}-equal", "2", f"{_MARK}-copied")  # the warehouse's index
@@ -148,7 +152,9 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
     _insert(pipeline, f"{_MARK}-message", "5", f"{_MARK}-message", big=_MARK * _MESSAGE_BYTES_MAX)
     wait_until(lambda: "more than max_message_bytes" in group.told(), what="capture stops")
     metrics += _metrics(addresses)
+    members = psutil.Process(group.pid).children()
     assert pipeline.stop(group) == 0, group.told()[-8000:]
+    assert (bool(members), [member for member in members if member.is_running()]) == (True, [])
 
     told = group.told()
     for trace in _TRACES:
@@ -157,6 +163,8 @@ def test_no_value_of_a_row_is_in_logs_or_metrics_whatever_is_refused(pipeline: P
     lines = told.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert {record["logger"] for record in records} >= {"lockstep.run", "lockstep.capture", "jobs.report", "lockstep"}
+    killed = next(record for record in records if record["event"] == "process ended")
+    assert (killed["process"], killed["exit_code"]) == ("capture", -9)
     assert any(record["event"] == "batch applied" and record["rejected"] > 0 for record in records)
     assert any("more than max_message_bytes" in record["event"] for record in records if record["level"] == "error")
     assert not [line for line in lines if _OF_THE_CONSOLE.match(line)]

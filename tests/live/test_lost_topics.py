@@ -60,7 +60,7 @@ def _copies(captured: Captured, table: str) -> int:
     return sum(event.op == "r" for event in captured.events(table))
 
 
-@pytest.mark.parametrize("partitions", [None, pytest.param(3, marks=pytest.mark.soak), 5])
+@pytest.mark.parametrize("partitions", [None, *(pytest.param(number, marks=pytest.mark.soak) for number in (3, 5))])
 def test_a_topic_that_was_lost_while_capture_was_stopped_is_copied_again(
     database: Database, captured: Captured, partitions: int | None
 ) -> None:
@@ -181,7 +181,7 @@ def _error_of_a_start(captured: Captured) -> str:
     return str(error)
 
 
-@pytest.mark.parametrize("forged", [b"no JSON", b'{"format": 4, "end_lsn": 1}'])
+@pytest.mark.parametrize("forged", [pytest.param(b"no JSON", marks=pytest.mark.soak), b'{"format": 4, "end_lsn": 1}'])
 def test_what_somebody_writes_in_place_of_the_state_costs_no_position(
     database: Database, captured: Captured, forged: bytes
 ) -> None:

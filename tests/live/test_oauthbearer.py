@@ -151,6 +151,7 @@ password_command = {json.dumps(brokers.issuing(runs, LIFE_S))}
         pipeline.close()
 
 
+@pytest.mark.soak
 def test_the_client_gets_its_token_from_a_server_of_openid_connect(
     brokers: Brokers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,7 +156,7 @@ _GOES = {
 }
 
 
-@_while_it_runs_and_is_away(_GOES, often=("dropped", "emptied and filled"), often_away=("in one transaction",))
+@_while_it_runs_and_is_away(_GOES, often=("dropped",), often_away=("in one transaction",))
 def test_a_partition_that_comes_is_written_and_goes_leaves_no_row(
     database: Database, capture: StartCapture, name: str, stopped: bool
 ) -> None:
@@ -171,6 +171,7 @@ def test_a_partition_that_comes_is_written_and_goes_leaves_no_row(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_partition_that_goes_after_its_rows_were_published_is_known_to_the_next_process(
     database: Database, capture: StartCapture
 ) -> None:
@@ -231,6 +232,7 @@ def test_a_partition_that_was_filled_in_the_transaction_that_attached_it_is_copi
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_an_append_only_table_has_each_row_of_a_new_partition_once(database: Database, capture: StartCapture) -> None:
     database.execute(
         "create table log (day int, v text) partition by range (day)",
@@ -260,6 +262,7 @@ def test_an_append_only_table_has_each_row_of_a_new_partition_once(database: Dat
     assert days == [1, 2, 3, 4, 5, 101, 102, 103, 104, 201, 202, 203, 204, 205]
 
 
+@pytest.mark.soak
 def test_a_partition_that_is_unlogged_is_told_and_copied_when_it_is_logged(
     database: Database, capture: StartCapture
 ) -> None:
@@ -278,6 +281,7 @@ def test_a_partition_that_is_unlogged_is_told_and_copied_when_it_is_logged(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_configured_key_that_is_not_unique_for_a_while_is_told_and_copied(
     database: Database, capture: StartCapture
 ) -> None:
@@ -348,6 +352,7 @@ _REWRITTEN = {
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "vacuum full" else pytest.mark.soak) for name in _REWRITTEN]
 )
+@pytest.mark.soak
 def test_a_column_whose_value_the_catalogue_has_forgotten_has_the_table_copied(
     database: Database, capture: StartCapture, name: str
 ) -> None:
@@ -361,6 +366,7 @@ def test_a_column_whose_value_the_catalogue_has_forgotten_has_the_table_copied(
     captured.assert_equal()
 
 
+@pytest.mark.soak
 def test_a_generated_column_that_was_not_sent_is_copied_when_its_expression_is_dropped(
     database: Database, capture: StartCapture
 ) -> None:

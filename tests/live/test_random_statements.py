@@ -32,6 +32,7 @@ def server() -> Iterator[OwnServer]:
             own.remove()
 
 
+@pytest.mark.soak
 def test_topics_hold_what_the_tables_hold_after_a_restore(
     endpoints: Endpoints, tmp_path: Path, server: OwnServer
 ) -> None:

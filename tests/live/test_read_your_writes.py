@@ -107,7 +107,7 @@ def _read_after_waits(running: Running, client: Client, count: int) -> None:
 
 
 def test_what_is_waited_for_is_read_right_after(running: Running, client: Client) -> None:
-    _read_after_waits(running, client, 2_000)
+    _read_after_waits(running, client, 500)
 
 
 @pytest.mark.soak

@@ -377,6 +377,7 @@ def test_a_standby_that_is_not_promoted_yet_is_waited_for(
         captured.assert_equal("public.t")
 
 
+@pytest.mark.soak
 def test_a_capture_that_stands_by_takes_over_from_one_that_is_killed(
     captured: Captured, database: Database, tmp_path: Path
 ) -> None:

@@ -482,7 +482,9 @@ def _dying(at: int, *, before: bool, error: type[BaseException]) -> Any:
     return DiesAt
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before the commit", "after it"])
+@pytest.mark.parametrize(
+    "before", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["before the commit", "after it"]
+)
 @pytest.mark.parametrize("at", [1, pytest.param(3, marks=pytest.mark.soak)])
 def test_a_process_that_dies_in_a_repair_leaves_nothing_wrong(
     database: Database, repairs: Repairing, monkeypatch: pytest.MonkeyPatch, at: int, before: bool

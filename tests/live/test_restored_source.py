@@ -78,6 +78,7 @@ def test_a_volume_that_was_taken_back_is_refused_before_anything_is_confirmed(
         line.check()
 
 
+@pytest.mark.soak
 def test_a_volume_that_was_taken_back_and_written_to_since_is_refused_as_well(
     own: tuple[Stack, Database], endpoints: Endpoints, tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def _points(captured: Captured) -> dict[int, set[str]]:
 
 
 @pytest.mark.parametrize("sections", [pytest.param(SMALL_RANGES, marks=pytest.mark.soak), WORKERS])
+@pytest.mark.soak
 def test_only_the_missing_ranges_are_copied(database: Database, make: Any, sections: str) -> None:
     database.execute("create table t (id int primary key, a text)", FILL)
     captured = make()
@@ -325,6 +326,7 @@ def test_a_table_without_a_key_that_was_rewritten_is_copied_anew(database: Datab
     assert _counts(captured.events("public.t")) == _ids(database)
 
 
+@pytest.mark.soak
 def test_an_interrupted_copy_in_the_stream_doubles_no_row_either(database: Database, make: Any) -> None:
     _log(database, rows=50)
     captured = make(source=LOG).start()

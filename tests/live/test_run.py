@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import pytest
 
 from tests.pipeline import Pipeline, traffic, wait_until
 
-pytestmark = [pytest.mark.live, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.busy, pytest.mark.soak]
 
 
 _numbers = itertools.count(1)
@@ -27,30 +25,6 @@ def pipeline(stack: Any, tmp_path: Path) -> Iterator[Pipeline]:
     made.close()
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_a_member_that_is_killed_is_started_again_and_a_stop_ends_all(pipeline: Pipeline) -> None:
-    group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
-    log = group.log  # type: ignore[attr-defined]
-    with traffic(pipeline, pause_s=0.05):
-        wait_until(lambda: "streaming from" in log.read_text(), what="capture streams")
-        capture = next(
-            child for child in _children(group.pid) if b"capture" in Path(f"/proc/{child}/cmdline").read_bytes()
-        )
-        os.kill(capture, signal.SIGKILL)
-        wait_until(lambda: log.read_text().count("streaming from") == 2, what="capture streams again")
-    pipeline.wait_applied(group)
-    pipeline.assert_sinks_equal()
-    members = _children(group.pid)
-    assert len(members) == 3, "capture, jobs and the web page"
-    assert pipeline.stop(group) == 0, log.read_text()
-    assert [pid for pid in members if Path(f"/proc/{pid}").exists()] == []
-    assert re.search(r"process ended process=capture exit_code=-9", log.read_text())
-
-
-@pytest.mark.soak
 def test_a_capture_of_the_group_that_was_replaced_comes_back_when_the_other_one_ends(pipeline: Pipeline) -> None:
     group = pipeline.start("lockstep", "run", "--config", str(pipeline.path))
     log = group.log  # type: ignore[attr-defined]

@@ -77,6 +77,10 @@ def _run(captured: Captured, statements: tuple[str, ...]) -> None:
 
 # Others show the same, but for what a type or an order adds.
 SELDOM = {
+    "add with a volatile default",
+    "rewrite without another type",
+    "several at once",
+    "in a savepoint that is rolled back",
     "add with a default of text",
     "add with a default of an array",
     "add with the time as default",

@@ -222,7 +222,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
     rows = 15_000 if kind == "cache" else 4000
     database.execute(SETUP[0], SETUP[1], f"insert into t select n, 'a' || n, n from generate_series(1, {rows}) n")
     followed = follow(kind)
-    with followed.job(trigger="continuous") as job:
+    with followed.job(trigger="continuous", continuous_s=600) as job:
         followed.wait_applied(job)
         since = len(job.reports)
         database.execute("alter table t add d int not null default 5")
@@ -246,6 +246,7 @@ def test_rows_go_on_to_be_applied_while_others_get_a_default(
         assert job.stop() == 0
 
 
+@pytest.mark.soak
 def test_a_default_that_is_carried_over_survives_a_kill_and_is_not_given_to_newer_rows(
     database: Database, follow: Follow
 ) -> None:

@@ -19,7 +19,7 @@ from tests.databases import until
 from tests.pipeline import Pipeline, Process
 from tests.services import Services
 
-pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone, pytest.mark.busy]
+pytestmark = [pytest.mark.live, pytest.mark.crash, pytest.mark.alone, pytest.mark.soak]
 
 _QUICK = {"spark": "retry_s = 1.0", "search": "timeout_s = 4.0", "cache": "timeout_s = 1.5"}
 _PATIENCE_S = 300.0
@@ -135,7 +135,6 @@ def frozen(stack: Services, server: str) -> Iterator[None]:
         stack.thaw(server)
 
 
-@pytest.mark.soak
 def test_on_an_idle_pipeline_nothing_hangs_and_nobody_is_behind(running: Running) -> None:
     for _ in range(_QUIET_LOOKS):
         lag = running.look()
@@ -144,7 +143,6 @@ def test_on_an_idle_pipeline_nothing_hangs_and_nobody_is_behind(running: Running
     running.until_well()
 
 
-@pytest.mark.soak
 def test_a_capture_that_hangs_and_lost_its_reader_is_named_by_one_lag(
     running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -182,10 +180,7 @@ def test_a_job_that_hangs_is_named_also_on_an_idle_source(running: Running) -> N
     running.until_well()
 
 
-@pytest.mark.parametrize(
-    ("server", "sink"), [("valkey", "cache"), pytest.param("opensearch", "search", marks=pytest.mark.soak)]
-)
-@pytest.mark.soak
+@pytest.mark.parametrize(("server", "sink"), [("valkey", "cache"), ("opensearch", "search")])
 def test_a_store_that_hangs_is_named_with_its_address(running: Running, server: str, sink: str) -> None:
     with frozen(running.stack, server):
         stage = running.until_worst(lambda stage: stage.name == f"applied: {running.pipeline.name}_{sink}")

@@ -75,26 +75,6 @@ def click(number: int, search_number: int, minutes: float) -> dict[str, Any]:
     return {"id": f"c{number}", "search_id": f"s{search_number}", "at": at(minutes), "url": f"/{number}"}
 
 
-def test_searches_with_and_without_a_click_come_once_each(
-    endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
-) -> None:
-    streams = Streams(
-        endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES, "clicks": CLICKS}, SEARCH_CLICKS, warehouse.settings
-    )
-    streams.send("searches", search(1, 0), search(2, 1), search(1, 0))
-    streams.send("clicks", click(1, 1, 2), click(1, 1, 2), click(2, 2, 12))
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("search_id, click_id, url") == [("s1", "c1", "/1")]
-
-    # Event time passes the search without a click, and all events of this run come after it.
-    streams.send("searches", search(3, 60))
-    streams.send("clicks", click(3, 3, 61))
-    assert streams.run(spark) == 0, streams.told
-    assert warehouse.rows("search_id, click_id, url") == [("s1", "c1", "/1"), ("s2", "", None), ("s3", "c3", "/3")]
-    assert streams.figures().late == 0
-    assert streams.figures().results == 3
-
-
 @pytest.mark.soak
 def test_what_spark_drops_as_late_is_on_the_side_topic_with_its_lateness(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path
@@ -196,15 +176,15 @@ def test_a_lost_checkpoint_stops_the_query_until_its_result_is_built_again(
 
 
 @pytest.mark.parametrize("are_figures_stored", [pytest.param(False, marks=pytest.mark.soak), True])
-def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
+def test_results_come_once_each_also_of_a_batch_that_was_not_committed_and_is_done_again(
     endpoints: Endpoints, spark: SparkSession, warehouse: Warehouse, tmp_path: Path, are_figures_stored: bool
 ) -> None:
-    """As after a kill between what a batch writes and Spark's commit."""
+    """With a click and without one. As after a kill between what a batch writes and Spark's commit."""
     streams = Streams(
         endpoints.kafka_bootstrap, tmp_path, {"searches": SEARCHES, "clicks": CLICKS}, SEARCH_CLICKS, warehouse.settings
     )
-    streams.send("searches", search(1, 0), search(2, 60))
-    streams.send("clicks", click(1, 1, 1), click(2, 2, 61))
+    streams.send("searches", search(1, 0), search(1, 0), search(5, 1), search(2, 60))
+    streams.send("clicks", click(1, 1, 1), click(1, 1, 1), click(2, 2, 61))
     assert streams.run(spark) == 0, streams.told
     before = streams.figures()
     # None of these moves the watermark, so they are one batch, and no other one follows it.
@@ -214,6 +194,7 @@ def test_a_batch_that_was_not_committed_is_done_again_and_changes_nothing(
     assert streams.figures().batch == before.batch + 1
     rows, figures = warehouse.rows("search_id, click_id, query, at, url"), streams.figures()
     late = streams.aside("late")
+    assert [row[:2] for row in rows] == [("s1", "c1"), ("s2", "c2"), ("s4", "c4"), ("s5", "")]
     assert (figures.late, figures.malformed) == (2, 1)
 
     commits = tmp_path / "checkpoints" / streams.pipeline / streams.name / "g1" / "commits"

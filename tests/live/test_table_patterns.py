@@ -85,6 +85,7 @@ def test_a_table_whose_name_has_a_hidden_character_is_copied_beside_the_others(
     captured.assert_equal(str(odd), "public.t")
 
 
+@pytest.mark.soak
 def test_a_table_that_comes_while_capture_runs_is_told_of_and_joins_once_it_is_published(
     database: Database, capture: StartCapture
 ) -> None:

@@ -237,6 +237,7 @@ def test_a_paused_table_waits_where_it_is_and_goes_on_from_there(pipeline: Pipel
     assert pipeline.progress().left_at_ms == {}
 
 
+@pytest.mark.soak
 def test_kill_9_while_paused_and_while_resuming_loses_nothing(pipeline: Pipeline, spark: SparkSession) -> None:
     pipeline.both(1, "first")
     with pipeline.process() as process:

@@ -81,7 +81,9 @@ def test_rows_that_change_with_their_type_or_partition_are_copied(
         assert any(line.startswith(f"{table}: ") and cause in line for line in captured.said), table
 
 
-@pytest.mark.parametrize("at_once", [False, True], ids=["one after the other", "in one transaction"])
+@pytest.mark.parametrize(
+    "at_once", [pytest.param(False, marks=pytest.mark.soak), True], ids=["one after the other", "in one transaction"]
+)
 def test_a_type_that_comes_and_is_altered_between_two_looks_has_its_tables_copied(
     database: Database, capture: StartCapture, at_once: bool
 ) -> None:
@@ -298,7 +300,7 @@ _ROUTINE = (
 )
 
 
-@pytest.mark.parametrize("publication", ["table t, u", "all tables"])
+@pytest.mark.parametrize("publication", ["table t, u", pytest.param("all tables", marks=pytest.mark.soak)])
 def test_what_changes_no_row_copies_no_table(database: Database, capture: StartCapture, publication: str) -> None:
     database.execute(
         "create type mood as enum ('calm', 'angry')",

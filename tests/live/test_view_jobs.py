@@ -15,20 +15,6 @@ from tests.view_jobs import FOLLOWS, TWEETS, USERS, ViewPipeline, traffic
 pytestmark = [pytest.mark.live, pytest.mark.busy]
 
 
-@pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
-def test_a_view_is_built_and_kept_by_one_job_after_the_other(
-    view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str
-) -> None:
-    pipeline = view_pipelines()
-    settings = pipeline.settings(kind)
-    for seed in range(3):
-        lsn = traffic(pipeline, 20, seed=seed)
-        job = pipeline.apply_once(spark, settings)
-        assert job.poll() == 0, job.told()
-        assert pipeline.progress(settings).watermark_lsn == lsn
-        assert pipeline.rows(settings) == pipeline.states[lsn]
-
-
 @pytest.mark.soak
 def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gone(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession
@@ -62,14 +48,17 @@ def test_a_view_that_ended_in_its_first_batch_is_refused_once_deletes_may_be_gon
 
 @pytest.mark.parametrize("trigger", [pytest.param("micro-batch", marks=pytest.mark.soak), "continuous"])
 @pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.soak), "warehouse"])
-def test_a_running_job_keeps_a_view(
+def test_a_view_is_built_by_one_job_and_kept_by_the_next(
     view_pipelines: Callable[..., ViewPipeline], spark: SparkSession, kind: str, trigger: str
 ) -> None:
     pipeline = view_pipelines()
     settings = pipeline.settings(kind)
-    traffic(pipeline, 10)
+    lsn = traffic(pipeline, 10)
+    job = pipeline.apply_once(spark, settings)
+    assert job.poll() == 0, job.told()
+    assert pipeline.progress(settings).watermark_lsn == lsn
+    assert pipeline.rows(settings) == pipeline.states[lsn]
     with pipeline.job(spark, settings, trigger=trigger) as job:
-        job.wait_for("StatusReport")
         for seed in range(2, 6):
             lsn = traffic(pipeline, 5, seed=seed)
             job.wait_until(lambda seen, lsn=lsn: seen.get("watermark_lsn") == lsn)

@@ -129,6 +129,7 @@ def test_a_view_is_listed_and_explained_as_it_is_now(
     assert "no job keeps it" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_row_that_the_store_refuses_is_a_rejection_and_the_view_goes_on(
     pipeline: Pipeline, spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,14 +56,11 @@ def _read(file: Path, query: str) -> list[list[object]]:
     return list(json.loads(answers[-1]))
 
 
-@pytest.mark.parametrize("after_a_kill", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_a_file_follows_its_source_and_is_rebuilt(
-    pipeline: Pipeline, tmp_path: Path, spark: SparkSession, after_a_kill: bool
-) -> None:
+@pytest.mark.soak
+def test_a_file_follows_its_source_and_is_rebuilt(pipeline: Pipeline, tmp_path: Path, spark: SparkSession) -> None:
     name, file = pipeline.name, tmp_path / "dwh.duckdb"
     with traffic(pipeline, seed=3, pause_s=0.05) as writes:
-        if after_a_kill:
-            kill_a_job(pipeline, begun=file.exists, writes=writes)
+        kill_a_job(pipeline, begun=file.exists, writes=writes)
         apply = pipeline.apply(spark)
         pipeline.wait_applied(apply)
         assert _read(file, f"select count(*) > 0 from {name}.{name}__entry") == [[True]]

@@ -12,6 +12,8 @@ import pytest
 
 from tests.test_tidy import PACKAGES
 
+pytestmark = pytest.mark.soak
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
