@@ -431,11 +431,8 @@ class _Group:
             name,
             settings,
             number,
-            once=request.once,
             go_live=False,
-            bulk=request.bulk,
             trimmed=request.trimmed,
-            takes_up=request.takes_up,
             open_sink=self._open,
         )
         return replace(plan, tables=list(request.tables))

@@ -60,10 +60,7 @@ class BuildRequest:
     """
 
     tables: tuple[TableName, ...]
-    once: bool
-    bulk: bool
     trimmed: bool
-    takes_up: bool
     settings: str
     run: str
     beats: int = 0

@@ -173,7 +173,7 @@ class _Demo:
             near,
             demo_began=self._began,
             counts=self.counts,
-            rebuild=self._rebuild.next,
+            rebuild=self._rebuild,
             pace=self._pace,
             on_pace=self._change_rate,
         )

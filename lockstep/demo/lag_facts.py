@@ -14,8 +14,8 @@ def applied_lsns(lag: LagReport) -> dict[str, int | None]:
 
 
 def slowest_sink(lag: LagReport) -> tuple[str, float] | None:
-    """The sink that is furthest behind, with its seconds; None while one of them has applied nothing yet."""
-    stages = [stage for stage in lag.stages if stage.sink is not None]
+    """The sink that is furthest behind for its readers, with its seconds; None while one has applied nothing yet."""
+    stages = [stage for stage in lag.stages if stage.sink is not None and stage.sink.is_live]
     behind = [(stage.sink.label, stage.seconds_behind) for stage in stages if stage.sink and stage.lsn is not None]
     known = [(label, seconds) for label, seconds in behind if seconds is not None]
     return max(known, key=lambda each: each[1]) if len(known) == len(stages) and known else None

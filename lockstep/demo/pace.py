@@ -9,6 +9,8 @@ _STEPS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 40.0, *(50.0 * 2.0**doubled fo
 _FIRST: Final = 10.0
 _SETTLES_S: Final = 8.0
 """For so long a rate is looked at before it is changed: sinks need seconds to show what it does to them."""
+_AGAIN_S: Final = 60.0
+"""A rate that was too much isn't tried again before: traffic at a machine's limit is no fun to look at."""
 
 
 class TrafficPace:
@@ -16,8 +18,9 @@ class TrafficPace:
 
     def __init__(self, most: float, *, now_s: float) -> None:
         self._steps = [*(step for step in _STEPS if step < most), most]
-        self._at = max((at for at, step in enumerate(self._steps) if step <= _FIRST), default=0)
+        self._first = self._at = max((at for at, step in enumerate(self._steps) if step <= _FIRST), default=0)
         self._since_s = now_s
+        self._too_much, self._again_s = len(self._steps), now_s
 
     @property
     def rate(self) -> float:
@@ -29,13 +32,21 @@ class TrafficPace:
         """The rate that is never exceeded."""
         return self._steps[-1]
 
-    def look(self, behind_s: float | None, *, now_s: float) -> bool:
+    def look(self, behind_s: float | None, *, now_s: float, is_building: bool = False) -> bool:
         """Take in how many seconds the last of the sinks is behind, None while a sink hasn't begun. Whether the rate
-        is another one now."""
+        is another one now. While a sink is built anew there is no more traffic than at first: both take processor
+        time."""
+        if is_building and self._at > self._first:
+            self._at, self._since_s = self._first, now_s
+            return True
         if behind_s is None or now_s - self._since_s < _SETTLES_S:
             return False
-        at = self._at + (1 if behind_s <= FOLLOWS_S else -1)
-        if not 0 <= at < len(self._steps):
+        follows = behind_s <= FOLLOWS_S
+        at = self._at + (1 if follows else -1)
+        most = self._first if is_building else len(self._steps) - 1
+        if not 0 <= at <= most or (follows and at >= self._too_much and now_s < self._again_s):
             return False
+        if not follows:
+            self._too_much, self._again_s = self._at, now_s + _AGAIN_S
         self._at, self._since_s = at, now_s
         return True

@@ -78,6 +78,11 @@ class SearchRebuild:
             self._log_bytes, self._heard_at = log_bytes, now
         return now - self._heard_at
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it has begun, and hasn't ended."""
+        return self._began is not None and not self._is_done
+
     def next(self, traffic_s: float | None) -> str:
         """What it does next, "" once it is done."""
         if self._is_done:

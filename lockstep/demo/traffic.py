@@ -13,6 +13,7 @@ from lockstep.demo.examples import Example, examples, some_order
 from lockstep.demo.lag_facts import applied_lsns, is_published, lag_sentence, slowest_sink
 from lockstep.demo.pace import FOLLOWS_S, TrafficPace
 from lockstep.demo.screen import Facts
+from lockstep.demo.search_rebuild import SearchRebuild
 from lockstep.demo.writer import Counts
 from monitor.collector import LagCollector
 from monitor.lag import LagReport
@@ -37,14 +38,11 @@ class Traffic:
         *,
         demo_began: float,
         counts: Callable[[], Counts],
-        rebuild: Callable[[float | None], str],
+        rebuild: SearchRebuild,
         pace: TrafficPace,
         on_pace: Callable[[str], None],
     ) -> None:
-        """``on_pace`` gets a sentence each time that the writer is to write more or less than before.
-
-        ``rebuild`` says what the rebuild does next, "" once it is done, by how long every sink has been following.
-        """
+        """``on_pace`` gets a sentence each time that the writer is to write more or less than before."""
         self._pace = pace
         self._on_pace = on_pace
         self._demo_began = demo_began
@@ -87,9 +85,10 @@ class Traffic:
             )
 
     def _keep_pace(self, lag: LagReport, now: float) -> None:
-        slowest = slowest_sink(lag)
-        if slowest is not None and self._pace.look(slowest[1], now_s=now):
-            self._on_pace(pace_sentence(self._pace, *slowest))
+        slowest, is_building = slowest_sink(lag), self._rebuild.is_under_way
+        behind_s = None if slowest is None else slowest[1]
+        if self._pace.look(behind_s, now_s=now, is_building=is_building):
+            self._on_pace(pace_sentence(self._pace, slowest, is_building=is_building))
 
     def new_examples(self) -> list[Example]:
         """The example queries, once: as soon as every sink has something to answer.
@@ -110,7 +109,7 @@ class Traffic:
 
         Never before the rebuild is done: that it happens under traffic is the point of it.
         """
-        if seconds is None or self._rebuild(self.elapsed_s):
+        if seconds is None or self._rebuild.next(self.elapsed_s):
             return False
         return (remaining := self._remaining_s(seconds)) is not None and remaining <= 0
 
@@ -146,7 +145,7 @@ class Traffic:
             return "the rows that the shop has are copied to Kafka"
         if self._sinks_began is None:
             return "Spark starts, and the sinks get their first rows"
-        if rebuild := self._rebuild(self.elapsed_s):
+        if rebuild := self._rebuild.next(self.elapsed_s):
             return rebuild
         remaining_s = None if seconds is None else self._remaining_s(seconds)
         if remaining_s is None:
@@ -162,7 +161,12 @@ class Traffic:
         return began + seconds - time.monotonic()
 
 
-def pace_sentence(pace: TrafficPace, slowest: str, behind_s: float) -> str:
+def pace_sentence(pace: TrafficPace, slowest: tuple[str, float] | None, *, is_building: bool) -> str:
     """Why the writer writes so much from now on. Pure."""
-    why = f"{slowest} is {behind_s:.1f} s behind" if behind_s > FOLLOWS_S else f"all sinks are within {FOLLOWS_S:.0f} s"
+    if slowest is not None and slowest[1] > FOLLOWS_S:
+        why = f"{slowest[0]} is {slowest[1]:.1f} s behind"
+    elif is_building:
+        why = "a sink is built anew"
+    else:
+        why = f"all sinks are within {FOLLOWS_S:.0f} s"
     return f"{why}: {pace.rate:g} of {pace.most:g} transactions a second from now on"

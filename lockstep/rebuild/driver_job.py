@@ -62,10 +62,7 @@ class DriverJob:
         run = uuid.uuid4().hex
         self._request = BuildRequest(
             tuple(plan.tables),
-            once=plan.once,
-            bulk=plan.bulk,
             trimmed=plan.trimmed,
-            takes_up=plan.takes_up,
             settings=settings_mark(plan.settings, run),
             run=run,
         )

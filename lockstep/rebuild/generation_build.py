@@ -35,7 +35,8 @@ _CAPTURED_S: Final = 5.0
 class RebuildContext:
     """One ``lockstep rebuild``: of which sink, from what, and with what. ``start_job`` starts its jobs.
 
-    ``trimmed`` also reads topics that have lost their beginning.
+    ``trimmed`` also reads topics that have lost their beginning. With ``loads``, a first job loads in the destination's
+    fastest way what the log holds; else the job that goes on reads that as well.
     """
 
     config: Config
@@ -46,6 +47,7 @@ class RebuildContext:
     stop: threading.Event
     observer: Observer
     trimmed: bool
+    loads: bool
 
     @property
     def tables(self) -> list[TableName]:
@@ -82,39 +84,45 @@ class Build:
         self._loaded = 0
         self._load_s = self._compare_s = 0.0
 
-    def start(self, *, once: bool = False, bulk: bool = False) -> BuildJob:
+    def start(self, *, bulk: bool = False) -> BuildJob:
         """A job that applies the log to the generation, also of tables that are captured since the build began.
 
-        With ``once``: to the log's end as of now, and of the build's tables alone.
+        With ``bulk``: to the log's end as of now, and of the build's tables alone.
         """
         context = self._context
         plan = context.source.plan(
             context.name,
             context.settings,
             self._number,
-            once=once,
+            once=bulk,
             go_live=False,
             bulk=bulk,
             trimmed=context.trimmed,
-            takes_up=not once,
+            takes_up=not bulk,
         )
         return context.start_job(plan, report=self._report)
 
     def load(self) -> InputsChanged | None:
-        """Apply what the log holds now, in the destination's fastest way: nobody reads the generation yet."""
-        changed = self.read_to_end(bulk=True)
-        if changed is not None:
-            return changed
-        self._context.observer.say("finishing the load")
+        """Apply what the log holds now, in the destination's fastest way: nobody reads the generation yet.
+
+        Without a load, one that was interrupted is ended. Raises what the job failed with.
+        """
+        if self._context.loads:
+            changed = self._read_to_end()
+            if changed is not None:
+                return changed
+            self._context.observer.say("finishing the load")
         self._opened.generations.end_bulk()
-        if self._load_began is not None:
-            self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
+        self._has_read()
         return None
 
-    def read_to_end(self, *, bulk: bool = False) -> InputsChanged | None:
-        """Apply what the log holds now, from where this generation is. Raises what the job failed with."""
+    def _has_read(self) -> None:
+        if self._load_began is not None and not self._loaded:
+            self._loaded, self._load_s = self._events, time.monotonic() - self._load_began
+
+    def _read_to_end(self) -> InputsChanged | None:
         ends = log_ends(self._context.config, self._context.tables)
-        job = self.start(once=True, bulk=bulk)
+        job = self.start(bulk=True)
         try:
             while job.is_alive:
                 changed = self._wait_a_moment(job)
@@ -149,6 +157,7 @@ class Build:
             lacking = missing_records(self._applied(), ends)
             self._report_progress(ends, finished=not lacking)
             if not lacking:
+                self._has_read()
                 return None
 
     def compare(self, job: BuildJob) -> VerifyReport | InputsChanged:

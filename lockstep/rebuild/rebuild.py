@@ -31,9 +31,9 @@ from lockstep.rebuild.generation_build import RebuildContext, open_generation
 from lockstep.rebuild.outcome import NoDriver, Observer, Rebuilt
 from sinks.registry import SinkSettings
 
-_LONG_LOG: Final = 1_000_000
-"""From so many offsets on, a compiler that takes its time is worth it, and so is a Spark that has it: a shorter log is
-read before both are ready."""
+_LONG_LOG: Final = 300_000
+"""From so many offsets on, a load in bulk is worth a Spark of its own, with a compiler that takes its time: a driver
+that runs already has read a shorter log before both are ready."""
 
 _LOCK_WAIT_S: Final = 5
 """The server learns only after a rebuild has ended, or was killed, that its connection is closed."""
@@ -71,7 +71,7 @@ def rebuild(
             config.source.append_only_names,
             partial(captured_now, config.as_pipeline()),
         )
-        context = RebuildContext(config, source, name, settings, DriverJob, stop, observer, trimmed)
+        context = RebuildContext(config, source, name, settings, DriverJob, stop, observer, trimmed, loads=False)
         number, record = begin_beside(config, name, settings, observer.say)
         if opened is None and _is_for_driver(context):
             observer.say("the driver that runs applies the log to it: no other Spark is started")
@@ -94,7 +94,7 @@ def _spark_here(context: RebuildContext, opened: SparkSession | None) -> Iterato
         def start(plan: SinkPlan, *, report: Reporter) -> JobThread:
             return JobThread(plan, spark, report=report)
 
-        yield replace(context, start_job=start)
+        yield replace(context, start_job=start, loads=True)
 
 
 def _is_for_driver(context: RebuildContext) -> bool:

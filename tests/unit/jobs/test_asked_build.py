@@ -87,7 +87,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
     return store
 
 
-def _plan(store: MemoryStore, *, once: bool = False, failures: Iterable[LockstepError] = ()) -> SinkPlan:
+def _plan(store: MemoryStore, *, failures: Iterable[LockstepError] = ()) -> SinkPlan:
     """``failures`` are raised before the destination can be opened, one each time."""
     left = iter(failures)
 
@@ -97,14 +97,7 @@ def _plan(store: MemoryStore, *, once: bool = False, failures: Iterable[Lockstep
         return open_memory(store, number)
 
     source = Source("shop", _KAFKA, [ORDERS.name], SparkSettings())
-    return source.plan(
-        "cache",
-        RedisSettings(),
-        _BUILT,
-        once=once,
-        bulk=once,
-        open_sink=opened,
-    )
+    return source.plan("cache", RedisSettings(), _BUILT, open_sink=opened)
 
 
 def _until(holds: Callable[[], object]) -> None:
@@ -133,9 +126,9 @@ def _ended(job: DriverJob) -> Exception | None:
 
 def test_what_the_job_reports_reaches_who_asked_for_it_and_its_end_does(store: MemoryStore) -> None:
     reports: list[Report] = []
-    asking = DriverJob(_plan(store, once=True), report=reports.append)
+    asking = DriverJob(_plan(store), report=reports.append)
     request, build, job = _asked(store)
-    assert (request.tables, request.once, request.bulk, request.takes_up) == ((ORDERS.name,), True, True, True)
+    assert (request.tables, request.trimmed) == ((ORDERS.name,), False)
     job.report(SinkStarted("cache", _BUILT, "checkpoints/2"))
     job.report(SinkWaiting("cache", "Kafka is silent", 1.0))
     _until(lambda: SinkWaiting("cache", "Kafka is silent", 0.01) in reports)
@@ -214,7 +207,7 @@ def test_a_job_ends_when_the_command_that_asked_for_it_was_killed(
 ) -> None:
     records = open_memory(store).records
     monkeypatch.setattr("jobs.asked_build.BUILD_SILENT_S", 0.0)
-    request = BuildRequest((ORDERS.name,), once=False, bulk=False, trimmed=False, takes_up=True, settings="", run="r")
+    request = BuildRequest((ORDERS.name,), trimmed=False, settings="", run="r")
     save_request(records, _BUILT, request)
     _, build, job = _asked(store)
     _until(lambda: not build.is_alive)
@@ -280,14 +273,14 @@ def driver(store: MemoryStore) -> Iterator[threading.Thread]:
 
 def test_a_driver_begins_each_job_once_and_its_own_after_it(store: MemoryStore, driver: threading.Thread) -> None:
     _until(lambda: [job.plan.generation for job in _Job.made] == [1])
-    asking = DriverJob(_plan(store, once=True), report=lambda _: None)
+    asking = DriverJob(_plan(store), report=lambda _: None)
     _until(lambda: [job.plan.generation for job in _Job.made] == [1, _BUILT])
-    assert (_Job.made[1].plan.bulk, _Job.made[1].plan.go_live) == (True, False)
+    assert not _Job.made[1].plan.go_live
     _Job.made[1].ended.set()
     assert _ended(asking) is None
     save_record(open_memory(store).records, _BUILT, Record("shop", definition(RedisSettings()), Phase.READY))
     _until(lambda: [job.plan.generation for job in _Job.made] == [1, _BUILT, _BUILT])
-    assert (_Job.made[2].plan.bulk, _Job.made[2].plan.go_live) == (False, True)
+    assert _Job.made[2].plan.go_live
     assert driver.is_alive()
 
 

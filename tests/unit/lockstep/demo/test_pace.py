@@ -32,6 +32,25 @@ def test_it_goes_down_while_a_sink_doesnt_follow_and_up_again_afterwards() -> No
     assert rates(pace, 0.5, 90, begin_s=150)[-1] == 50
 
 
+def test_a_rate_that_was_too_much_is_not_tried_again_at_once() -> None:
+    pace = TrafficPace(50, now_s=0)
+    rates(pace, 0.5, 60)
+    assert rates(pace, FOLLOWS_S + 1, 1, begin_s=60) == [40]
+    seen = rates(pace, 0.5, 70, begin_s=61)
+    assert set(seen[:59]) == {40}
+    assert seen[-1] == 50
+
+
+def test_while_a_sink_is_built_anew_there_is_no_more_traffic_than_at_first() -> None:
+    pace = TrafficPace(50, now_s=0)
+    rates(pace, 0.5, 60)
+    assert pace.look(None, now_s=60, is_building=True)
+    assert pace.rate == 10
+    for now_s in range(61, 120):
+        assert not pace.look(0.5, now_s=now_s, is_building=True)
+    assert rates(pace, 0.5, 60, begin_s=120)[-1] == 50
+
+
 def test_nothing_is_concluded_before_the_sinks_have_begun() -> None:
     assert set(rates(TrafficPace(50, now_s=0), None, 100)) == {10}
 

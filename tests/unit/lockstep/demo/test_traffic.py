@@ -11,6 +11,10 @@ from lockstep.demo.writer import Counts
 from monitor.lag import LagReport, SinkFacts, SourceFacts, report
 
 
+def _rebuild(steps: list[str]) -> Any:
+    return SimpleNamespace(next=lambda _: steps[0], is_under_way=False)
+
+
 def test_a_server_that_is_silent_is_named_and_what_was_known_before_counts() -> None:
     sink = SinkFacts("cache", 1, True, 900, 0, 0, 0)
     known = report(SourceFacts(1000, 900, 900, 0, True, 0), [sink], now_ms=0)
@@ -24,7 +28,7 @@ def test_a_server_that_is_silent_is_named_and_what_was_known_before_counts() -> 
         nobody,
         demo_began=0.0,
         counts=Counts,
-        rebuild=lambda _: "",
+        rebuild=_rebuild([""]),
         pace=TrafficPace(50, now_s=0),
         on_pace=lambda _: None,
     )
@@ -57,7 +61,7 @@ def test_each_step_of_the_demo_says_what_comes_next() -> None:
         nobody,
         demo_began=0.0,
         counts=Counts,
-        rebuild=lambda _: steps[0],
+        rebuild=_rebuild(steps),
         pace=TrafficPace(50, now_s=0),
         on_pace=lambda _: None,
     )
@@ -92,5 +96,7 @@ def test_the_writer_goes_by_the_slowest_sink_once_all_have_begun() -> None:
     assert slowest is not None
     assert slowest[0] == "search"
     pace = TrafficPace(50, now_s=0)
-    assert pace_sentence(pace, "search", 4.26) == "search is 4.3 s behind: 10 of 50 transactions a second from now on"
-    assert pace_sentence(pace, "search", 1.0).startswith("all sinks are within 3 s: 10 of 50 ")
+    rate = "10 of 50 transactions a second from now on"
+    assert pace_sentence(pace, ("search", 4.26), is_building=True) == f"search is 4.3 s behind: {rate}"
+    assert pace_sentence(pace, ("search", 1.0), is_building=False) == f"all sinks are within 3 s: {rate}"
+    assert pace_sentence(pace, None, is_building=True) == f"a sink is built anew: {rate}"

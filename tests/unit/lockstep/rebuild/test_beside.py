@@ -134,7 +134,8 @@ def test_a_build_that_has_read_a_table_which_left_capture_is_begun_again_without
     unused = cast("Any", None)
     source = Source("shop", config.kafka, [ORDERS.name, ITEMS], config.spark)
     observer = cast("Any", SimpleNamespace(say=said.append))
-    context = RebuildContext(config, source, "cache", config.sinks["cache"], unused, unused, observer, trimmed=False)
+    settings = config.sinks["cache"]
+    context = RebuildContext(config, source, "cache", settings, unused, unused, observer, trimmed=False, loads=True)
     begun, _ = begin()
     built = build_beside(context, begun, record, switch_over=switch_over)
     assert (read, built.generation, built.is_live) == ([[ORDERS.name, ITEMS], [ORDERS.name]], begun + 1, switch_over)

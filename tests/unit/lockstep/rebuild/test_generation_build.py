@@ -81,8 +81,8 @@ def test_a_named_table_that_capture_was_started_without_is_left_out_and_a_view_c
 def test_a_build_that_goes_on_reads_what_it_was_begun_with_and_no_table_that_joined_since(config: Config) -> None:
     now = _capturing(config, ITEMS, LOG)
     source = Source("shop", now.kafka, [ORDERS, ITEMS], now.spark, [LOG])
-    unused = cast("Any", None)
-    context = RebuildContext(now, source, "cache", now.sinks["cache"], unused, unused, unused, trimmed=False)
+    unused, settings = cast("Any", None), now.sinks["cache"]
+    context = RebuildContext(now, source, "cache", settings, unused, unused, unused, trimmed=False, loads=True)
     assert context.tables == [ORDERS, ITEMS]
     begun = context.of_tables([ORDERS])
     assert (begun.tables, begun.config.source.table_names) == ([ORDERS], (ORDERS,))
@@ -114,6 +114,14 @@ def _build(config: Config, store: MemoryStore) -> tuple[Build, _Job]:
     )
     watch = cast("Any", SimpleNamespace(look_if_due=lambda: None))
     return Build(context, 1, open_memory(store, 1), watch), _Job(context)
+
+
+def test_without_a_load_the_job_that_goes_on_reads_it_all_and_a_load_that_was_interrupted_is_ended() -> None:
+    ended: list[str] = []
+    opened = cast("Any", SimpleNamespace(generations=SimpleNamespace(end_bulk=lambda: ended.append("bulk"))))
+    context = cast("RebuildContext", SimpleNamespace(loads=False))  # nothing to start a job with
+    assert Build(context, 1, opened, cast("Any", None)).load() is None
+    assert ended == ["bulk"]
 
 
 @pytest.mark.parametrize("is_named", [False, True])
