@@ -21,6 +21,7 @@ class TrafficPace:
         self._first = self._at = max((at for at, step in enumerate(self._steps) if step <= _FIRST), default=0)
         self._since_s = now_s
         self._too_much, self._again_s = len(self._steps), now_s
+        self._is_falling = False
 
     @property
     def rate(self) -> float:
@@ -46,7 +47,7 @@ class TrafficPace:
         most = self._first if is_building else len(self._steps) - 1
         if not 0 <= at <= most or (follows and at >= self._too_much and now_s < self._again_s):
             return False
-        if not follows:
+        if not (follows or self._is_falling or is_building):  # what comes after a fall works off what was too much
             self._too_much, self._again_s = self._at, now_s + _AGAIN_S
-        self._at, self._since_s = at, now_s
+        self._at, self._since_s, self._is_falling = at, now_s, not follows
         return True

@@ -14,6 +14,7 @@ from typing import Final
 from cdc.kafka.topic_names import table_topic
 from cdc.model.errors import LockstepError, PositionMismatch, Unavailable
 from cdc.model.table import TableName
+from jobs.generations.first_read import load_first_read
 from jobs.generations.record import (
     Phase,
     Record,
@@ -193,12 +194,14 @@ class _Generation:
             changed = build.load()
             if changed is not None:
                 return changed
-            self._save(replace(self._record, loaded=True))
+            # Without a load, nothing is read yet: who goes on in a Spark of its own may load.
+            self._save(replace(self._record, loaded=self._context.loads))
         job = build.start()
         try:
             changed = build.catch_up(job) or self._left_capture()
             if changed is not None:
                 return changed
+            self._save(replace(self._record, loaded=True))
             report = build.compare(job)
             if isinstance(report, InputsChanged):
                 return report
@@ -221,15 +224,16 @@ class _Generation:
         return build.result(report, is_live=is_switched, switched_from=before, explained=explained)
 
     def _left_capture(self) -> InputsChanged | None:
-        """Whether something was read of a table that isn't captured any more. Raises as ``sink_tables_now``.
+        """Whether something may be read of a table that isn't captured any more. Raises as ``sink_tables_now``.
 
         The job doesn't read it to its end, and the live generation may have gone further: readers would see older rows.
+        Of a table that was begun with, nothing may be read so far: it is there, and readers would see it.
         """
-        context, progress = self._context, self._opened.generations.load_progress()
-        if progress is None:
-            return None
+        context, records = self._context, self._opened.records
+        known = self._opened.generations.load_progress(), load_first_read(records, self._number)
+        read = {topic for each in known if each is not None for topic, _ in each.next_offsets}
         captured = set(map(self._topic, sink_tables_now(context.config, context.settings)))
-        left = {topic for topic, _ in progress.next_offsets} - captured
+        left = {*read, *map(self._topic, context.tables)} - captured
         if not left:
             return None
         # What joined while it was built is known by its topic alone.

@@ -148,15 +148,22 @@ class Build:
             changed = self._wait_a_moment(job)
             if changed is not None:
                 return changed
+            if not job.is_alive:  # its request was lost, as with a store that was put back
+                raise LockstepError(
+                    f"the job of generation {self._number} has ended before it had read all",
+                    hint=f"run `lockstep rebuild {self._context.name}` again: it goes on, or begins again",
+                )
             if time.monotonic() - looked_at >= _CAPTURED_S:
                 looked_at = time.monotonic()
                 with suppress(Unavailable):
                     config = self._config_now()
                     topics = config.topics_of(config.sink_tables(self._context.settings))
                     ends = {at: end for at, end in ends.items() if at[0] in topics}
-            lacking = missing_records(self._applied(), ends)
+            applied = self._applied()
+            lacking = missing_records(applied, ends)
             self._report_progress(ends, finished=not lacking)
-            if not lacking:
+            # Before a job has begun there is nothing to compare with, also where all topics are empty.
+            if not lacking and (applied is not None or self._load_began is not None):
                 self._has_read()
                 return None
 

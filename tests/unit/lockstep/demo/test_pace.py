@@ -41,6 +41,15 @@ def test_a_rate_that_was_too_much_is_not_tried_again_at_once() -> None:
     assert seen[-1] == 50
 
 
+def test_after_a_fall_all_rates_below_the_one_that_was_too_much_are_tried_at_once() -> None:
+    pace = TrafficPace(50, now_s=0)
+    rates(pace, 0.5, 60)
+    assert rates(pace, FOLLOWS_S + 1, 40, begin_s=60)[-1] == 5
+    seen = rates(pace, 0.5, 40, begin_s=100)
+    assert seen == sorted(seen)
+    assert seen[-1] >= 40
+
+
 def test_while_a_sink_is_built_anew_there_is_no_more_traffic_than_at_first() -> None:
     pace = TrafficPace(50, now_s=0)
     rates(pace, 0.5, 60)

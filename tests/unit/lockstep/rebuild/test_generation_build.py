@@ -17,6 +17,7 @@ from lockstep.config import Config, read
 from lockstep.generations import config_now, require_captured, sink_tables_now
 from lockstep.rebuild import generation_build
 from lockstep.rebuild.generation_build import Build, RebuildContext, without_those_that_left
+from lockstep.rebuild.outcome import Interrupted
 from sinks.contract import Progress
 from sinks.memory import MemoryStore, open_memory
 from tests.generations import prepared_store
@@ -154,3 +155,19 @@ def test_a_build_does_not_wait_for_events_of_a_table_that_has_left_capture(
     )
     build, job = _build(begun, store)
     assert build.catch_up(cast("Any", job)) is None
+
+
+def test_a_build_waits_for_its_job_where_all_topics_are_empty_and_not_for_one_that_has_ended(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = _capturing(config)
+    monkeypatch.setattr(generation_build, "config_now", lambda _: now)
+    monkeypatch.setattr(generation_build, "log_ends", lambda *_: {(now.topics()[ORDERS], 0): 0})
+    build, job = _build(now, prepared_store(1))
+    with pytest.raises(Interrupted):
+        build.catch_up(cast("Any", job))
+    build, job = _build(now, prepared_store(1))
+    job.is_alive = False
+    with pytest.raises(LockstepError, match="job of generation 1 has ended") as ended:
+        build.catch_up(cast("Any", job))
+    assert "lockstep rebuild cache" in (ended.value.hint or "")
