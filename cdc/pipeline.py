@@ -48,6 +48,11 @@ class Pipeline:
         """The publication: the configured one, else ``lockstep_<name>``."""
         return self.source.publication or f"lockstep_{self.name}"
 
+    @property
+    def rejecting_topics(self) -> frozenset[str]:
+        """The topics of which rows that are too large are left out."""
+        return frozenset(self.topics().values()) if self.capture.large_rows == "reject" else frozenset()
+
     def capturing(self, found: Iterable[TableName]) -> Self:
         """The same, whose patterns take in those of these tables that they match."""
         return replace(self, source=self.source.resolved(found))

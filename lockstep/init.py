@@ -95,6 +95,7 @@ min_insync_replicas = 2                    # 1 for a single broker
 # batch_rows = 20000
 # batch_bytes = 16777216
 # include_before = true                    # publish what the replica identity delivers of the old row
+# large_rows = "stop"                      # "reject": each sink rejects a row that is too large for Kafka
 
 # [snapshot]
 # workers = 0                              # processes that take the first copy; 0: capture itself takes it

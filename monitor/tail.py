@@ -21,7 +21,7 @@ from cdc.pipeline import Pipeline
 from cdc.protocol.envelope import EVENT_START, TAG_END, TAG_HEADER, TAG_START
 from monitor.log_start import AfterLsn, offsets_after, offsets_since
 
-_OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate"}
+_OPERATIONS = {"r": "snapshot", "c": "insert", "u": "update", "d": "delete", "t": "truncate", "x": "left out"}
 
 _QUIET_S: Final = 5.0
 """A consumer that gets nothing for so long is replaced."""

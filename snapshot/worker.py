@@ -131,6 +131,7 @@ def copy_publisher(
         while_waiting=while_waiting,
         limits=limits,
         linger_ms=_LINGER_MS,
+        rejecting=pipeline.rejecting_topics,
     )
 
 

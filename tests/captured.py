@@ -19,7 +19,6 @@ from cdc.model.table import Table, TableName
 from cdc.postgres.catalogue import load_tables, row_filters
 from cdc.postgres.slot import emit_heartbeat
 from cdc.protocol.control_records import CaptureState, SchemaRecord
-from cdc.protocol.envelope import parse_value
 from lockstep.capture.run import Observer, capture
 from lockstep.config import Config, load
 from lockstep.verify.full_comparison import SourceRows
@@ -247,7 +246,7 @@ class Published:
 
     @property
     def tag(self) -> str:
-        return parse_value(self.value or b"").tag
+        return str(self.parsed["tag"])
 
     @property
     def after(self) -> Row:
@@ -269,7 +268,7 @@ def _folded(events: Sequence[Published], records: Sequence[SchemaRecord], *, by_
             continue
         if by_tag:
             tags[event.key] = event.tag
-        if event.value is None or event.op == "d":
+        if event.value is None or event.op in ("d", "x"):  # deleted, or left out
             newest.pop(event.key, None)
             continue
         row = event.after

@@ -202,6 +202,7 @@ class Log:
             queue_bytes=QUEUE_BYTES,
             max_message_bytes=self.kafka.topics.max_message_bytes,
             while_waiting=lambda: None,
+            rejecting=[self.topic(table) for table in self.tables],
         )
         publisher.start()
         return publisher

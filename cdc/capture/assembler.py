@@ -863,6 +863,8 @@ class Assembler:
         )
 
     def _value(self, op: bytes, published: PublishedTable, after: bytes, before: bytes, lsn: int) -> bytes:
+        """``after`` is the row; null: it was left out of the topic, and is again."""
+        op = b"x" if after == _NULL else op
         return event_value(
             op, self._prefix, self._seq, before, after, self._source(published), lsn, self._transaction_time_ms
         )
@@ -877,7 +879,8 @@ class Assembler:
     def _completed(self, published: PublishedTable, update: Update, new: Fields, key: bytes, old_key: bytes) -> bytes:
         """The JSON of a row without its unchanged large values, completed from the memory, else from the topic.
 
-        Raises _Incomplete where neither has them: the row was never published, or not under this key.
+        Null for one that was left out of the topic, where these aren't known: it may be as large as before. Raises
+        _Incomplete where neither has them: the row was never published, or not under this key.
         """
         indexes = [index for index, value in enumerate(new) if value is UNCHANGED]
         if indexes and self._is_outdated(published):
@@ -885,6 +888,7 @@ class Assembler:
         large_values = self._toast.known(published, old_key, indexes)
         if (
             len(large_values) < len(indexes)
+            and not self._toast.is_left_out(published, old_key)
             and self._toast.remembers(published)
             and published.table.name not in self._copying
         ):
@@ -894,6 +898,10 @@ class Assembler:
             large_values = self._toast.known(published, old_key, indexes)
         table = published.table
         unknown = [table.columns[index].name for index in indexes if index not in large_values]
+        if unknown and self._toast.is_left_out(published, old_key):
+            self._toast.forget(published, old_key)
+            self._toast.leave_out(published, key)
+            return _NULL
         if unknown:
             raise _Incomplete(published, unknown)
         if published.toast is not None:

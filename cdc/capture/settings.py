@@ -1,6 +1,6 @@
 """Settings of the capture loop, and of the first copy before it."""
 
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StrictBool, field_validator
 
@@ -16,6 +16,10 @@ class CaptureSettings(Settings):
     batch_bytes: Annotated[int, Field(ge=1024)] = Field(default=16 * 1024 * 1024, description="bytes of values, same")
     include_before: StrictBool = Field(
         default=True, description="publish what the replica identity delivers of the old row, as Debezium does"
+    )
+    large_rows: Literal["stop", "reject"] = Field(
+        default="stop",
+        description="what becomes of a row that is too large for its topic: capture stops, or each sink rejects it",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Final, cast
 
 from cdc.capture.published_table import PublishedTable
 from cdc.protocol.pgoutput import Fields
-from cdc.toast.memory import ToastMemory
+from cdc.toast.memory import LEFT_OUT, LEFT_OUT_ROW, ToastMemory
 
 _NONE_KNOWN: Mapping[int, bytes] = {}
 _ANY_BYTES: Final = (1 << 63) - 1
@@ -31,6 +31,15 @@ class ToastRows:
         values = self._memory.get(published.topic, key) or {}
         columns = published.table.columns
         return {index: values[columns[index].identity] for index in indexes if columns[index].identity in values}
+
+    def is_left_out(self, published: PublishedTable, key: bytes) -> bool:
+        """Whether the newest event of a row has none of it."""
+        return self._memory is not None and LEFT_OUT in (self._memory.get(published.topic, key) or ())
+
+    def leave_out(self, published: PublishedTable, key: bytes) -> None:
+        """Know nothing of a row but that."""
+        assert self._memory is not None
+        self._memory.put(published.topic, key, LEFT_OUT_ROW)
 
     def remember(
         self,

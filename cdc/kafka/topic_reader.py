@@ -169,7 +169,8 @@ class TopicReader:
         return keys
 
     def row_before(self, topic: str, key: bytes, prefix: bytes) -> bytes | None:
-        """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none.
+        """The row, as JSON, that a key had before the transaction of this tag prefix; None when it had none, JSON's
+        null when it was left out for its size.
 
         Only the transaction's own events are left out. A row of a copy may have its prefix, or a greater one where a
         first snapshot was resumed. It was published before the transaction all the same.

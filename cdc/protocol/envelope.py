@@ -4,10 +4,10 @@ Key: the key columns in key order, ``{"id":42}``. Value::
 
     {"op":"u","tag":"<28 hex digits>","before":null,"after":{...},"source":{...},"ts_ms":...}
 
-``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``; ``t`` says that a table without a key was emptied. ``op`` and
-``tag`` have fixed offsets, so a reader compares tags without parsing. ``ts_ms`` is the commit time, not the time of
-publishing: the same WAL must give the same bytes. A delete is followed by a tombstone, a null value with the tag in the
-header ``tag``.
+``op`` is ``r`` (snapshot), ``c``, ``u`` or ``d``; ``t`` says that a table without a key was emptied, and ``x`` that a
+row is left out, since it is too large for the topic. ``op`` and ``tag`` have fixed offsets, so a reader compares tags
+without parsing. ``ts_ms`` is the commit time, not the time of publishing: the same WAL must give the same bytes. A
+delete is followed by a tombstone, a null value with the tag in the header ``tag``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +34,7 @@ OP_OFFSET: Final = len('{"op":"')
 EVENT_START: Final = b'{"op":"'
 DELETE_START: Final = EVENT_START + b"d"
 TRUNCATE_START: Final = EVENT_START + b"t"
+LEFT_OUT_START: Final = EVENT_START + b"x"
 
 CONNECTOR: Final = "postgresql"
 """``source.connector``, by which readers of Debezium's format recognise the types."""
@@ -196,6 +197,38 @@ def before_of(value: bytes) -> bytes:
     return value[TAG_END + len(_BEFORE) : begin - len(_AFTER)]
 
 
+def fitting(value: bytes, bytes_max: int, *, has_key: bool) -> bytes:
+    """What is published in place of an event that is larger than this: it without its old row, if that is enough.
+
+    Else an event of kind ``x``, which says how large the row is. Nothing goes with the old row of a table that
+    ``has_key``. One without gets it from there.
+    """
+    begin, end = _after_range(value)
+    source = value[end:]
+    if has_key:
+        smaller = value[:TAG_END] + _NO_BEFORE + value[begin:]
+        if len(smaller) <= bytes_max or value.startswith(DELETE_START):
+            return smaller
+    about, time = source[:-1].rsplit(b"}", 1)
+    return (
+        LEFT_OUT_START
+        + value[OP_OFFSET + 1 : TAG_END]
+        + _NO_BEFORE
+        + b'null%b,"bytes":%d}%b}'
+        % (
+            about,
+            len(value),
+            time,
+        )
+    )
+
+
+def why_left_out(value: bytes) -> str:
+    """The reason of an event that stands for a row that was left out."""
+    size = orjson.loads(value)["source"].get("bytes")
+    return "the row is too large for its topic, and capture left it out" + (f": {size:,} bytes" if size else "")
+
+
 def _after_range(value: bytes) -> tuple[int, int]:
     """Where ``after`` begins and ends.
 
@@ -276,6 +309,11 @@ class Envelope:
 
 def parse_value(value: bytes) -> Envelope:
     """The envelope's bytes -> Envelope. Raises LockstepError for anything that isn't one."""
+    if value.startswith(LEFT_OUT_START):  # no row, and no deletion either
+        raise LockstepError(
+            why_left_out(value),
+            hint="make the row smaller; or raise kafka.topics.max_message_bytes, and run `lockstep snapshot table`",
+        )
     try:
         parsed = orjson.loads(value)
         return Envelope(parsed["op"], parsed["tag"], parsed["after"], parsed["ts_ms"])

@@ -5,9 +5,9 @@ from typing import Final, NamedTuple
 
 from cdc.model.errors import LockstepError
 from cdc.model.table import Table
-from cdc.protocol.envelope import DELETE_START, after_of, schema_id_of
+from cdc.protocol.envelope import DELETE_START, LEFT_OUT_START, after_of, schema_id_of
 from cdc.toast.json_slices import split_object
-from cdc.toast.memory import DurableMemory
+from cdc.toast.memory import LEFT_OUT_ROW, DurableMemory
 from cdc.toast.rule import ToastRule
 
 _BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -94,6 +94,8 @@ def large_values(
     """
     if value.startswith(DELETE_START):
         return {}
+    if value.startswith(LEFT_OUT_START):
+        return dict(LEFT_OUT_ROW)
     try:
         members = split_object(after_of(value))
     except (ValueError, LockstepError) as error:

@@ -1,7 +1,7 @@
 """What capture needs of a memory of large values, and one in a dict with the same contract as the store on disk."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 Position = tuple[int, int]
 """(commit LSN, seq) of a published change."""
@@ -11,6 +11,11 @@ Offsets = Mapping[tuple[str, int], int]
 
 Values = Mapping[str, bytes]
 """A column's identity -> the value's JSON exactly as in an event."""
+
+LEFT_OUT: Final = ""
+"""In place of a column: capture has left the row out of its topic, so nothing there tells its values."""
+
+LEFT_OUT_ROW: Final[Values] = {LEFT_OUT: b"null"}
 
 
 class ToastMemory(Protocol):

@@ -12,7 +12,7 @@ import pyarrow.compute
 from cdc.model.errors import LockstepError
 from cdc.model.event import Events, Position, TableEvents, parse_key
 from cdc.model.table import Column, TableName
-from cdc.protocol.envelope import RowReader
+from cdc.protocol.envelope import LEFT_OUT_START, RowReader, why_left_out
 from jobs.executor.append_only import LOG_KEY, row_before, stored_row
 from jobs.executor.computed_row import COMPUTED, computed_row
 from jobs.executor.shape_history import ShapesOutdated, TableHistory, unknown_shape
@@ -31,8 +31,9 @@ PositionAt = Callable[[int], Position]
 class Decoded:
     """Events in the shapes that the generation has.
 
-    ``has_translated``: some had an earlier shape. ``rejections`` are events of which an expression can't be evaluated:
-    no sink gets to see them. ``indexes`` say, by table, which of the topic's records the events come from.
+    ``has_translated``: some had an earlier shape. ``rejections`` are events of which an expression can't be evaluated,
+    and those whose row capture left out: no sink gets to see them. ``indexes`` say, by table, which of the topic's
+    records the events come from.
     """
 
     events: Events
@@ -88,6 +89,10 @@ def decode_topic(records: pa.Table, topic: str, task: Task) -> Decoded:
         if any(schema_id or tuple(parse_key(keys[index])) != key_columns for index, schema_id in others):
             raise unknown_shape(table)
     rejections = []
+    for index, row in enumerate(rows):
+        if row is None and (value := values[index]) and value.startswith(LEFT_OUT_START) and index not in void:
+            rejections.append(Rejection(events[index], why_left_out(value)))
+            void.add(index)
     if table in task.computed:
         for index, reason in _compute_columns(rows, records.column(COMPUTED).to_pylist(), task.computed[table]):
             if index not in void:

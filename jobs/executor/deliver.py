@@ -140,14 +140,14 @@ def apply_portion(
     result.stale += sum(outcome.stale for outcome in outcomes)
     if result.rejected:
         # Of an earlier window, whose rows came again in a newer version: what became of that one counts.
-        tags = _tags(task, events)
+        tags = tags_of(task, events)
         result.rejected = [
             event for event in result.rejected if tags.get((event.position.topic, event.key), "") < event.tag
         ]
     if task.rejected_before:
         result.resolved += _resolved(task, events, rejections)
     if rejections:
-        result.rejected = list(without_large_values([*result.rejected, *_with_records(rejections, records)]))
+        result.rejected = list(without_large_values([*result.rejected, *with_records(rejections, records)]))
         check_rejections(task.sink, result.rejected, None if task.steps is not None else task.tables)
 
 
@@ -225,7 +225,7 @@ def _without_open_rejections(task: Task, batch: Batch) -> Iterator[Batch]:
         )
 
 
-def _with_records(rejections: Sequence[Rejection], records: pa.Table) -> Iterator[RejectedEvent]:
+def with_records(rejections: Sequence[Rejection], records: pa.Table) -> Iterator[RejectedEvent]:
     """The rejections with their records' keys and values."""
     positions = zip(*(records.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True)
     index_of = {Position(*position): index for index, position in enumerate(positions)}
@@ -237,7 +237,8 @@ def _with_records(rejections: Sequence[Rejection], records: pa.Table) -> Iterato
         yield RejectedEvent(event.position, key, value, event.tag, rejection.reason)
 
 
-def _tags(task: Task, events: Events) -> dict[tuple[str, bytes], str]:
+def tags_of(task: Task, events: Events) -> dict[tuple[str, bytes], str]:
+    """The last tag of each topic and key."""
     topics = {table: topic for topic, table in task.tables.items()}
     return {
         (topics[table_events.table], key): tag

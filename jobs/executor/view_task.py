@@ -20,6 +20,7 @@ from cdc.model.errors import DataLost, PositionMismatch, Unavailable
 from cdc.model.event import Events, JsonValue, Position, TableEvents
 from cdc.model.tag import Tag
 from jobs.executor.decode import decode
+from jobs.executor.deliver import tags_of, with_records
 from jobs.executor.log_feed import MARKERS_S, RECORD_S, LogFeed, delivered
 from jobs.executor.long_batch import ALIVE_S, TELL_S, DriverLine, LongBatch, Told, take_told
 from jobs.executor.open_sinks import close_sink, freeze_opened, sink_for
@@ -366,6 +367,12 @@ class _Run:
             topics=list(task.tables),
         )
         self._last_cut: Cut | None = None
+        self._left_out: dict[tuple[str, bytes], RejectedEvent] = {}
+        """Rows of tables that capture left out, where the driver hasn't kept a rejection of that yet."""
+        self._has_come: set[tuple[str, bytes]] = set()
+        """Rows of tables that were left out earlier, and have come since."""
+        self._is_kept_first = False
+        """Whether the driver is to be told of these before anything is taken in: it isn't read again after that."""
         self._noted: Tag | None = None
         self._noted_time: NotedTime | None = None
         self._moved_s = time.monotonic()
@@ -412,7 +419,7 @@ class _Run:
                     return
 
     def _is_over(self, now_s: float) -> bool:
-        if (self._result.rejected or self._result.resolved) and not self._are_kept():
+        if self._is_kept_first or ((self._result.rejected or self._result.resolved) and not self._are_kept()):
             return True
         self._note_read()
         self._tell(now_s)
@@ -504,7 +511,30 @@ class _Run:
 
     def _keep(self, records: pa.Table | None) -> None:
         if records is not None:
-            self._view.build(decode(records, self._task).events, self._note_computed)
+            self._view.build(self._decoded(records), self._note_computed)
+
+    def _decoded(self, records: pa.Table) -> Events:
+        """The events of these records, without those of rows that were left out. Such a row stays as it was."""
+        decoded = decode(records, self._task)
+        known = {row: tag for row, tag in self._progress.rejected.items() if row[0] in self._task.tables}
+        if known or self._left_out or decoded.rejections:
+            for event in with_records(decoded.rejections, records):
+                self._left_out[event.position.topic, event.key] = event
+            tags = tags_of(self._task, decoded.events)
+            self._left_out = {
+                row: event
+                for row, event in self._left_out.items()
+                if event.tag > max(tags.get(row, ""), known.get(row, ""))
+            }
+            self._has_come |= {row for row, tag in known.items() if tags.get(row, "") > tag}
+        return decoded.events
+
+    def _tells_of_rows(self) -> bool:
+        """Whether the driver is to keep what is known of rows that were left out, before these records are taken in."""
+        self._result.rejected += self._left_out.values()
+        self._result.resolved += self._has_come - self._left_out.keys()
+        self._is_kept_first = self._result.has_more = bool(self._left_out or self._has_come)
+        return self._is_kept_first
 
     def _step(self, cut: Cut) -> None:
         read = self._feed.of_topics(self._log.next_offsets)
@@ -517,6 +547,8 @@ class _Run:
         taken = self._log.take(cut)
         if self._is_taking_in:
             self._keep(taken.records)
+            if self._tells_of_rows():
+                return
             self._build(cut, taken)
         elif (
             taken.records is None
@@ -525,9 +557,9 @@ class _Run:
         ):
             return
         else:
-            events = (
-                [] if taken.records is None else list(self._view.own_events(decode(taken.records, self._task).events))
-            )
+            events = [] if taken.records is None else list(self._view.own_events(self._decoded(taken.records)))
+            if self._tells_of_rows():
+                return
             try:
                 self._view.step(
                     events,

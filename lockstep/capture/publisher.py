@@ -15,6 +15,7 @@ def capture_publisher(
     while_waiting: Callable[[], None] = lambda: None,
     new_topic: Callable[[str], TopicPlan | None] = lambda _: None,
     limits: Mapping[str, RecordLimit] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> TransactionalPublisher:
     """Not started yet. The arguments are the publisher's own. Raises as ``TransactionalPublisher``."""
     return TransactionalPublisher(
@@ -27,4 +28,6 @@ def capture_publisher(
         new_topic=new_topic,
         progress_every_s=pipeline.progress_every_s,
         limits=limits,
+        rejecting=pipeline.rejecting_topics,
+        say=say,
     )

@@ -264,7 +264,11 @@ class _Session:
 
     def _publisher(self) -> TransactionalPublisher:
         publisher = capture_publisher(
-            self._pipeline, while_waiting=self._keep_alive, new_topic=self._new_topic_plan, limits=self._limits
+            self._pipeline,
+            while_waiting=self._keep_alive,
+            new_topic=self._new_topic_plan,
+            limits=self._limits,
+            say=self._observer.say,
         )
         self._closing.callback(publisher.close)
         return publisher

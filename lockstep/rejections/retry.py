@@ -323,6 +323,8 @@ class _Attempt:
         table = self._book.tables.get(topic)
         if table is None:
             return "its table isn't captured any more; discard it"
+        if self._settings.view is not None and table != self._settings.view.table:
+            return "its row was left out of its topic; `lockstep snapshot table` publishes it again"
         return None if table in self._tables else "its table isn't one of this generation's any more; discard it"
 
     def _take(self, portion: Portion) -> int:

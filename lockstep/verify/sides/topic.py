@@ -17,7 +17,15 @@ from cdc.model.append_only import is_append_only
 from cdc.model.errors import LockstepError
 from cdc.model.event import Position, parse_key, parse_object
 from cdc.model.table import Table, TableName
-from cdc.protocol.envelope import DELETE_START, TAG_END, TAG_START, TRUNCATE_START, row_event, schema_id_of
+from cdc.protocol.envelope import (
+    DELETE_START,
+    LEFT_OUT_START,
+    TAG_END,
+    TAG_START,
+    TRUNCATE_START,
+    row_event,
+    schema_id_of,
+)
 from jobs.executor.append_only import LOG_KEY, event_key, row_before, stored_row
 from jobs.executor.shape_history import TableHistory
 from lockstep.verify.canonical import Fingerprint, Key, Row, fingerprint, key_of
@@ -241,6 +249,8 @@ class TopicSide:
     def _row(self, table: Table, record: Record) -> tuple[Key, Row | None]:
         """The row in the newest shape. None: it is deleted, or a later copy of the table replaces the event."""
         position = Position(self._topics[table.name], record.partition, record.offset)
+        if record.value is not None and record.value.startswith(LEFT_OUT_START):
+            return _canonical(table, record), None
         if is_append_only(table):
             return self._appended(table, record, position)
         try:

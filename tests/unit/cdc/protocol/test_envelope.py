@@ -9,6 +9,7 @@ from cdc.model.event import Position, RowEvent
 from cdc.model.table import Table, TableName
 from cdc.model.tag import Tag
 from cdc.protocol.envelope import (
+    LEFT_OUT_START,
     OP_OFFSET,
     TAG_END,
     TAG_START,
@@ -16,11 +17,14 @@ from cdc.protocol.envelope import (
     TableEncoder,
     after_of,
     before_of,
+    commit_time_ms_of,
     event_value,
+    fitting,
     parse_value,
     row_event,
     tag_prefix,
     tag_text,
+    why_left_out,
 )
 from cdc.protocol.pgoutput import UNCHANGED
 from tests.builders import ORDERS, column, table
@@ -205,3 +209,35 @@ def test_a_reader_takes_rows_and_shapes_out_of_events_of_several_shapes() -> Non
 def test_a_reader_refuses_what_is_no_event(content: bytes) -> None:
     with pytest.raises(LockstepError, match="not an event"):
         RowReader().read(content)
+
+
+def of_size(op: bytes, before: bytes, after: bytes) -> bytes:
+    source = TableEncoder(table(), server="s", database="d", version="1").source(commit_time_ms=4, xid=5)
+    return event_value(op, tag_prefix(1, 2), 3, before, after, source, 6, 7)
+
+
+LARGE = b'{"id":1,"note":"%b"}' % (b'},\\"source\\":{\\"version\\":' * 1000)
+SMALL = b'{"id":1,"note":"x"}'
+
+
+@pytest.mark.parametrize(("op", "after"), [(b"u", SMALL), (b"d", b"null")])
+def test_an_event_fits_without_its_old_row_where_that_is_what_is_large(op: bytes, after: bytes) -> None:
+    assert fitting(of_size(op, LARGE, after), 1000, has_key=True) == of_size(op, b"null", after)
+
+
+@pytest.mark.parametrize("op", [b"r", b"c", b"u"])
+@pytest.mark.parametrize("before", [b"null", LARGE])
+def test_a_row_that_does_not_fit_is_neither_a_row_nor_a_deletion(op: bytes, before: bytes) -> None:
+    value = of_size(op, before, LARGE)
+    left_out = fitting(value, 1000, has_key=True)
+    assert len(left_out) < 500
+    assert left_out.startswith(LEFT_OUT_START)
+    assert left_out[TAG_START:TAG_END] == value[TAG_START:TAG_END]
+    assert (commit_time_ms_of(left_out), RowReader().read(left_out)[1]) == (7, table().schema_id)
+    assert f"{len(value):,} bytes" in why_left_out(left_out)
+    with pytest.raises(LockstepError, match="too large"):
+        parse_value(left_out)
+
+
+def test_a_delete_of_a_table_without_a_key_is_nothing_without_its_row() -> None:
+    assert fitting(of_size(b"d", LARGE, b"null"), 1000, has_key=False).startswith(LEFT_OUT_START)

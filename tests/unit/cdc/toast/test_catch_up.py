@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.model.errors import LockstepError
-from cdc.protocol.envelope import TableEncoder, event_value, tag_prefix
+from cdc.protocol.envelope import TableEncoder, event_value, fitting, tag_prefix
 from cdc.toast import catch_up as module
 from cdc.toast.catch_up import Record, catch_up
-from cdc.toast.memory import MemoryStore, Offsets, Position
+from cdc.toast.memory import LEFT_OUT_ROW, MemoryStore, Offsets, Position
 from cdc.toast.rule import ColumnFacts, ToastRule
 from tests.builders import column, table
 
@@ -47,6 +47,14 @@ def test_values_are_kept_as_they_are_in_the_event() -> None:
     memory = MemoryStore()
     assert catch_up([record(7, b"1", ROW)], memory, {TOPIC: RULE}) == 1
     assert memory.get(TOPIC, b"1") == VALUES
+
+
+def test_nothing_is_known_of_a_row_that_was_left_out() -> None:
+    """What came before it on the topic is older than what an update leaves out."""
+    memory = MemoryStore()
+    left_out = fitting(event(b"u", b"1", b"m" * 5000, None, None), 1000, has_key=True)
+    catch_up([record(7, b"1", ROW), record(8, b"1", left_out)], memory, {TOPIC: RULE})
+    assert memory.get(TOPIC, b"1") == LEFT_OUT_ROW
 
 
 def test_small_values_and_null_are_not_kept() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from cdc.model.event import Position, RowEvent
 from cdc.protocol.control_records import SchemaRecord, ShapeChange
+from cdc.protocol.envelope import fitting
 from jobs.executor.computed_row import COMPUTED
 from jobs.executor.deliver import deliver
 from jobs.executor.result import from_arrow
@@ -137,3 +138,17 @@ def test_a_record_that_is_no_event_stops_the_job(value: bytes) -> None:
     [failure] = run(task(MemorySink(MemoryStore(), 1)), [alien]).failures
     assert "offset 5" in failure.message
     assert "by hand" not in failure.message
+
+
+def test_a_row_that_was_left_out_is_a_rejection_and_no_deletion(store: MemoryStore) -> None:
+    key, value, *at = put(1, "large", lsn=16)
+    assert value is not None
+    left_out: Record = (key, fitting(value, 100, has_key=True), *at)  # type: ignore[assignment]
+    run(task(MemorySink(store, 1)), [put(1, "a", lsn=8)])
+    [rejected] = run(task(MemorySink(store, 1)), [left_out, put(2, "b", lsn=16)]).rejected
+    assert (rejected.key, rejected.value) == (key, left_out[1])
+    assert "too large for its topic" in rejected.reason
+    assert rows(store) == {1: "a", 2: "b"}
+    read = replace(task(MemorySink(store, 1)), rejected_before={(TOPIC, key): rejected.tag})
+    assert run(read, [put(1, "short", lsn=24)]).resolved == [(TOPIC, key)]
+    assert rows(store) == {1: "short", 2: "b"}

@@ -29,7 +29,7 @@ function form(name, key, reload) {
 
 function events(list) {
   const columns = [["tag"], ["operation"], ["when", "number"], ["partition", "number"], ["offset", "number"]];
-  const words = { c: "insert", r: "copy", u: "update", d: "delete", t: "truncate" };
+  const words = { c: "insert", r: "copy", u: "update", d: "delete", t: "truncate", x: "left out" };
   const rows = list.map((one) => ({
     key: `${one.partition} ${one.offset}`,
     cells: [lsn(one.tag), words[one.op] ?? one.op, format.clock(one.time_ms), format.text(one.partition), format.count(one.offset)],

@@ -1,0 +1,156 @@
+"""Rows that are too large for their topic, where capture is to go on: left out, never lost without a word."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from jobs.executor.task_input import Task
+from lockstep.config import load
+from sinks.view_settings import ViewSettings
+from stack.stack import Endpoints
+from tests.captured import Captured
+from tests.databases import Database
+from tests.events import Delete, Put
+
+if TYPE_CHECKING:
+    from tests.view_jobs import ViewPipeline
+
+pytestmark = pytest.mark.live
+
+BYTES_MAX = 20_000
+_random = random.Random(29)
+
+
+def text(size: int) -> str:
+    """One that can't be compressed."""
+    return _random.randbytes(size // 2).hex()
+
+
+def with_limit(path: Path) -> None:
+    path.write_text(path.read_text().replace("topics = { ", f"topics = {{ max_message_bytes = {BYTES_MAX}, "))
+
+
+LARGE = text(2 * BYTES_MAX)
+
+
+@pytest.fixture
+def captured(database: Database, endpoints: Endpoints, tmp_path: Path) -> Iterator[Captured]:
+    database.execute(
+        "create table t (id int primary key, n int, body text)",
+        "create table f (id int primary key, n int, body text)",
+        "alter table f replica identity full",
+        f"insert into t values (1, 1, 'a'), (2, 1, '{LARGE}')",
+    )
+    captured = Captured(
+        database,
+        endpoints.kafka_bootstrap,
+        tmp_path,
+        ["public.t", "public.f"],
+        sections="[capture]\nlarge_rows = 'reject'",
+    )
+    with_limit(captured.path)
+    captured.config = load(captured.path)
+    yield captured.start()
+    captured.stop()
+
+
+def newest(captured: Captured, table: str) -> dict[int, str]:
+    """The kind of each key's newest event, deletes without their tombstones."""
+    return {json.loads(event.key)["id"]: event.op for event in captured.events(table) if event.value is not None}
+
+
+def test_a_large_row_is_left_out_and_everything_else_comes(database: Database, captured: Captured) -> None:
+    assert newest(captured, "public.t") == {1: "r", 2: "x"}, "the first copy"
+    database.execute(
+        f"insert into t values (3, 1, '{LARGE}'), (4, 1, 'b')",
+        f"update t set body = '{LARGE}' where id = 1",
+        "update t set n = 2 where id = 2",
+    )
+    captured.settle()
+    assert newest(captured, "public.t") == {1: "x", 2: "x", 3: "x", 4: "c"}
+    assert not any(LARGE[:100].encode() in (event.value or b"") for event in captured.events("public.t"))
+    assert sum("is left out of topic" in line for line in captured.said) == 3
+    # What the topic has of row 1 is older, and nobody may take its value for the one that an update leaves out.
+    captured.stop()
+    shutil.rmtree(captured.config.as_pipeline().values_directory)
+    database.execute(
+        "update t set n = 3 where id = 1", "update t set id = 5 where id = 2", "delete from t where id = 3"
+    )
+    captured.start()
+    captured.settle()
+    assert newest(captured, "public.t") == {1: "x", 2: "d", 3: "d", 4: "c", 5: "x"}, "the table isn't copied again"
+    database.execute("update t set body = 'short' where id in (1, 5)")
+    captured.settle()
+    captured.assert_equal()
+
+
+def test_an_old_row_that_is_too_large_goes_before_the_row_does(database: Database, captured: Captured) -> None:
+    fits = text(BYTES_MAX * 3 // 4)
+    database.execute(
+        f"insert into f values (1, 1, '{fits}'), (2, 1, '{LARGE}')",
+        "update f set n = 2",
+        "delete from f where id = 2",
+    )
+    captured.assert_equal("public.f")
+    events = [event for event in captured.events("public.f") if event.value is not None]
+    assert [event.op for event in events if event.key == b'{"id":1}'] == ["c", "u"]
+    assert [event.op for event in events if event.key == b'{"id":2}'] == ["x", "x", "d"]
+    assert all(event.parsed["before"] is None for event in events)
+
+
+def test_a_view_takes_nothing_in_before_the_driver_knows_what_was_left_out(
+    view_pipelines: "Callable[..., ViewPipeline]",
+) -> None:
+    """A task that was killed in between would never read of it again."""
+    from tests.view_jobs import TWEETS, USERS, delivered  # loads Spark
+
+    notes = ViewSettings(name="notes", key=("id",), sql="select t.id, t.body from tweets t")
+    pipeline = view_pipelines(view=notes, query=notes.sql, tables=[USERS, TWEETS], max_message_bytes=BYTES_MAX)
+    settings = pipeline.settings("redis")
+    topic = pipeline.log.topic(TWEETS)
+
+    def put(number: int, body: str) -> None:
+        pipeline.write(Put(TWEETS, {"id": number, "user_id": 1, "body": body}))
+
+    def told(task: Task) -> tuple[set[int], set[int]]:
+        """The rows that are rejected, and those of which an earlier rejection is closed."""
+        result = delivered(task)
+        assert {event.position.topic for event in result.rejected} <= {topic}
+        assert all("too large for its topic" in event.reason for event in result.rejected)
+        known.update({(topic, event.key): event.tag for event in result.rejected})
+        for row in result.resolved:
+            del known[row]
+        ids = [orjson.loads(event.key)["id"] for event in result.rejected]
+        assert result.has_more == bool(ids or result.resolved)
+        return set(ids), {orjson.loads(key)["id"] for _, key in result.resolved}
+
+    known: dict[tuple[str, bytes], str] = {}
+    put(1, "a")
+    put(2, LARGE)
+    first = pipeline.task(settings)
+
+    def again() -> Task:
+        return replace(first, rejected_before=dict(known))
+
+    assert (told(first), told(first)) == (({2}, set()), ({2}, set())), "a new state"
+    assert told(again()) == (set(), set())
+    assert {key: row["body"] for key, row in pipeline.rows(settings).items()} == {(1,): "a"}
+
+    put(1, LARGE)
+    put(3, "c")
+    assert (told(again()), pipeline.rows(settings).keys()) == (({1}, set()), {(1,)})
+    assert told(again()) == (set(), set())
+    assert {key: row["body"] for key, row in pipeline.rows(settings).items()} == {(1,): "a", (3,): "c"}
+
+    put(1, "short")
+    pipeline.write(Delete(TWEETS, {"id": 2}))
+    assert told(again()) == (set(), {1, 2})
+    assert told(again()) == (set(), set())
+    assert {key: row["body"] for key, row in pipeline.rows(settings).items()} == {(1,): "short", (3,): "c"}
